@@ -1,0 +1,136 @@
+//! A place where sandboxes live, as a trait: this host's namespaces today; Docker, gVisor and a
+//! cluster later.
+
+use std::sync::Arc;
+
+use domain::{Bytes, Cause, Mount, SandboxId, Spec};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::mpsc;
+
+/// A place where sandboxes live.
+///
+/// A backend makes a sandbox, freezes it, removes it, and opens a byte stream to the agent
+/// inside. Commands and files travel over that stream, so no backend knows of them. The
+/// contract:
+/// - `create` leaves a reachable agent, or nothing at all;
+/// - `destroy` of something already gone succeeds;
+/// - `list` names all that this backend owns, so a restarted server can adopt it.
+#[async_trait::async_trait]
+pub trait Backend: Send + Sync {
+    fn name(&self) -> &'static str;
+    /// What this host really offers. Asked once at start-up, never guessed.
+    async fn probe(&self) -> Result<Capabilities, BackendError>;
+    /// Answers when the agent inside can be dialled.
+    async fn create(&self, id: &SandboxId, spec: &Spec) -> Result<InForce, BackendError>;
+    /// Stops every command; the agent still answers.
+    async fn pause(&self, id: &SandboxId) -> Result<(), BackendError>;
+    async fn resume(&self, id: &SandboxId) -> Result<(), BackendError>;
+    async fn destroy(&self, id: &SandboxId) -> Result<(), BackendError>;
+    async fn list(&self) -> Result<Vec<Found>, BackendError>;
+    async fn dial(&self, id: &SandboxId) -> Result<AgentStream, BackendError>;
+    async fn usage(&self, id: &SandboxId) -> Result<Usage, BackendError>;
+    /// Makes a host directory visible inside a living sandbox.
+    async fn attach(&self, id: &SandboxId, mount: &Mount) -> Result<(), BackendError>;
+    /// Sandboxes that end without `destroy`, as they end. There is one listener: the service.
+    fn deaths(&self) -> mpsc::UnboundedReceiver<Death>;
+}
+
+pub type SharedBackend = Arc<dyn Backend>;
+
+/// A connection to an agent.
+pub type AgentStream = Box<dyn Duplex>;
+
+/// Both directions of a byte stream.
+pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
+
+/// What a backend can do on this host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Capabilities {
+    pub pause: bool,
+    pub attach: bool,
+    /// The limits that are enforced, by name: `memory`, `cpu`, `pids`, `disk`.
+    pub limits: Vec<&'static str>,
+    /// What holds less than it should here, each as a sentence.
+    pub weaker: Vec<String>,
+}
+
+/// What really holds for one sandbox.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InForce {
+    /// The image that was used, after aliases.
+    pub image: String,
+    /// Name and value of each measure, such as `memory` → `cgroup v1, 512Mi`.
+    pub measures: Vec<(String, String)>,
+    /// Defaults that could not be enforced, each as a sentence.
+    pub weaker: Vec<String>,
+}
+
+/// A sandbox as a backend finds it at start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    pub id: SandboxId,
+    pub condition: Condition,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Condition {
+    Alive,
+    Frozen,
+    /// Its processes are gone; remains are left to be destroyed.
+    Dead,
+    /// Made or removed in part.
+    Half,
+}
+
+/// A sandbox ended by itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Death {
+    pub id: SandboxId,
+    pub cause: Cause,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub memory: Option<Bytes>,
+    pub memory_limit: Option<Bytes>,
+    /// Processor time used so far.
+    pub cpu_micros: Option<u64>,
+    /// Thousandths of a core it may use.
+    pub cpu_limit: Option<u32>,
+    pub pids: Option<u64>,
+    pub disk: Option<Bytes>,
+    pub disk_limit: Option<Bytes>,
+    pub oom_kills: Option<u64>,
+}
+
+/// A backend could not do something.
+#[derive(Debug, thiserror::Error)]
+pub enum BackendError {
+    /// A step of making a sandbox failed; nothing of it is left.
+    #[error("step `{step}` failed: {message}")]
+    Step { step: String, message: String, hint: Option<String> },
+    /// The spec asks for what this backend or host does not offer.
+    #[error("{message}")]
+    Unsupported { message: String, hint: Option<String> },
+    #[error("there is no such image as `{0}`")]
+    NoImage(String),
+    #[error("there is no such sandbox")]
+    Gone,
+    /// No room for another sandbox now; later there may be.
+    #[error("{0}")]
+    Exhausted(String),
+    #[error("could not {action}")]
+    Io { action: &'static str, source: std::io::Error },
+}
+
+impl BackendError {
+    /// What somebody could do about it.
+    pub fn hint(&self) -> Option<&str> {
+        match self {
+            Self::Step { hint, .. } | Self::Unsupported { hint, .. } => hint.as_deref(),
+            Self::NoImage(_) => Some("`coracle image ls` lists the images"),
+            Self::Gone | Self::Exhausted(_) | Self::Io { .. } => None,
+        }
+    }
+}

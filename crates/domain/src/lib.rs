@@ -1,0 +1,20 @@
+//! The nouns of Coracle and their rules: no I/O, no async, no serialisation.
+//!
+//! Every border (a front, the agent's wire, the store) has types of its own and converts to
+//! these, so a compatible API can change without moving the core.
+
+pub mod guest;
+pub mod journal;
+pub mod lifecycle;
+pub mod process;
+pub mod quantity;
+pub mod sandbox;
+pub mod spec;
+
+pub use guest::{Guest, User};
+pub use journal::{Position, Retention, Stream};
+pub use lifecycle::{Cause, Phase, Request, Verdict};
+pub use process::{Exit, Identity, ProcessId, SessionId};
+pub use quantity::{Bytes, Cpus};
+pub use sandbox::{Labels, Owner, SandboxId};
+pub use spec::{Mount, Network, Resources, Spec};

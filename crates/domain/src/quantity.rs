@@ -1,0 +1,153 @@
+//! Amounts with their unit in the type, and the grammar in which people write them.
+
+use std::fmt;
+
+/// A number of bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Bytes(pub u64);
+
+/// Processor time per time, in thousandths of one core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Cpus(pub u32);
+
+/// The text is not an amount.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not {1}")]
+pub struct NotAQuantity(pub String, pub &'static str);
+
+impl Bytes {
+    pub const fn mib(count: u64) -> Self {
+        Self(count << 20)
+    }
+
+    /// Reads `512`, `64Mi`, `1G`, `2GiB`: an integer, then `k|m|g|t`, then `i` for powers of
+    /// 1024, then `b`, in any case. This is the grammar of the reference API.
+    pub fn parse(text: &str) -> Result<Self, NotAQuantity> {
+        Self::read(text, 1000)
+    }
+
+    /// As [`Bytes::parse`], but a bare `k|m|g|t` means powers of 1024, as on command lines.
+    pub fn parse_binary(text: &str) -> Result<Self, NotAQuantity> {
+        Self::read(text, 1024)
+    }
+
+    fn read(text: &str, bare_base: u64) -> Result<Self, NotAQuantity> {
+        let wrong = || NotAQuantity(text.to_owned(), "an amount of bytes such as `512Mi`");
+        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+        let (number, suffix) = text.split_at(digits);
+        let number: u64 = number.parse().ok().ok_or_else(wrong)?;
+        let suffix = suffix.to_ascii_lowercase();
+        let unit = suffix.strip_suffix('b').unwrap_or(&suffix);
+        let (unit, base) = match unit.strip_suffix('i') {
+            Some(unit) if !unit.is_empty() => (unit, 1024),
+            Some(_) => return Err(wrong()),
+            None => (unit, bare_base),
+        };
+        let power = match unit {
+            "" => 0,
+            "k" => 1,
+            "m" => 2,
+            "g" => 3,
+            "t" => 4,
+            _ => return Err(wrong()),
+        };
+        let bytes = u64::checked_pow(base, power).and_then(|factor| number.checked_mul(factor));
+        match bytes {
+            Some(bytes) if bytes > 0 => Ok(Self(bytes)),
+            _ => Err(wrong()),
+        }
+    }
+}
+
+impl Cpus {
+    /// Reads `1`, `0.5` or `500m`.
+    pub fn parse(text: &str) -> Result<Self, NotAQuantity> {
+        let wrong = || NotAQuantity(text.to_owned(), "a number of cores such as `0.5` or `500m`");
+        let plain = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+        let (number, factor) = match text.strip_suffix('m') {
+            Some(number) => (number, 1.0),
+            None => (text, 1000.0),
+        };
+        if !plain(number) {
+            return Err(wrong());
+        }
+        let cores: f64 = number.parse().ok().ok_or_else(wrong)?;
+        let thousandths = (cores * factor).round();
+        if !(1.0..=f64::from(1_000_000)).contains(&thousandths) {
+            return Err(wrong());
+        }
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "the range was just checked"
+        )]
+        Ok(Self(thousandths as u32))
+    }
+}
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (unit, size) in [("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)] {
+            if self.0 >= size && self.0.is_multiple_of(size) {
+                return write!(f, "{}{unit}", self.0 / size);
+            }
+        }
+        write!(f, "{}", self.0)
+    }
+}
+
+impl fmt::Display for Cpus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", f64::from(self.0) / 1000.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn bytes_follow_the_reference_grammar() {
+        for (text, expected) in [
+            ("1", 1),
+            ("64Mi", 64 << 20),
+            ("2Gi", 2 << 30),
+            ("1k", 1000),
+            ("1KiB", 1024),
+            ("3gb", 3_000_000_000),
+            ("7b", 7),
+        ] {
+            assert_eq!(Bytes::parse(text), Ok(Bytes(expected)), "{text}");
+        }
+        assert_eq!(Bytes::parse_binary("256m"), Ok(Bytes::mib(256)));
+        for text in
+            ["", "Mi", "-1", "1.5G", "0", "1 Mi", "1i", "1x", "99999999999999999999", "99999999999T", "NaN"]
+        {
+            assert!(Bytes::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn cores_are_decimal_or_thousandths() {
+        for (text, expected) in [("1", 1000), ("0.5", 500), ("500m", 500), ("100m", 100), ("2.25", 2250)] {
+            assert_eq!(Cpus::parse(text), Ok(Cpus(expected)), "{text}");
+        }
+        for text in ["", "0", "-1", "nan", "inf", "1e3", "m", "1mm", "1_0", "1..2"] {
+            assert!(Cpus::parse(text).is_err(), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn reading_never_panics(text in ".*") {
+            drop(Bytes::parse(&text));
+            drop(Cpus::parse(&text));
+        }
+
+        #[test]
+        fn what_is_printed_reads_back(amount in 1u64..u64::MAX) {
+            prop_assert_eq!(Bytes::parse(&Bytes(amount).to_string()), Ok(Bytes(amount)));
+        }
+    }
+}

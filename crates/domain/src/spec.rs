@@ -1,0 +1,80 @@
+//! What a sandbox is to be made of.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use crate::guest::Guest;
+use crate::quantity::{Bytes, Cpus};
+
+/// Everything that is decided before a sandbox exists.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spec {
+    /// The image as the client named it; the backend resolves aliases.
+    pub image: String,
+    pub resources: Resources,
+    pub network: Network,
+    pub mounts: Vec<Mount>,
+    /// Added to the environment of every process.
+    pub env: BTreeMap<String, String>,
+    /// The main process; empty, or one that only waits, needs no process at all.
+    pub entrypoint: Vec<String>,
+    pub guest: Guest,
+}
+
+/// Limits. `None` means that the caller named none and the server's default applies; a limit
+/// that was named and cannot be enforced fails the create.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Resources {
+    pub memory: Option<Bytes>,
+    pub cpus: Option<Cpus>,
+    pub pids: Option<u32>,
+    pub disk: Option<Bytes>,
+}
+
+/// What a sandbox can reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Network {
+    /// Its own loopback and nothing else.
+    Off,
+    On,
+    Filtered,
+}
+
+/// A directory of the host that is visible inside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount {
+    pub source: PathBuf,
+    pub target: String,
+    pub access: Access,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    ReadOnly,
+    ReadWrite,
+}
+
+impl Spec {
+    /// A sandbox of the default image in which everything else is left open.
+    pub fn plain() -> Self {
+        Self {
+            image: "host".to_owned(),
+            resources: Resources::default(),
+            network: Network::Off,
+            mounts: Vec::new(),
+            env: BTreeMap::new(),
+            entrypoint: Vec::new(),
+            guest: Guest::root(),
+        }
+    }
+
+    /// Whether the entrypoint would do nothing but wait. The sandbox then lives without it.
+    pub fn only_waits(&self) -> bool {
+        let words: Vec<&str> = self.entrypoint.iter().map(String::as_str).collect();
+        matches!(
+            words.as_slice(),
+            [] | ["tail" | "/usr/bin/tail", "-f", "/dev/null"]
+                | ["sleep" | "/bin/sleep" | "/usr/bin/sleep", "infinity" | "inf"]
+        )
+    }
+}

@@ -1,0 +1,94 @@
+//! Capabilities: which there are, and giving them up. See capabilities(7).
+
+use std::io;
+
+use crate::{check, check_long};
+
+/// A set of capabilities as a bit mask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CapSet(pub u64);
+
+pub const CHOWN: u32 = 0;
+pub const DAC_OVERRIDE: u32 = 1;
+pub const FOWNER: u32 = 3;
+pub const FSETID: u32 = 4;
+pub const KILL: u32 = 5;
+pub const SETGID: u32 = 6;
+pub const SETUID: u32 = 7;
+pub const SYS_ADMIN: u32 = 21;
+
+/// The highest number a kernel could know; dropping one it does not know is harmless.
+const LAST: u32 = 63;
+
+impl CapSet {
+    pub const NONE: Self = Self(0);
+
+    pub const fn of(numbers: &[u32]) -> Self {
+        let mut mask = 0;
+        let mut place = 0;
+        while place < numbers.len() {
+            mask |= 1 << numbers[place];
+            place += 1;
+        }
+        Self(mask)
+    }
+
+    pub const fn has(self, number: u32) -> bool {
+        self.0 & (1 << number) != 0
+    }
+}
+
+/// Cuts the bounding set down to `keep`, so that no exec can bring the others back.
+pub fn bound_to(keep: CapSet) -> io::Result<()> {
+    for number in (0..=LAST).filter(|number| !keep.has(*number)) {
+        // SAFETY: this option takes one integer and no pointer.
+        let result = unsafe { libc::prctl(libc::PR_CAPBSET_DROP, libc::c_ulong::from(number), 0, 0, 0) };
+        match check(result) {
+            Ok(_) => {}
+            // A number this kernel does not know; so is every higher one.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Makes `keep` the effective, permitted and inheritable set of this thread and clears the
+/// ambient set.
+pub fn set(keep: CapSet) -> io::Result<()> {
+    #[repr(C)]
+    struct Header {
+        version: u32,
+        pid: i32,
+    }
+    #[repr(C)]
+    #[derive(Clone, Copy)]
+    struct Data {
+        effective: u32,
+        permitted: u32,
+        inheritable: u32,
+    }
+    const VERSION_3: u32 = 0x2008_0522;
+    // SAFETY: the option takes integers only.
+    check(unsafe {
+        libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL as libc::c_ulong, 0, 0, 0)
+    })?;
+    let header = Header { version: VERSION_3, pid: 0 };
+    let half = |shift: u32| {
+        #[expect(clippy::cast_possible_truncation, reason = "each half of the mask is taken in turn")]
+        let bits = (keep.0 >> shift) as u32;
+        Data { effective: bits, permitted: bits, inheritable: 0 }
+    };
+    let data = [half(0), half(32)];
+    // SAFETY: version 3 reads one header and two data structures of exactly these layouts, and
+    // writes none of them.
+    check_long(unsafe { libc::syscall(libc::SYS_capset, &raw const header, data.as_ptr()) }).map(drop)
+}
+
+/// The effective set of this thread.
+pub fn effective() -> io::Result<CapSet> {
+    let status = std::fs::read_to_string("/proc/thread-self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let mask = line.and_then(|text| u64::from_str_radix(text.trim(), 16).ok());
+    mask.map(CapSet).ok_or_else(|| io::Error::other("the kernel shows no CapEff line"))
+}

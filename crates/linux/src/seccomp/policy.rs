@@ -1,0 +1,337 @@
+//! From a policy written as data to a filter program.
+//!
+//! A policy is a list of groups of system calls, each with the reason why it is allowed. The
+//! compiler sorts all numbers into ranges with one verdict each and lays them out as a balanced
+//! tree of comparisons, so that loading and running stay cheap however long the list is:
+//! the kernel copies and checks the program at every load, and each exec loads one.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use super::Program;
+
+/// A filter as data.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Policy {
+    /// What the filter is for.
+    pub about: String,
+    /// What any call not named gets: an errno. Numbers beyond all known ones get ENOSYS, so
+    /// that newer libraries fall back.
+    pub otherwise: i32,
+    pub groups: Vec<Group>,
+    #[serde(default)]
+    pub conditions: Vec<Condition>,
+    /// Calls refused with an errno of their own.
+    #[serde(default)]
+    pub refused: Vec<Refused>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Group {
+    pub name: String,
+    pub why: String,
+    pub calls: Vec<String>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Refused {
+    pub calls: Vec<String>,
+    pub why: String,
+    pub errno: i32,
+}
+
+/// A call that is allowed only if an argument fits one of the rules.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Condition {
+    pub call: String,
+    pub why: String,
+    /// Which argument, from 0; its low 32 bits are looked at.
+    pub argument: u8,
+    /// Only these bits of it, or all.
+    #[serde(default = "all_bits")]
+    pub mask: u32,
+    #[serde(flatten)]
+    pub rule: Rule,
+    /// The errno if the rule does not hold.
+    pub errno: i32,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rule {
+    /// The masked argument equals one of these.
+    OneOf(Vec<u32>),
+    /// It equals none of these.
+    NoneOf(Vec<u32>),
+}
+
+/// The policy cannot be compiled.
+#[derive(Debug, thiserror::Error)]
+pub enum PolicyError {
+    #[error("`{0}` is not a policy")]
+    Malformed(&'static str, #[source] serde_json::Error),
+    #[error("the call `{0}` is named twice")]
+    Twice(String),
+    #[error("the filter has {0} instructions, more than the kernel takes")]
+    TooLong(usize),
+}
+
+fn all_bits() -> u32 {
+    u32::MAX
+}
+
+const LOAD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
+const AND: u16 = 0x54; // BPF_ALU | BPF_AND | BPF_K
+const JUMP: u16 = 0x05; // BPF_JMP | BPF_JA
+const JUMP_EQUAL: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
+const JUMP_AT_LEAST: u16 = 0x35; // BPF_JMP | BPF_JGE | BPF_K
+const RETURN: u16 = 0x06; // BPF_RET | BPF_K
+
+const NUMBER: u32 = 0;
+const ARCHITECTURE: u32 = 4;
+const ARGUMENTS: u32 = 16;
+
+#[cfg(target_arch = "x86_64")]
+const OURS: u32 = 0xc000_003e; // AUDIT_ARCH_X86_64
+#[cfg(target_arch = "aarch64")]
+const OURS: u32 = 0xc000_00b7; // AUDIT_ARCH_AARCH64
+
+/// What a call gets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Answer {
+    Allow,
+    Errno(u32),
+    /// Index into the conditions of this call.
+    Ask(Vec<usize>),
+}
+
+impl Policy {
+    pub fn parse(name: &'static str, json: &str) -> Result<Self, PolicyError> {
+        serde_json::from_str(json).map_err(|error| PolicyError::Malformed(name, error))
+    }
+
+    /// Names of calls that this architecture does not have are passed over: a policy lists the
+    /// calls of all of them.
+    pub fn compile(&self) -> Result<Program, PolicyError> {
+        let answers = self.answers()?;
+        let otherwise = Answer::Errno(self.otherwise.unsigned_abs());
+        let mut ranges: Vec<(u32, Answer)> = vec![(0, otherwise.clone())];
+        for (number, answer) in &answers {
+            push_range(&mut ranges, *number, answer.clone());
+            push_range(&mut ranges, *number + 1, otherwise.clone());
+        }
+        let highest = number_of(syscalls::Sysno::last());
+        push_range(&mut ranges, highest + 1, Answer::Errno(libc::ENOSYS.unsigned_abs()));
+
+        let mut code = vec![
+            statement(LOAD, ARCHITECTURE),
+            jump(JUMP_EQUAL, OURS, 1, 0),
+            statement(RETURN, libc::SECCOMP_RET_KILL_PROCESS),
+            statement(LOAD, NUMBER),
+        ];
+        self.tree(&ranges, &mut code);
+        if code.len() > 4096 { Err(PolicyError::TooLong(code.len())) } else { Ok(Program::new(code)) }
+    }
+
+    fn answers(&self) -> Result<BTreeMap<u32, Answer>, PolicyError> {
+        let mut answers = BTreeMap::new();
+        let mut add = |name: &str, answer: Answer| match name.parse::<syscalls::Sysno>() {
+            Ok(call) if answers.insert(number_of(call), answer).is_some() => {
+                Err(PolicyError::Twice(name.to_owned()))
+            }
+            Ok(_) | Err(_) => Ok(()),
+        };
+        for name in self.groups.iter().flat_map(|group| &group.calls) {
+            add(name, Answer::Allow)?;
+        }
+        for refused in &self.refused {
+            for name in &refused.calls {
+                add(name, Answer::Errno(refused.errno.unsigned_abs()))?;
+            }
+        }
+        let mut asked: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+        for (index, condition) in self.conditions.iter().enumerate() {
+            asked.entry(&condition.call).or_default().push(index);
+        }
+        for (name, indices) in asked {
+            add(name, Answer::Ask(indices))?;
+        }
+        Ok(answers)
+    }
+
+    fn tree(&self, ranges: &[(u32, Answer)], code: &mut Vec<libc::sock_filter>) {
+        if let [(_, answer)] = ranges {
+            self.leaf(answer, code);
+            return;
+        }
+        let (low, high) = ranges.split_at(ranges.len() / 2);
+        let branch = code.len();
+        // A conditional jump reaches 255 instructions, a plain one any distance: on a number in
+        // the upper half, take the plain jump over the lower half.
+        code.push(jump(JUMP_AT_LEAST, high[0].0, 0, 1));
+        code.push(statement(JUMP, 0));
+        self.tree(low, code);
+        let skipped = code.len() - branch - 2;
+        code[branch + 1].k = u32::try_from(skipped).unwrap_or(u32::MAX);
+        self.tree(high, code);
+    }
+
+    fn leaf(&self, answer: &Answer, code: &mut Vec<libc::sock_filter>) {
+        match answer {
+            Answer::Allow => code.push(statement(RETURN, libc::SECCOMP_RET_ALLOW)),
+            Answer::Errno(errno) => code.push(refuse(*errno)),
+            Answer::Ask(indices) => {
+                for index in indices {
+                    condition(&self.conditions[*index], code);
+                }
+                code.push(statement(RETURN, libc::SECCOMP_RET_ALLOW));
+            }
+        }
+    }
+}
+
+/// Falls through if the rule holds, else returns the condition's errno.
+fn condition(condition: &Condition, code: &mut Vec<libc::sock_filter>) {
+    let errno = condition.errno.unsigned_abs();
+    code.push(statement(LOAD, ARGUMENTS + 8 * u32::from(condition.argument)));
+    code.push(statement(AND, condition.mask));
+    let (values, holds_on_match) = match &condition.rule {
+        Rule::OneOf(values) => (values, true),
+        Rule::NoneOf(values) => (values, false),
+    };
+    let count = u8::try_from(values.len()).expect("a rule lists fewer than 200 values");
+    for (place, value) in (0u8..).zip(values) {
+        // Each comparison jumps over those that remain, to the refusal or past it.
+        let left = count - place - 1;
+        code.push(jump(JUMP_EQUAL, *value, left + 1, 0));
+    }
+    if holds_on_match {
+        code.push(refuse(errno));
+    } else {
+        code.push(statement(JUMP, 1));
+        code.push(refuse(errno));
+    }
+}
+
+fn push_range(ranges: &mut Vec<(u32, Answer)>, from: u32, answer: Answer) {
+    match ranges.last_mut() {
+        Some(last) if last.0 == from => last.1 = answer,
+        Some(last) if last.1 == answer => {}
+        _ => ranges.push((from, answer)),
+    }
+    // A range that was just made equal to the one before it melts into it.
+    if let [.., (_, before), (_, last)] = ranges.as_slice()
+        && before == last
+    {
+        ranges.pop();
+    }
+}
+
+fn number_of(call: syscalls::Sysno) -> u32 {
+    u32::try_from(call.id()).unwrap_or(u32::MAX)
+}
+
+fn refuse(errno: u32) -> libc::sock_filter {
+    statement(RETURN, libc::SECCOMP_RET_ERRNO | errno)
+}
+
+fn statement(code: u16, k: u32) -> libc::sock_filter {
+    libc::sock_filter { code, jt: 0, jf: 0, k }
+}
+
+fn jump(code: u16, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
+    libc::sock_filter { code, jt, jf, k }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs a program as the kernel would, for the few instructions that it is made of.
+    fn run(program: &Program, number: u32, arguments: [u32; 6]) -> u32 {
+        let mut accumulator = 0;
+        let mut at = 0;
+        loop {
+            let i = program.0[at];
+            at += 1;
+            match i.code {
+                LOAD => {
+                    accumulator = match i.k {
+                        NUMBER => number,
+                        ARCHITECTURE => OURS,
+                        offset => arguments[((offset - ARGUMENTS) / 8) as usize],
+                    }
+                }
+                AND => accumulator &= i.k,
+                JUMP => at += i.k as usize,
+                JUMP_EQUAL => at += usize::from(if accumulator == i.k { i.jt } else { i.jf }),
+                JUMP_AT_LEAST => at += usize::from(if accumulator >= i.k { i.jt } else { i.jf }),
+                RETURN => return i.k,
+                other => panic!("instruction {other:#x}"),
+            }
+        }
+    }
+
+    fn policy() -> Policy {
+        Policy::parse(
+            "test",
+            r#"{ "about": "a test", "otherwise": 1,
+                 "groups": [{ "name": "basics", "why": "to run", "calls": ["read", "write", "exit", "no_such_call"] }],
+                 "refused": [{ "calls": ["clone3"], "why": "flags in memory", "errno": 38 }],
+                 "conditions": [
+                   { "call": "socket", "why": "families", "argument": 0, "one_of": [1, 2, 10], "errno": 97 },
+                   { "call": "ioctl", "why": "no injection", "argument": 1, "none_of": [21522, 21532], "errno": 1 },
+                   { "call": "clone", "why": "no namespaces", "argument": 0, "mask": 268435456, "one_of": [0], "errno": 1 }] }"#,
+        )
+        .expect("it is a policy")
+    }
+
+    #[test]
+    fn every_number_gets_its_answer() {
+        let program = policy().compile().expect("it compiles");
+        let errno = |number: i32| libc::SECCOMP_RET_ERRNO | number.unsigned_abs();
+        for number in 0..600 {
+            let name = syscalls::Sysno::new(number).map(|call| call.name());
+            let expected = match name {
+                Some("read" | "write" | "exit" | "ioctl" | "clone") => libc::SECCOMP_RET_ALLOW,
+                Some("clone3") => errno(libc::ENOSYS),
+                Some("socket") => errno(97),
+                Some(_) => errno(1),
+                None => continue,
+            };
+            assert_eq!(
+                run(&program, u32::try_from(number).expect("small"), [0; 6]),
+                expected,
+                "{number} {name:?}"
+            );
+        }
+        assert_eq!(run(&program, 0x4000_0001, [0; 6]), errno(libc::ENOSYS), "the x32 table is not ours");
+    }
+
+    #[test]
+    fn conditions_look_at_their_argument() {
+        let program = policy().compile().expect("it compiles");
+        let number = |name: &str| number_of(name.parse().expect("a call"));
+        let allowed =
+            |name: &str, arguments| run(&program, number(name), arguments) == libc::SECCOMP_RET_ALLOW;
+        for family in 0..50 {
+            assert_eq!(allowed("socket", [family, 0, 0, 0, 0, 0]), [1, 2, 10].contains(&family), "{family}");
+        }
+        assert!(allowed("ioctl", [0, 21505, 0, 0, 0, 0]));
+        assert!(!allowed("ioctl", [0, 21522, 0, 0, 0, 0]));
+        assert!(!allowed("ioctl", [0, 21532, 0, 0, 0, 0]));
+        assert!(allowed("clone", [17, 0, 0, 0, 0, 0]));
+        assert!(!allowed("clone", [0x1000_0011, 0, 0, 0, 0, 0]));
+    }
+
+    #[test]
+    fn a_program_survives_being_handed_over() {
+        let program = policy().compile().expect("it compiles");
+        assert_eq!(Program::from_words(&program.to_words()).to_words(), program.to_words());
+    }
+}

@@ -1,0 +1,1 @@
+//! The one core that every front calls.

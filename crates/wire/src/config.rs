@@ -1,0 +1,47 @@
+//! What the jail tells the agent when it starts it.
+//!
+//! The agent cannot read its own environment or binary (that is what makes it untraceable),
+//! so everything comes through descriptor [`CONFIG_FD`], a sealed memfd with this as JSON.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// The descriptor of the configuration when the agent starts.
+pub const CONFIG_FD: i32 = 3;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AgentConfig {
+    pub version: u32,
+    /// A bound, not yet listening, unix stream socket.
+    pub listen_fd: i32,
+    /// The agent writes one byte here once it listens, then closes it.
+    pub ready_fd: i32,
+    /// A directory for journals, outside the sandbox's root.
+    pub journal_fd: i32,
+    /// The v2 group `cmd`, in which the agent makes a group for each command; `None` means
+    /// that trees are killed by a subreaping runner instead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commands_fd: Option<i32>,
+    /// `tasks` files of v1 groups that every command joins by writing `0`.
+    #[serde(default)]
+    pub tasks_fds: Vec<i32>,
+    /// A file in which the word `oom_kill N` counts kills for lack of memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub oom_fd: Option<i32>,
+    /// The filter for commands, each instruction as its eight bytes in native order.
+    pub command_filter: Vec<u64>,
+    /// Capabilities (bit mask) that a command started as uid 0 keeps.
+    pub command_capabilities: u64,
+    /// RLIMIT_NPROC of commands, where no group bounds their number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process_rlimit: Option<u64>,
+    /// Whether other users than root exist (a single-uid map has none).
+    pub single_user: bool,
+    pub default_user: String,
+    pub default_directory: String,
+    /// The environment of every process, before the request's own.
+    pub env: BTreeMap<String, String>,
+    /// How many processes may run at once.
+    pub max_processes: u32,
+}

@@ -1,0 +1,149 @@
+//! Messages about files. Paths are absolute, or begin with `~/`, or are relative to the
+//! default directory; they are text, and names that are not UTF-8 are listed with
+//! replacement characters.
+
+use serde::{Deserialize, Serialize};
+
+use crate::process::Identity;
+
+/// A file operation and as whom it is done.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FileRequest {
+    pub identity: Identity,
+    pub operation: FileOperation,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FileOperation {
+    /// Answered `Info`, one for each path in order; a missing one is a fault that names it.
+    Stat {
+        paths: Vec<String>,
+    },
+    /// Answered `Reading`, `Data` …, `End`. `length` counts from `offset`; both are clamped.
+    Read {
+        path: String,
+        #[serde(default)]
+        offset: u64,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        length: Option<u64>,
+    },
+    /// The server sends `Data` …, `End`; answered `Ok` when the file is in place under its name.
+    /// A connection that breaks before `End` leaves the old file. Missing parents are made.
+    Write {
+        path: String,
+        attributes: Attributes,
+    },
+    /// As `Write`, but behind what is there; concurrent appenders lose nothing.
+    Append {
+        path: String,
+        attributes: Attributes,
+    },
+    /// Answered `Entries` …, `End`, depth first in the order of names.
+    List {
+        path: String,
+        depth: u32,
+    },
+    /// As `List`: files (not directories) below `path` whose base name matches the glob.
+    Search {
+        path: String,
+        pattern: String,
+    },
+    Move {
+        from: String,
+        to: String,
+        overwrite: bool,
+    },
+    /// Answered `Ok` also if nothing was there.
+    Remove {
+        path: String,
+        recursive: bool,
+    },
+    /// With parents; attributes go to what was newly made.
+    MakeDirectory {
+        path: String,
+        attributes: Attributes,
+    },
+    SetAttributes {
+        path: String,
+        attributes: Attributes,
+    },
+    /// Replaces each occurrence in each file; answered `Replaced`.
+    Replace {
+        edits: Vec<Edit>,
+    },
+    /// Answered `Ok`, then `Watched` until the connection ends.
+    Watch {
+        path: String,
+        recursive: bool,
+    },
+}
+
+/// What is left out stays as it is or gets its default.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attributes {
+    /// Permission bits, such as `0o644`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<u32>,
+    /// The name of an account or a decimal uid.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Edit {
+    pub path: String,
+    pub old: String,
+    pub new: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileInfo {
+    /// The absolute path.
+    pub path: String,
+    pub kind: FileKind,
+    pub size: u64,
+    /// Permission bits with set-id and sticky.
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    /// Names from the accounts inside, or decimal numbers.
+    pub owner: String,
+    pub group: String,
+    pub modified_ms: i64,
+    pub created_ms: i64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link_target: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FileKind {
+    File,
+    Directory,
+    Symlink,
+    Other,
+}
+
+/// One entry of a listing.
+pub type DirectoryEntry = FileInfo;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WatchEvent {
+    pub path: String,
+    pub change: Change,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Change {
+    Created,
+    Written,
+    Removed,
+    Renamed,
+    Attributes,
+    /// The kernel dropped events; the watcher should look again.
+    Overflow,
+}

@@ -1,0 +1,35 @@
+//! What the server and the agent inside a sandbox say to each other.
+//!
+//! One connection carries one operation:
+//!
+//! ```text
+//! server                                        agent
+//!   ── Control(Call { version, request }) ──────►
+//!   ◄── Control(Greeting { version }) ───────────
+//!   ◄── Control(Reply) ──────────────────────────   the answer, or Reply::Fault
+//!   ◄── Output, Control(Reply::Gap), … ──────────   while a process is followed
+//!   ── Data …, End ─────────────────────────────►   while a file is written or input is fed
+//!   ◄── Data …, End ─────────────────────────────   while a file is read
+//!   ◄── Control(Reply::Ended) ───────────────────   last, when a process is followed
+//! ```
+//!
+//! Control frames are JSON, so that an older agent ignores fields it does not know and an
+//! unknown request is answered with a fault instead of a broken stream. Bulk bytes travel as
+//! raw frames. After `Reply::Ok` to a `Tunnel` the connection is no longer framed: it is the
+//! tunnelled byte stream itself.
+//!
+//! The agent lives among attackers: whoever reads from it bounds every length, and
+//! [`frame::Decoder`] refuses a frame that claims more than [`frame::MAX_PAYLOAD`].
+
+pub mod config;
+pub mod files;
+pub mod frame;
+pub mod message;
+pub mod process;
+
+/// The version of the protocol. A server must be able to talk to every older agent.
+pub const VERSION: u32 = 1;
+
+pub use config::AgentConfig;
+pub use frame::{Decoder, Frame, FrameError, StreamTag};
+pub use message::{Call, Fault, FaultKind, Greeting, Reply, Request};

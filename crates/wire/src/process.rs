@@ -1,0 +1,187 @@
+//! Messages about processes and shell sessions.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// Starts a process. The server chooses its name, so that it knows it even if the answer is lost.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Start {
+    pub process: String,
+    pub command: Command,
+    pub identity: Identity,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub directory: Option<Directory>,
+    /// Added to the environment of the agent's configuration.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// A terminal of this size, or pipes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub terminal: Option<TerminalSize>,
+    /// Keep input open for `Input`; otherwise it is `/dev/null`.
+    #[serde(default)]
+    pub stdin: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tag: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline_ms: Option<u64>,
+    pub retention: Retention,
+    /// Go on with output and `Ended` on this connection.
+    #[serde(default)]
+    pub follow: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Command {
+    Argv(Vec<String>),
+    /// For `bash -c`, or `sh -c` without bash; `login` adds `-l`. Long text goes by memfd.
+    Shell {
+        text: String,
+        #[serde(default)]
+        login: bool,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Directory {
+    pub path: String,
+    pub missing: Missing,
+    #[serde(default)]
+    pub expand: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Missing {
+    Fail,
+    Create,
+    Ignore,
+}
+
+/// As whom; supplementary groups come from the account inside.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Identity {
+    /// The default user of the agent's configuration.
+    Default,
+    User(String),
+    Ids {
+        uid: u32,
+        gid: u32,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TerminalSize {
+    pub columns: u16,
+    pub rows: u16,
+}
+
+/// How many bytes of output are kept: the first, the last, or both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Retention {
+    pub first: u64,
+    pub last: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SignalProcess {
+    pub process: String,
+    pub signal: i32,
+    /// To whom: the process's group as a terminal would, or everything it ever started.
+    pub reach: Reach,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reach {
+    Group,
+    Tree,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ProcessStatus {
+    pub process: String,
+    pub pid: i32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tag: Option<String>,
+    /// The session it is a run of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<String>,
+    /// The shell text, or the words joined by blanks; cut after 4 KiB.
+    pub command: String,
+    pub started_ms: u64,
+    /// The overall offset of the first byte still kept after `Retention::first`, and of the end.
+    pub written: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<Ended>,
+}
+
+/// How a process ended, and what it used.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Ended {
+    pub exit: Exit,
+    /// The overall offset behind the last byte.
+    pub written: u64,
+    pub ended_ms: u64,
+    pub duration_ms: u64,
+    #[serde(default)]
+    pub user_ms: u64,
+    #[serde(default)]
+    pub system_ms: u64,
+    #[serde(default)]
+    pub max_rss_kib: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Exit {
+    Code(i32),
+    Signal(i32),
+    Oom,
+    Deadline,
+    Lost,
+}
+
+/// Opens a shell that is kept between runs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OpenSession {
+    pub session: String,
+    pub identity: Identity,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub directory: Option<Directory>,
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub terminal: Option<TerminalSize>,
+}
+
+/// Runs text in a session; the run is a process of its own with its own journal.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunInSession {
+    pub session: String,
+    pub process: String,
+    pub text: String,
+    /// Only for this run to start in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub directory: Option<Directory>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline_ms: Option<u64>,
+    pub retention: Retention,
+    #[serde(default)]
+    pub follow: bool,
+    /// What happens while another run is on: refuse with `Busy`, or wait for its end.
+    #[serde(default)]
+    pub queue: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SessionStatus {
+    pub session: String,
+    pub busy: bool,
+    pub terminal: bool,
+    /// The shell's process; `None` if it died and will be started again by the next run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<i32>,
+}
