@@ -1,0 +1,4 @@
+//! The end-to-end tests: a module per subject, all against the real binary.
+
+mod escape;
+mod limits;
