@@ -4,8 +4,14 @@
 
 pub mod btrfs;
 pub mod caps;
+pub mod descriptors;
+pub mod fs;
+pub mod landlock;
 pub mod loopdev;
+pub mod mounts;
+pub mod namespaces;
 pub mod seccomp;
+pub mod stop;
 
 use std::io;
 
