@@ -2,3 +2,4 @@
 
 mod escape;
 mod limits;
+mod run;

@@ -1,6 +1,7 @@
 //! The one binary. This file only reads the command line and hands over.
 
 mod args;
+mod bench;
 mod client;
 mod commands;
 mod config;
@@ -49,6 +50,7 @@ fn other_role() -> Option<ExitCode> {
     let outcome = match role.as_str() {
         "__agent" => return Some(agent::run()),
         "__launcher" => serve::launcher::launcher(&arguments),
+        bench::floor::WORD => bench::floor::serve(&arguments),
         "__server" => serve::server::server(&arguments, &printer),
         _ => return None,
     };
@@ -63,7 +65,8 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<ExitCode> {
     match cli.command {
         Command::Serve(args) => serve::serve(&args),
         Command::Run(args) => run::run(&args, printer),
-        Command::Doctor(_) | Command::Bench(_) => {
+        Command::Bench(args) => bench::bench(&args, printer),
+        Command::Doctor(_) => {
             anyhow::bail!("this build has no such command")
         }
         Command::Create(args) => block_on(sandboxes::create(&server()?, args, printer)),

@@ -85,6 +85,24 @@ pub(crate) fn disk(directory: &str) -> Attempt {
     Ok(Verdict::Succeeded(format!("{} GiB", ENOUGH >> 30)))
 }
 
+/// Writes through every open directory, such as one that lies outside the sandbox's root.
+pub(crate) fn disk_through_descriptors(bytes: &str) -> Attempt {
+    let enough: u64 = bytes.parse().map_err(|_not_a_number| format!("{bytes} is no number"))?;
+    let block = vec![0x5a_u8; 1 << 20];
+    let mut written = 0;
+    for entry in fs::read_dir("/proc/self/fd").map_err(|error| error.to_string())?.flatten() {
+        let Ok(mut file) = File::create(entry.path().join("filler")) else { continue };
+        while written < enough && file.write_all(&block).and_then(|()| sometimes_sync(&file, written)).is_ok()
+        {
+            written += block.len() as u64;
+        }
+    }
+    if written >= enough {
+        return Ok(Verdict::Succeeded(format!("{written} bytes")));
+    }
+    Ok(Verdict::Stopped(format!("write: refused after {} MiB", written >> 20)))
+}
+
 /// Some filesystems refuse only when the data is really placed.
 fn sometimes_sync(file: &File, written: u64) -> io::Result<()> {
     if written.is_multiple_of(32 << 20) { file.sync_data() } else { Ok(()) }

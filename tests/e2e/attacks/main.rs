@@ -113,6 +113,7 @@ fn attack(words: &[&str]) -> Attempt {
         ["eat", "descriptors"] => exhaust::descriptors(),
         ["eat", "inodes", directory] => exhaust::inodes(directory),
         ["eat", "disk", directory] => exhaust::disk(directory),
+        ["eat", "disk-through-descriptors", bytes] => exhaust::disk_through_descriptors(bytes),
         ["flood", bytes] => exhaust::flood(bytes),
         ["daemon", seconds] => exhaust::daemon(seconds),
         _ => Err(format!("no such attack: {words:?}")),

@@ -87,3 +87,15 @@ fn a_subverted_agent_reads_no_file_of_the_host() {
         assert!(verdict.starts_with("stopped: "), "{attack} from the agent: {verdict}");
     }
 }
+
+#[test]
+fn a_subverted_agent_cannot_fill_the_hosts_disk() {
+    if !is_root() {
+        return;
+    }
+    const FOUR_GIBIBYTES: u64 = 4 << 30;
+    let attack = format!("eat:disk-through-descriptors:{FOUR_GIBIBYTES}");
+    let verdicts = from_the_agent(std::slice::from_ref(&attack));
+    let verdict = verdicts.get(&attack).map_or("was not tried", String::as_str);
+    assert!(verdict.starts_with("stopped: "), "its journal is not bounded by a quota: {verdict}");
+}
