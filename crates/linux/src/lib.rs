@@ -4,6 +4,7 @@
 
 pub mod btrfs;
 pub mod caps;
+pub mod fs;
 pub mod loopdev;
 pub mod seccomp;
 
