@@ -1,3 +1,4 @@
 //! Sandboxes on this host.
 
+pub mod images;
 pub mod volumes;
