@@ -3,7 +3,11 @@
 #![expect(unsafe_code, reason = "the kernel interfaces that no crate wraps are wrapped here, and only here")]
 
 pub mod caps;
+pub mod inherit;
+pub mod pty;
 pub mod seccomp;
+pub mod signals;
+pub mod spawn;
 
 use std::io;
 
