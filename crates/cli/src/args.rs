@@ -110,10 +110,6 @@ pub(crate) struct LimitArgs {
     #[arg(long, value_name = "CORES", value_parser = values::cpus)]
     pub cpus: Option<Cpus>,
 
-    /// The most processes and threads
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
-    pub pids: Option<u32>,
-
     /// The most it may write to its disk, such as 100m
     #[arg(long, value_name = "SIZE", value_parser = values::bytes)]
     pub disk: Option<Bytes>,
@@ -124,6 +120,10 @@ pub(crate) struct LimitArgs {
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub limits: LimitArgs,
+
+    /// The most processes and threads
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    pub pids: Option<u32>,
 
     /// Kill the whole tree after this long, such as 5s; the exit code is then 124
     #[arg(long, value_name = "TIME", value_parser = values::duration)]
@@ -402,7 +402,7 @@ mod tests {
         let Command::Run(run) = cli.command else { panic!("another command") };
         assert_eq!(run.limits.memory, Some(Bytes::mib(256)));
         assert_eq!(run.limits.cpus, Some(Cpus(500)));
-        assert_eq!(run.limits.pids, Some(64));
+        assert_eq!(run.pids, Some(64));
         assert_eq!(run.limits.disk, Some(Bytes::mib(100)));
         assert_eq!(run.timeout, Some(Duration::from_secs(5)));
         assert_eq!(run.env, [("K".to_owned(), "V".to_owned())]);

@@ -17,7 +17,6 @@ pub(crate) async fn create(server: &Server, args: CreateArgs, printer: &Printer)
         idle_timeout: args.idle_timeout,
         memory: args.limits.memory,
         cpus: args.limits.cpus,
-        pids: args.limits.pids,
         disk: args.limits.disk,
         network: args.network.map(Into::into),
         env: args.env.into_iter().collect(),
