@@ -1,1 +1,4 @@
-//! To be filled.
+//! Sandboxes on this host.
+
+pub mod images;
+pub mod volumes;
