@@ -99,7 +99,7 @@ pub(crate) struct ServeArgs {
     pub state: StateArgs,
 }
 
-/// Limits, as `run` and `create` take them.
+/// The limits of `run`.
 #[derive(Debug, Args)]
 pub(crate) struct LimitArgs {
     /// The most memory all its processes may use together, such as 256m
@@ -109,6 +109,10 @@ pub(crate) struct LimitArgs {
     /// The most processor time, in cores, such as 0.5
     #[arg(long, value_name = "CORES", value_parser = values::cpus)]
     pub cpus: Option<Cpus>,
+
+    /// The most processes and threads
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    pub pids: Option<u32>,
 
     /// The most it may write to its disk, such as 100m
     #[arg(long, value_name = "SIZE", value_parser = values::bytes)]
@@ -120,10 +124,6 @@ pub(crate) struct LimitArgs {
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub limits: LimitArgs,
-
-    /// The most processes and threads
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
-    pub pids: Option<u32>,
 
     /// Kill the whole tree after this long, such as 5s; the exit code is then 124
     #[arg(long, value_name = "TIME", value_parser = values::duration)]
@@ -205,8 +205,17 @@ pub(crate) struct CreateArgs {
     #[arg(long, value_name = "TIME", value_parser = values::duration)]
     pub idle_timeout: Option<Duration>,
 
-    #[command(flatten)]
-    pub limits: LimitArgs,
+    /// The most memory all its processes may use together, such as 256m
+    #[arg(long, value_name = "SIZE", value_parser = values::bytes)]
+    pub memory: Option<Bytes>,
+
+    /// The most processor time, in cores, such as 0.5
+    #[arg(long, value_name = "CORES", value_parser = values::cpus)]
+    pub cpus: Option<Cpus>,
+
+    /// The most it may write to its disk, such as 100m
+    #[arg(long, value_name = "SIZE", value_parser = values::bytes)]
+    pub disk: Option<Bytes>,
 
     /// What the sandbox can reach [default: what the server chooses]
     #[arg(long, value_enum)]
@@ -402,7 +411,7 @@ mod tests {
         let Command::Run(run) = cli.command else { panic!("another command") };
         assert_eq!(run.limits.memory, Some(Bytes::mib(256)));
         assert_eq!(run.limits.cpus, Some(Cpus(500)));
-        assert_eq!(run.pids, Some(64));
+        assert_eq!(run.limits.pids, Some(64));
         assert_eq!(run.limits.disk, Some(Bytes::mib(100)));
         assert_eq!(run.timeout, Some(Duration::from_secs(5)));
         assert_eq!(run.env, [("K".to_owned(), "V".to_owned())]);
