@@ -112,7 +112,9 @@ impl Hierarchies {
         let ceiling = (most - most / 8).to_string();
         match &self.pids {
             Controller::Unified => fs::write(instance.join("pids.max"), ceiling),
-            Controller::Legacy(root) => fs::write(root.join(OURS).join(&self.instance).join("pids.max"), ceiling),
+            Controller::Legacy(root) => {
+                fs::write(root.join(OURS).join(&self.instance).join("pids.max"), ceiling)
+            }
             Controller::Absent => Ok(()),
         }
     }
@@ -344,7 +346,9 @@ impl Hierarchies {
         let number = |path: PathBuf| fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok());
         let memory = match &self.memory {
             Controller::Unified => number(self.home(id).join("cmd/memory.current")),
-            Controller::Legacy(root) => number(self.legacy_home(root, id, "cmd").join("memory.usage_in_bytes")),
+            Controller::Legacy(root) => {
+                number(self.legacy_home(root, id, "cmd").join("memory.usage_in_bytes"))
+            }
             Controller::Absent => None,
         };
         let pids = match &self.pids {
@@ -404,7 +408,9 @@ fn remove_group(path: &Path) -> io::Result<()> {
     match fs::remove_dir(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Err(io::ErrorKind::WouldBlock.into()),
-        Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => Err(io::ErrorKind::WouldBlock.into()),
+        Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
+            Err(io::ErrorKind::WouldBlock.into())
+        }
         other => other,
     }
 }
@@ -435,7 +441,8 @@ mod tests {
 
     #[test]
     fn cgroup_mounts_are_read_from_the_table() {
-        let line = "31 23 0:27 / /sys/fs/cgroup/cpu,cpuacct rw,nosuid shared:9 - cgroup cgroup rw,cpu,cpuacct";
+        let line =
+            "31 23 0:27 / /sys/fs/cgroup/cpu,cpuacct rw,nosuid shared:9 - cgroup cgroup rw,cpu,cpuacct";
         let mount = CgroupMount::parse(line).expect("it is one");
         assert_eq!(mount.path, Path::new("/sys/fs/cgroup/cpu,cpuacct"));
         assert!(mount.has("cpu") && !mount.has("memory"));

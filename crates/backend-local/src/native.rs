@@ -5,9 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
-use backend::{
-    AgentStream, Backend, BackendError, Capabilities, Death, Found, InForce, Usage,
-};
+use backend::{AgentStream, Backend, BackendError, Capabilities, Death, Found, InForce, Usage};
 use domain::spec::Access;
 use domain::{Bytes, Cause, Mount, Network, SandboxId, Spec};
 use rustix::fs::{Mode, OFlags};
@@ -71,7 +69,11 @@ impl Native {
         }
         let (resources, default) = (&spec.resources, &self.defaults.limits);
         let mut named = Vec::new();
-        let mut note = |is_named: bool, limit| if is_named { named.push(limit) };
+        let mut note = |is_named: bool, limit| {
+            if is_named {
+                named.push(limit)
+            }
+        };
         note(resources.memory.is_some(), LimitName::Memory);
         note(resources.cpus.is_some(), LimitName::Cpus);
         note(resources.pids.is_some(), LimitName::Pids);
@@ -128,7 +130,9 @@ impl Backend for Native {
 
     async fn probe(&self) -> Result<Capabilities, BackendError> {
         match self.simple(Question::Report).await? {
-            Answer::Report { limits, weaker, pause } => Ok(Capabilities { pause, attach: false, limits, weaker }),
+            Answer::Report { limits, weaker, pause } => {
+                Ok(Capabilities { pause, attach: false, limits, weaker })
+            }
             _ => Err(unexpected()),
         }
     }
@@ -239,7 +243,8 @@ impl Link {
         let socket = match &state.socket {
             Some(socket) => Arc::clone(socket),
             None => {
-                let socket = Arc::new(register(connect(&self.run)?, Interest::READABLE | Interest::WRITABLE)?);
+                let socket =
+                    Arc::new(register(connect(&self.run)?, Interest::READABLE | Interest::WRITABLE)?);
                 state.socket = Some(Arc::clone(&socket));
                 tokio::spawn(listen(Arc::clone(self), Arc::clone(&socket)));
                 socket
@@ -252,7 +257,8 @@ impl Link {
     }
 
     fn deliver(&self, tell: Tell, descriptor: Option<OwnedFd>) {
-        let waiting = self.state.lock().expect("nothing panics while it holds this lock").waiting.remove(&tell.number);
+        let waiting =
+            self.state.lock().expect("nothing panics while it holds this lock").waiting.remove(&tell.number);
         if let Some(waiting) = waiting {
             // The asker may have given up; what it asked for is found again by a later look.
             drop(waiting.send((tell.answer, descriptor)));

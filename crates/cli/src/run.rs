@@ -61,7 +61,8 @@ struct Sandbox {
 
 impl Sandbox {
     fn make(config: &Config, state: &Path, plan: &JailPlan, printer: &Printer) -> Result<Self> {
-        std::fs::create_dir_all(state.join("alive")).with_context(|| format!("could not make `{}`", state.display()))?;
+        std::fs::create_dir_all(state.join("alive"))
+            .with_context(|| format!("could not make `{}`", state.display()))?;
         // Opening and sweeping is done by one at a time.
         let turn = lock(&state.join("lock"), FlockOperation::LockExclusive)?;
         let mut launcher = Launcher::open(settings(config, state))?;
@@ -97,7 +98,9 @@ fn sweep(launcher: &mut Launcher, state: &Path, printer: &Printer) -> Result<()>
     for found in launcher.found()? {
         let path = state.join("alive").join(&found.id);
         if lock(&path, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            launcher.destroy_and_wait(&found.id).with_context(|| format!("could not sweep `{}`", found.id))?;
+            launcher
+                .destroy_and_wait(&found.id)
+                .with_context(|| format!("could not sweep `{}`", found.id))?;
             std::fs::remove_file(&path)?;
             printer.note(format!("swept what was left of sandbox {}", found.id));
         }
@@ -171,7 +174,12 @@ fn start(args: &RunArgs, plan: &JailPlan) -> Result<Start> {
     let size = interactive.then(terminal::size).transpose()?;
     let directory = |path: &String| Directory { path: path.clone(), missing: Missing::Fail, expand: false };
     Ok(Start {
-        process: plan.id.bytes().map(|byte| format!("{:x}", byte & 15)).chain(["000000000000".to_owned()]).collect(),
+        process: plan
+            .id
+            .bytes()
+            .map(|byte| format!("{:x}", byte & 15))
+            .chain(["000000000000".to_owned()])
+            .collect(),
         command: Command::Argv(words),
         identity: identity(args.user.as_ref()),
         directory: args.workdir.as_ref().map(directory),

@@ -41,8 +41,10 @@ const GRACE: Duration = Duration::from_secs(10);
 
 pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode> {
     let config = Config::for_server(args)?;
+    crate::logs::start();
     let lock = prepare_state_dir(&config)?;
-    let listener = TcpListener::bind(config.listen).with_context(|| format!("could not listen on {}", config.listen))?;
+    let listener =
+        TcpListener::bind(config.listen).with_context(|| format!("could not listen on {}", config.listen))?;
     listener.set_nonblocking(true)?;
     linux::namespaces::adopt_orphans().context("could not become the parent of orphans")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -143,7 +145,12 @@ async fn start_launcher(config: &Config, pause: Duration) -> Result<Part> {
     Ok(Part { name: "launcher", child, born: Instant::now(), pause })
 }
 
-fn start_server(config: &Config, listener: &TcpListener, announce: handover::Announce, pause: Duration) -> Result<Part> {
+fn start_server(
+    config: &Config,
+    listener: &TcpListener,
+    announce: handover::Announce,
+    pause: Duration,
+) -> Result<Part> {
     let handover = Handover::of(config, announce);
     let descriptors = [memfd(&handover)?, listener.as_fd().try_clone_to_owned()?];
     let child = start("__server", descriptors)?;
@@ -172,7 +179,8 @@ fn memfd(handover: &Handover) -> Result<OwnedFd> {
 
 /// Asks a part to end and waits; one that does not is killed.
 async fn end(part: &mut Part) {
-    let Some(pid) = part.child.id().and_then(|id| rustix::process::Pid::from_raw(i32::try_from(id).ok()?)) else {
+    let Some(pid) = part.child.id().and_then(|id| rustix::process::Pid::from_raw(i32::try_from(id).ok()?))
+    else {
         return;
     };
     if rustix::process::kill_process(pid, rustix::process::Signal::TERM).is_err() {

@@ -20,8 +20,8 @@ use std::path::PathBuf;
 use linux::mounts::{self, Attributes, Depth};
 use linux::namespaces::{self, Extent, Fork, Namespaces, Setgroups};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketFlags, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
 use serde::{Deserialize, Serialize};
 
@@ -81,7 +81,8 @@ pub struct Failure {
 
 impl From<Failure> for JailError {
     fn from(failure: Failure) -> Self {
-        let source = failure.errno.map_or_else(|| io::Error::other(failure.message), io::Error::from_raw_os_error);
+        let source =
+            failure.errno.map_or_else(|| io::Error::other(failure.message), io::Error::from_raw_os_error);
         Self { step: failure.step, source }
     }
 }
@@ -89,13 +90,9 @@ impl From<Failure> for JailError {
 /// Clones the child and gives it all it needs. On failure nothing is left of it.
 pub fn begin(parts: Parts, record: impl FnOnce(i32) -> io::Result<()>) -> Result<Begun, JailError> {
     let Parts { entry, group, network, ownership, report } = parts;
-    let (ours, theirs) = rustix::net::socketpair(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )
-    .at(Step::Handover)?;
+    let (ours, theirs) =
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .at(Step::Handover)?;
     match fork(group.as_ref().map(AsFd::as_fd), &network)? {
         Fork::Child => {
             drop(ours);
@@ -154,11 +151,8 @@ fn run_child(entry: Entry, socket: OwnedFd, journal: Option<PathBuf>, raise: boo
         Ok(Handover { mounts, journal })
     };
     let Err(error) = enter::enter(entry, wait);
-    let failure = Failure {
-        step: error.step,
-        errno: error.source.raw_os_error(),
-        message: error.source.to_string(),
-    };
+    let failure =
+        Failure { step: error.step, errno: error.source.raw_os_error(), message: error.source.to_string() };
     let text = serde_json::to_vec(&failure).unwrap_or_default();
     let told = std::fs::File::from(report).write_all(&text).is_ok();
     namespaces::exit_now(if told { 1 } else { 2 })
@@ -226,7 +220,8 @@ fn receive(socket: BorrowedFd<'_>) -> io::Result<Vec<OwnedFd>> {
     let mut word = [0; 2];
     let mut slices = [IoSliceMut::new(&mut word)];
     let flags = RecvFlags::CMSG_CLOEXEC;
-    let received = rustix::io::retry_on_intr(|| rustix::net::recvmsg(socket, &mut slices, &mut control, flags))?;
+    let received =
+        rustix::io::retry_on_intr(|| rustix::net::recvmsg(socket, &mut slices, &mut control, flags))?;
     if received.bytes != 2 {
         return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
     }

@@ -156,7 +156,8 @@ fn gather(entry: &Entry, handover: Handover) -> Result<Layers, JailError> {
             trees.push(lowers.collect::<io::Result<_>>().at(Step::CloneLowers)?);
         }
         let journal = clone(&journal, Depth::Single, Attributes::NO_DEV).at(Step::CloneVolume)?;
-        let mounts = entry.mounts.iter().map(|mount| clone(&mount.source, Depth::Recursive, mount.attributes()));
+        let mounts =
+            entry.mounts.iter().map(|mount| clone(&mount.source, Depth::Recursive, mount.attributes()));
         let mounts = mounts.collect::<io::Result<_>>().at(Step::CloneMounts)?;
         return Ok(Layers { trees, volume: None, journal, mounts });
     }
@@ -189,13 +190,16 @@ impl EntryMount {
 /// Lays the image's trees over each other: an overlay at `/`, then one at each mount point.
 fn build_root(entry: &Entry, layers: &mut Layers) -> Result<(), JailError> {
     let options = "mode=0755,size=1m,nr_inodes=1k";
-    mounts::mount("tmpfs", Path::new(SCRATCH), Attributes::NO_SUID.and(Attributes::NO_DEV), options).at(Step::Scratch)?;
+    mounts::mount("tmpfs", Path::new(SCRATCH), Attributes::NO_SUID.and(Attributes::NO_DEV), options)
+        .at(Step::Scratch)?;
     let volume = Path::new(SCRATCH).join("v");
     fs::create_dir(&volume).at(Step::Scratch)?;
     fs::create_dir(Path::new(SCRATCH).join("root")).at(Step::Scratch)?;
     match (&entry.volume, layers.volume.take()) {
         (EntryVolume::Given, Some(given)) => mounts::attach(given.as_fd(), &volume).at(Step::AttachLayers)?,
-        (EntryVolume::Tmpfs(bytes), _) => make_tmpfs_volume(&volume, *bytes, &entry.trees).at(Step::Scratch)?,
+        (EntryVolume::Tmpfs(bytes), _) => {
+            make_tmpfs_volume(&volume, *bytes, &entry.trees).at(Step::Scratch)?
+        }
         (EntryVolume::Given, None) => return Err(io::Error::other("no volume came")).at(Step::Handover),
     }
     for (place, (tree, lowers)) in entry.trees.iter().zip(std::mem::take(&mut layers.trees)).enumerate() {
@@ -218,8 +222,18 @@ fn build_root(entry: &Entry, layers: &mut Layers) -> Result<(), JailError> {
 /// Directories that programs install into. Without root, files of the host's `/usr` belong to
 /// nobody inside, and only directories that exist in the upper layer can be written.
 const INSTALL_DIRECTORIES: [&str; 12] = [
-    "bin", "lib", "sbin", "share", "local", "local/bin", "local/lib", "local/share", "local/sbin", "local/include",
-    "local/etc", "include",
+    "bin",
+    "lib",
+    "sbin",
+    "share",
+    "local",
+    "local/bin",
+    "local/lib",
+    "local/share",
+    "local/sbin",
+    "local/include",
+    "local/etc",
+    "include",
 ];
 
 fn make_tmpfs_volume(volume: &Path, bytes: u64, trees: &[EntryTree]) -> io::Result<()> {
@@ -270,7 +284,9 @@ fn make_devices(dev: &Path) -> io::Result<()> {
 fn make_proc(proc: &Path) -> io::Result<()> {
     let attributes = Attributes::NO_SUID.and(Attributes::NO_DEV).and(Attributes::NO_EXEC);
     mounts::mount("proc", proc, attributes, "")?;
-    for file in ["kcore", "keys", "key-users", "timer_list", "sysrq-trigger", "kmsg", "sched_debug", "latency_stats"] {
+    for file in
+        ["kcore", "keys", "key-users", "timer_list", "sysrq-trigger", "kmsg", "sched_debug", "latency_stats"]
+    {
         let file = proc.join(file);
         if file.exists() {
             mounts::bind(Path::new("/dev/null"), &file)?;
@@ -332,7 +348,10 @@ fn probe_write() -> io::Result<()> {
 /// Makes the accounts and directories that the client expects.
 fn settle_guest(guest: &GuestPlan) -> io::Result<()> {
     for user in &guest.users {
-        append("/etc/passwd", &format!("{0}:x:{1}:{2}::{3}:/bin/bash\n", user.name, user.uid, user.gid, user.home))?;
+        append(
+            "/etc/passwd",
+            &format!("{0}:x:{1}:{2}::{3}:/bin/bash\n", user.name, user.uid, user.gid, user.home),
+        )?;
         append("/etc/group", &format!("{0}:x:{1}:\n", user.name, user.gid))?;
         make_owned(&user.home, user.uid, user.gid)?;
     }
@@ -351,7 +370,8 @@ fn append(path: &str, text: &str) -> io::Result<()> {
 fn make_owned(path: &str, uid: u32, gid: u32) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o755).create(path)?;
     let ids = (rustix::fs::Uid::from_raw(uid), rustix::fs::Gid::from_raw(gid));
-    rustix::fs::chownat(CWD, path, Some(ids.0), Some(ids.1), rustix::fs::AtFlags::SYMLINK_NOFOLLOW).map_err(Into::into)
+    rustix::fs::chownat(CWD, path, Some(ids.0), Some(ids.1), rustix::fs::AtFlags::SYMLINK_NOFOLLOW)
+        .map_err(Into::into)
 }
 
 /// Moves the agent's descriptors to the numbers that its configuration names, from 3 on, gives it
@@ -371,8 +391,10 @@ fn arrange_descriptors(
         inherited.insert(0, nothing.try_clone()?);
     }
     let agent = rustix::io::fcntl_dupfd_cloexec(agent, ABOVE)?;
-    let raised: Vec<OwnedFd> =
-        inherited.into_iter().map(|fd| rustix::io::fcntl_dupfd_cloexec(fd, ABOVE)).collect::<Result<_, _>>()?;
+    let raised: Vec<OwnedFd> = inherited
+        .into_iter()
+        .map(|fd| rustix::io::fcntl_dupfd_cloexec(fd, ABOVE))
+        .collect::<Result<_, _>>()?;
     linux::descriptors::place_from(0, raised)?;
     Ok(agent)
 }

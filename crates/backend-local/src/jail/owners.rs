@@ -25,8 +25,10 @@ pub fn mount_map(base: u32, owner: u32, user: u32) -> Vec<Extent> {
         given.push((ORDINARY, ORDINARY));
     }
     given.sort_by_key(|(_, inside)| *inside);
-    let mut extents: Vec<Extent> =
-        given.iter().map(|(disk, inside)| Extent { inside: *disk, outside: base + inside, count: 1 }).collect();
+    let mut extents: Vec<Extent> = given
+        .iter()
+        .map(|(disk, inside)| Extent { inside: *disk, outside: base + inside, count: 1 })
+        .collect();
     // What lies between the given ids keeps its own host id on disk.
     let mut next = 0;
     for until in given.iter().map(|(_, inside)| *inside).chain([IDS]) {
@@ -62,7 +64,11 @@ mod tests {
         let map = mount_map(BASE, 1000, 0);
         assert_eq!(appears_as(&map, 1000), Some(0));
         assert_eq!(appears_as(&map, 0), None);
-        assert_eq!(appears_as(&map, BASE + 1000), Some(1000), "user 1000 inside has an id of its own on disk");
+        assert_eq!(
+            appears_as(&map, BASE + 1000),
+            Some(1000),
+            "user 1000 inside has an id of its own on disk"
+        );
     }
 
     #[test]

@@ -78,20 +78,28 @@ impl Step {
     pub fn hint(self, error: &io::Error) -> Option<&'static str> {
         let denied = matches!(error.raw_os_error(), Some(libc_eperm) if libc_eperm == 1 || libc_eperm == 13);
         match self {
-            Self::Clone | Self::IdMaps => {
-                Some("user namespaces may be switched off here; `coracle doctor` names the setting and the fix")
+            Self::Clone | Self::IdMaps => Some(
+                "user namespaces may be switched off here; `coracle doctor` names the setting and the fix",
+            ),
+            Self::Groups | Self::JoinGroups => {
+                Some("no writable control groups; `coracle doctor` says which are missing")
             }
-            Self::Groups | Self::JoinGroups => Some("no writable control groups; `coracle doctor` says which are missing"),
             Self::CloneLowers | Self::CloneVolume | Self::CloneMounts if denied => {
                 Some("idmapped mounts need root and Linux 5.19; `coracle doctor` says what is missing")
             }
             Self::CloneLowers | Self::CloneVolume | Self::CloneMounts => {
                 Some("the filesystem of a layer or mount cannot be idmapped; move it to ext4, xfs or btrfs")
             }
-            Self::Overlay => Some("overlayfs inside user namespaces needs Linux 5.11; `coracle doctor` checks it"),
+            Self::Overlay => {
+                Some("overlayfs inside user namespaces needs Linux 5.11; `coracle doctor` checks it")
+            }
             Self::Landlock => Some("Landlock is not enabled; add `landlock` to the kernel's `lsm=` list"),
-            Self::Volume => Some("the disk behind the state directory may be full; `coracle doctor` shows the free space"),
-            Self::Proc => Some("inside an unprivileged container /proc cannot be mounted; run Coracle on the host"),
+            Self::Volume => {
+                Some("the disk behind the state directory may be full; `coracle doctor` shows the free space")
+            }
+            Self::Proc => {
+                Some("inside an unprivileged container /proc cannot be mounted; run Coracle on the host")
+            }
             _ => None,
         }
     }

@@ -94,7 +94,8 @@ impl Launcher {
 
     fn resolve(&self, name: &str) -> Result<Resolved, Refusal> {
         let settings = &self.settings;
-        images::resolve(&settings.state_dir, name, &settings.aliases, settings.strict_images).map_err(refuse_image)
+        images::resolve(&settings.state_dir, name, &settings.aliases, settings.strict_images)
+            .map_err(refuse_image)
     }
 
     /// Says what will be in force, or refuses what cannot be.
@@ -105,7 +106,10 @@ impl Launcher {
                 holds.measures.push((limit.word().to_owned(), self.describe(limit, plan)));
             } else if plan.named.contains(&limit) || plan.require_limits {
                 let message = format!("this host cannot enforce the limit on {}", limit.word());
-                return Err(Refusal::unsupported(message, Some("`coracle doctor` says what is missing for it")));
+                return Err(Refusal::unsupported(
+                    message,
+                    Some("`coracle doctor` says what is missing for it"),
+                ));
             } else {
                 holds.weaker.push(format!("no limit on {} holds here", limit.word()));
             }
@@ -183,11 +187,17 @@ impl Launcher {
             journal: Inherited::JOURNAL,
             inherited: inherited.descriptors,
         };
-        let parts = Parts { entry, group, network: resources.network, ownership: resources.ownership, report };
+        let parts =
+            Parts { entry, group, network: resources.network, ownership: resources.ownership, report };
         Ok((parts, status))
     }
 
-    fn resources(&mut self, plan: &JailPlan, trees: &[EntryTree], mounts: &[EntryMount]) -> Result<Resources, JailError> {
+    fn resources(
+        &mut self,
+        plan: &JailPlan,
+        trees: &[EntryTree],
+        mounts: &[EntryMount],
+    ) -> Result<Resources, JailError> {
         match &mut self.rights {
             Rights::Root(root) => root.resources(plan, trees, mounts),
             Rights::User { uid, gid } => {
@@ -207,11 +217,17 @@ impl Launcher {
     /// Binds the agent's socket; the agent itself listens on it, so that a dialler sees that
     /// the agent, and not we, is at the other end.
     fn bind_socket(&self, id: &str) -> io::Result<OwnedFd> {
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         // The directory by its descriptor: a socket's path has room for 108 bytes only.
         let path = format!("/proc/self/fd/{}/{id}", self.run.as_raw_fd());
         rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-        rustix::fs::chmodat(self.run_directory(), id, rustix::fs::Mode::from_raw_mode(0o600), AtFlags::empty())?;
+        rustix::fs::chmodat(
+            self.run_directory(),
+            id,
+            rustix::fs::Mode::from_raw_mode(0o600),
+            AtFlags::empty(),
+        )?;
         if let Some(uid) = self.settings.server_uid {
             let uid = Some(Uid::from_raw(uid));
             rustix::fs::chownat(self.run_directory(), id, uid, None, AtFlags::SYMLINK_NOFOLLOW)?;
@@ -255,7 +271,12 @@ struct Resources {
 }
 
 impl Root {
-    fn resources(&mut self, plan: &JailPlan, trees: &[EntryTree], mounts: &[EntryMount]) -> Result<Resources, JailError> {
+    fn resources(
+        &mut self,
+        plan: &JailPlan,
+        trees: &[EntryTree],
+        mounts: &[EntryMount],
+    ) -> Result<Resources, JailError> {
         let base = self.ranges.take(&plan.id).map_err(io::Error::other).at(Step::UidRange)?;
         let groups = self.groups.make(&plan.id, &plan.limits, base).at(Step::Groups)?;
         let prepared = match self.disks.pop() {
@@ -277,7 +298,12 @@ impl Root {
             groups: Some(groups),
             volume: EntryVolume::Given,
             network: NetworkPart::Prepared { namespace, home },
-            ownership: Ownership::Range { base, volume: volume.disk, journal: volume.journal, mounts: owners },
+            ownership: Ownership::Range {
+                base,
+                volume: volume.disk,
+                journal: volume.journal,
+                mounts: owners,
+            },
             setgroups: Setgroups::Allow,
         })
     }

@@ -48,7 +48,10 @@ pub struct Launcher {
 enum Rights {
     Root(Box<Root>),
     /// An ordinary user: one id, no groups, disks in memory.
-    User { uid: u32, gid: u32 },
+    User {
+        uid: u32,
+        gid: u32,
+    },
 }
 
 struct Root {
@@ -88,7 +91,9 @@ impl Launcher {
             let path = path.to_owned();
             move |source| LauncherError::Io { action, path, source }
         };
-        for (name, mode) in [("run", 0o711), ("bin", 0o711), ("boxes", 0o700), ("images", 0o755), ("journals", 0o700)] {
+        for (name, mode) in
+            [("run", 0o711), ("bin", 0o711), ("boxes", 0o700), ("images", 0o755), ("journals", 0o700)]
+        {
             let path = state.join(name);
             make_directory(&path, mode).map_err(failed("make", &path))?;
         }

@@ -7,7 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::MemfdFlags;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -20,7 +21,11 @@ const IN_MEMFD: &[u8] = b"@";
 const LARGEST_MESSAGE: u64 = 16 << 20;
 
 /// Sends a message and at most one descriptor, without waiting.
-pub fn send(socket: BorrowedFd<'_>, message: &impl Serialize, descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
+pub fn send(
+    socket: BorrowedFd<'_>,
+    message: &impl Serialize,
+    descriptor: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
     let json = serde_json::to_vec(message)?;
     let mut carried = Vec::new();
     let memfd = if json.len() > LARGEST_PACKET { Some(put_aside(&json)?) } else { None };
@@ -88,7 +93,8 @@ mod tests {
     #[test]
     fn small_and_large_messages_arrive_with_their_descriptor() {
         let (ours, theirs) =
-            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("a pair");
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .expect("a pair");
         for size in [0, 10, LARGEST_PACKET + 100, 3 << 20] {
             let text = "x".repeat(size);
             send(ours.as_fd(), &text, Some(ours.as_fd())).expect("sent");

@@ -27,14 +27,25 @@ pub struct Ask {
 #[serde(rename_all = "snake_case")]
 pub enum Question {
     Create(Box<JailPlan>),
-    Destroy { id: String },
-    Freeze { id: String, frozen: bool },
+    Destroy {
+        id: String,
+    },
+    Freeze {
+        id: String,
+        frozen: bool,
+    },
     List,
-    Usage { id: String },
+    Usage {
+        id: String,
+    },
     /// Answered with a descriptor that becomes readable when the sandbox ends.
-    Watch { id: String },
+    Watch {
+        id: String,
+    },
     /// Whether the agent of a dead sandbox was killed for lack of memory.
-    WasOutOfMemory { id: String },
+    WasOutOfMemory {
+        id: String,
+    },
     /// What this host enforces.
     Report,
 }
@@ -54,7 +65,11 @@ pub enum Answer {
     Found(Vec<FoundBox>),
     Used(Used),
     Yes(bool),
-    Report { limits: Vec<String>, weaker: Vec<String>, pause: bool },
+    Report {
+        limits: Vec<String>,
+        weaker: Vec<String>,
+        pause: bool,
+    },
 }
 
 /// What is in force for a sandbox.

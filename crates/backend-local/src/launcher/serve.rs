@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
+use domain::SandboxId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, Mode, Uid};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, socket_with};
@@ -103,12 +104,12 @@ impl Loop {
     /// Waits for the next thing to do. While the stock is low it only looks, and restocks when
     /// there is nothing to see.
     fn wait(&mut self) -> io::Result<Ready> {
-        let mut watched = vec![
-            PollFd::new(&self.stop, PollFlags::IN),
-            PollFd::new(&self.listener, PollFlags::IN),
-        ];
+        let mut watched =
+            vec![PollFd::new(&self.stop, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
         watched.extend(self.clients.iter().map(|client| PollFd::new(&**client, PollFlags::IN)));
-        watched.extend(self.creating.iter().map(|creating| PollFd::new(&creating.pending.status, PollFlags::IN)));
+        watched.extend(
+            self.creating.iter().map(|creating| PollFd::new(&creating.pending.status, PollFlags::IN)),
+        );
         let deaths = |dying: &Dying| matches!(dying.state, Waiting::Death);
         let waiting: Vec<usize> = (0..self.dying.len()).filter(|place| deaths(&self.dying[*place])).collect();
         for place in &waiting {
@@ -154,7 +155,9 @@ impl Loop {
     fn hear(&mut self, place: usize) {
         let client = Rc::clone(&self.clients[place]);
         match packet::receive::<Ask>(client.as_fd()) {
-            Ok(Some((ask, _))) if ask.version == VERSION => self.answer(client, ask),
+            Ok(Some((ask, _))) if ask.version == VERSION && names_a_sandbox(&ask.question) => {
+                self.answer(client, ask)
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Ok(Some(_) | None) | Err(_) => drop(self.clients.remove(place)),
         }
@@ -176,7 +179,13 @@ impl Loop {
                     return self.dying.push(Dying { client, number, id, pidfd, state });
                 }
                 Ok(Ending::Done) => {
-                    return self.dying.push(Dying { client, number, id, pidfd: None, state: Waiting::Groups });
+                    return self.dying.push(Dying {
+                        client,
+                        number,
+                        id,
+                        pidfd: None,
+                        state: Waiting::Groups,
+                    });
                 }
                 Err(error) => Err(failed("kill", &error)),
             },
@@ -193,10 +202,14 @@ impl Loop {
     /// Questions that are answered at once.
     fn look(&self, question: Question) -> Result<Answer, Refusal> {
         match question {
-            Question::Freeze { id, frozen } => {
-                self.launcher.freeze(&id, frozen).map(|()| Answer::Done).map_err(|error| failed("freeze", &error))
+            Question::Freeze { id, frozen } => self
+                .launcher
+                .freeze(&id, frozen)
+                .map(|()| Answer::Done)
+                .map_err(|error| failed("freeze", &error)),
+            Question::List => {
+                self.launcher.found().map(Answer::Found).map_err(|error| failed("list", &error))
             }
-            Question::List => self.launcher.found().map(Answer::Found).map_err(|error| failed("list", &error)),
             Question::Usage { id } => self.launcher.usage(&id).map(Answer::Used).ok_or_else(Refusal::gone),
             Question::WasOutOfMemory { id } => Ok(Answer::Yes(self.launcher.was_out_of_memory(&id))),
             Question::Report => Ok(self.report()),
@@ -208,7 +221,8 @@ impl Loop {
 
     fn report(&self) -> Answer {
         let all = [LimitName::Memory, LimitName::Cpus, LimitName::Pids, LimitName::Disk];
-        let (held, missing): (Vec<_>, Vec<_>) = all.into_iter().partition(|limit| self.launcher.enforces(*limit));
+        let (held, missing): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|limit| self.launcher.enforces(*limit));
         Answer::Report {
             limits: held.iter().map(|limit| limit.word().to_owned()).collect(),
             weaker: missing.iter().map(|limit| format!("no limit on {} holds here", limit.word())).collect(),
@@ -246,6 +260,21 @@ impl Loop {
             self.dying.push(dying);
         }
     }
+}
+
+/// Whether the id in a question is one. Ids become parts of paths here, and the asker faces the
+/// network: it is not believed.
+fn names_a_sandbox(question: &Question) -> bool {
+    let id = match question {
+        Question::Create(plan) => &plan.id,
+        Question::Destroy { id }
+        | Question::Freeze { id, .. }
+        | Question::Usage { id }
+        | Question::Watch { id }
+        | Question::WasOutOfMemory { id } => id,
+        Question::List | Question::Report => return true,
+    };
+    SandboxId::parse(id).is_ok()
 }
 
 fn failed(step: &str, error: &io::Error) -> Refusal {

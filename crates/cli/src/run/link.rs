@@ -72,6 +72,7 @@ impl AsFd for Link {
 }
 
 fn describe(fault: &wire::Fault) -> String {
-    let cause = fault.errno.map(|errno| format!(": {}", io::Error::from_raw_os_error(errno))).unwrap_or_default();
+    let cause =
+        fault.errno.map(|errno| format!(": {}", io::Error::from_raw_os_error(errno))).unwrap_or_default();
     format!("could not {} `{}`{cause}", fault.operation, fault.subject)
 }

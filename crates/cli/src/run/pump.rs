@@ -68,7 +68,9 @@ fn take_output(link: &mut Link) -> Result<Option<Exit>> {
     let ended = link.fill()? == 0;
     while let Some(frame) = link.ready_frame()? {
         match frame {
-            Frame::Output { stream: StreamTag::Stderr, bytes, .. } => write(&mut io::stderr().lock(), &bytes)?,
+            Frame::Output { stream: StreamTag::Stderr, bytes, .. } => {
+                write(&mut io::stderr().lock(), &bytes)?
+            }
             Frame::Output { bytes, .. } => write(&mut io::stdout().lock(), &bytes)?,
             frame => match frame.read()? {
                 Reply::Ended(ended) => return Ok(Some(ended.exit)),

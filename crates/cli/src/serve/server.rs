@@ -47,7 +47,8 @@ fn drop_privileges(handover: &Handover) -> Result<()> {
     }
     linux::set_no_new_privs()?;
     let readable = [Path::new("/proc"), Path::new("/sys/fs/cgroup")];
-    let enforced = linux::landlock::confine(&readable, &[&handover.state_dir]).context("could not confine the server")?;
+    let enforced = linux::landlock::confine(&readable, &[&handover.state_dir])
+        .context("could not confine the server")?;
     if !enforced {
         tracing::warn!("this kernel has no Landlock: the server is confined by its uid alone");
     }
@@ -64,7 +65,11 @@ async fn run(handover: Handover, listener: OwnedFd, printer: &Printer) -> Result
     let service = start_service(&handover).await?;
     let settings = fronts::Settings {
         public_address: handover.public_address.clone(),
-        default_lines: if handover.strip_line_ends { fronts::Lines::Stripping } else { fronts::Lines::Preserving },
+        default_lines: if handover.strip_line_ends {
+            fronts::Lines::Stripping
+        } else {
+            fronts::Lines::Preserving
+        },
         json_body_limit: handover.json_body,
         concurrent_requests: handover.concurrent_requests,
         metrics: Some(metrics),
@@ -83,7 +88,8 @@ async fn run(handover: Handover, listener: OwnedFd, printer: &Printer) -> Result
     fronts::serve(listener, router, stop).await.context("the listener broke")?;
     let staying = service.stop().await;
     if staying > 0 {
-        let text = format!("{staying} sandboxes stay; start the server again and `coracle rm --all` removes them");
+        let text =
+            format!("{staying} sandboxes stay; start the server again and `coracle rm --all` removes them");
         printer.remark(text);
     }
     Ok(())
