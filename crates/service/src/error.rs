@@ -29,16 +29,20 @@ pub enum ServiceError {
     TooManyCommands { id: SandboxId, limit: u32 },
     #[error("{0}")]
     Invalid(String),
-    #[error("session `{0}` runs something else")]
-    SessionBusy(SessionId),
+    #[error("`{0}` is busy")]
+    Busy(ProcessId),
     #[error("nothing listens on port {port} of sandbox `{id}`")]
     Refused { id: SandboxId, port: u16 },
     #[error(transparent)]
     File(FileError),
     #[error("backend `{backend}` could not {action} sandbox `{id}`")]
-    Backend { backend: &'static str, action: &'static str, id: SandboxId, source: BackendError },
+    Backend { backend: &'static str, action: &'static str, id: SandboxId, source: Box<BackendError> },
+    #[error("backend `{backend}` could not {action}")]
+    Host { backend: &'static str, action: &'static str, source: Box<BackendError> },
     #[error("the agent of sandbox `{id}` could not {action}")]
     Agent { id: SandboxId, action: &'static str, source: AgentError },
+    #[error("the entrypoint could not be started")]
+    Entrypoint(#[source] Box<ServiceError>),
     #[error("the store could not {action}")]
     Store { action: &'static str, source: StoreError },
     #[error("could not {action}")]
@@ -104,20 +108,25 @@ impl ServiceError {
             }
             Self::TooManySandboxes { .. } | Self::TooManyCommands { .. } => exhausted(),
             Self::Invalid(_) => ErrorKind::Invalid,
-            Self::SessionBusy(_) => ErrorKind::Busy,
+            Self::Busy(_) => ErrorKind::Busy,
             Self::Refused { .. } => ErrorKind::Refused,
             Self::File(error) => ErrorKind::File(error.fault),
             Self::Backend { source, .. } => kind_of_backend(source),
             Self::Agent { source, .. } => source.kind(),
+            Self::Entrypoint(source) => match source.kind() {
+                // The caller named a program or user that is not there.
+                ErrorKind::File(_) => ErrorKind::Invalid,
+                kind => kind,
+            },
             Self::Store { source, .. } if source.is_full() => exhausted(),
-            Self::Store { .. } | Self::Io { .. } | Self::Stopping => ErrorKind::Internal,
+            Self::Store { .. } | Self::Host { .. } | Self::Io { .. } | Self::Stopping => ErrorKind::Internal,
         }
     }
 
     /// What somebody could do about it.
     pub fn hint(&self) -> Option<&str> {
         match self {
-            Self::Backend { source, .. } => source.hint(),
+            Self::Backend { source, .. } | Self::Host { source, .. } => source.hint(),
             Self::TooManySandboxes { .. } => Some("delete sandboxes that ended, or raise the limit"),
             Self::NeverExpires { .. } => Some("only a sandbox created with a timeout can be renewed"),
             Self::Store { source, .. } if source.is_full() => Some("the disk of the state directory is full"),
@@ -157,4 +166,15 @@ impl ErrorKind {
             Self::Internal => "internal",
         }
     }
+}
+
+/// An error with everything behind it, for the log.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text = format!("{text}: {error}");
+        source = error.source();
+    }
+    text
 }
