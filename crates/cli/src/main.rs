@@ -4,10 +4,10 @@ mod args;
 mod client;
 mod commands;
 mod config;
-mod logs;
 mod output;
 mod run;
 mod serve;
+mod tracing_output;
 mod values;
 
 use std::io;
