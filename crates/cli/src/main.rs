@@ -5,10 +5,10 @@ mod bench;
 mod client;
 mod commands;
 mod config;
-mod logs;
 mod output;
 mod run;
 mod serve;
+mod tracing_output;
 mod values;
 
 use std::io;

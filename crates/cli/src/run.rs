@@ -134,7 +134,7 @@ fn plan(args: &RunArgs, config: &Config) -> Result<JailPlan> {
     let asked = [
         (args.limits.memory.is_some(), LimitName::Memory),
         (args.limits.cpus.is_some(), LimitName::Cpus),
-        (args.pids.is_some(), LimitName::Pids),
+        (args.limits.pids.is_some(), LimitName::Pids),
         (args.limits.disk.is_some(), LimitName::Disk),
     ];
     let mut entropy = [0; 20];
@@ -150,7 +150,7 @@ fn plan(args: &RunArgs, config: &Config) -> Result<JailPlan> {
         limits: Limits {
             memory: args.limits.memory.map_or(defaults.memory, |memory| memory.0),
             cpus: args.limits.cpus.map_or(defaults.cpus, |cpus| cpus.0),
-            pids: args.pids.unwrap_or(defaults.pids),
+            pids: args.limits.pids.unwrap_or(defaults.pids),
             disk: args.limits.disk.map_or(defaults.disk, |disk| disk.0),
         },
         named: asked.into_iter().filter_map(|(named, limit)| named.then_some(limit)).collect(),

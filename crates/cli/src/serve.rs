@@ -41,7 +41,7 @@ const GRACE: Duration = Duration::from_secs(10);
 
 pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode> {
     let config = Config::for_server(args)?;
-    crate::logs::start();
+    crate::tracing_output::start();
     let lock = prepare_state_dir(&config)?;
     let listener =
         TcpListener::bind(config.listen).with_context(|| format!("could not listen on {}", config.listen))?;
@@ -131,12 +131,11 @@ impl Part {
 
 /// Starts the launcher and waits until it listens.
 async fn start_launcher(config: &Config, pause: Duration) -> Result<Part> {
-    let (ready, tell) = tokio::net::unix::pipe::pipe()?;
+    let (tell, mut ready) = tokio::net::unix::pipe::pipe()?;
     let handover = Handover::of(config, handover::Announce::No);
     let descriptors = [memfd(&handover)?, tell.into_blocking_fd()?];
     let child = start("__launcher", descriptors)?;
     let mut byte = [0];
-    let mut ready = ready;
     let heard = tokio::io::AsyncReadExt::read(&mut ready, &mut byte).await?;
     if heard == 0 {
         return Err(anyhow!("the launcher could not start"))
@@ -160,7 +159,7 @@ fn start_server(
 /// Starts ourselves in another role, with two descriptors whose numbers are its arguments.
 fn start(role: &str, descriptors: [OwnedFd; 2]) -> Result<Child> {
     let mut command = Command::new("/proc/self/exe");
-    command.arg(role);
+    command.arg0("coracle").arg(role);
     for descriptor in &descriptors {
         command.arg(descriptor.pass()?);
     }

@@ -22,9 +22,9 @@ pub(super) fn run(socket: &Path, start: Start) -> Result<Exit> {
     let mut output = Link::ask(socket, Request::Start(start))?;
     output.reply()?;
     let mut input = Link::ask(socket, Request::Input { process: process.clone() })?;
-    input.reply()?;
+    // A command that has ended already takes no input; its end is on its way to us.
+    let mut caller = input.reply().is_ok().then_some(input);
     let raw = interactive.then(terminal::Raw::enter).transpose()?;
-    let mut caller = Some(input);
     let exit = loop {
         let ready = wait(&output, caller.is_some(), &signals)?;
         if ready.signals {

@@ -26,7 +26,7 @@ pub(crate) fn server(arguments: &[String], printer: &Printer) -> Result<ExitCode
     drop_privileges(&handover)?;
     // Changing ids made the kernel forget it.
     handover::end_with(parent.context("the supervisor is gone")?)?;
-    crate::logs::start();
+    crate::tracing_output::start();
     let lock = super::lock(&handover.state_dir.join("server.lock"), FlockOperation::LockExclusive)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let outcome = runtime.block_on(run(handover, listener, printer));
@@ -85,7 +85,7 @@ async fn run(handover: Handover, listener: OwnedFd, printer: &Printer) -> Result
             _ = interrupt.recv() => {}
         }
     };
-    fronts::serve(listener, router, stop).await.context("the listener broke")?;
+    fronts::serve(listener, router, stop).await;
     let staying = service.stop().await;
     if staying > 0 {
         let text =
@@ -109,6 +109,6 @@ async fn start_service(handover: &Handover) -> Result<Service> {
         longest_timeout: handover.longest_timeout,
     };
     let service = Service::start(config, Arc::new(backend)).await?;
-    service.set_single_key(handover.api_key.as_deref()).await?;
+    service.set_single_key(handover.api_key.as_deref());
     Ok(service)
 }
