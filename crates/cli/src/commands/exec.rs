@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::ExecArgs;
 use crate::client::{Event, Execution, Sandbox, Server, Wish};
@@ -38,13 +39,13 @@ pub(crate) async fn exec(server: &Server, args: ExecArgs, printer: &Printer) -> 
 /// Copies output to ours until the command has ended.
 async fn follow(sandbox: &Sandbox, mut execution: Execution, printer: &Printer) -> Result<ExitCode> {
     let mut process: Option<String> = None;
+    let mut pressed = signal(SignalKind::interrupt())?;
     let mut interrupts = 0;
     loop {
         // Both branches may be dropped and begun again without loss.
         let event = tokio::select! {
             event = execution.next() => event?.context("the server did not say how the command ended")?,
-            pressed = tokio::signal::ctrl_c() => {
-                pressed?;
+            _ = pressed.recv() => {
                 interrupts += 1;
                 match (&process, interrupts) {
                     (Some(process), 1) => interrupt(sandbox, process, printer).await,
@@ -58,9 +59,7 @@ async fn follow(sandbox: &Sandbox, mut execution: Execution, printer: &Printer) 
             Event::Stdout(text) => printer.raw(text.as_bytes())?,
             Event::Stderr(text) => printer.raw_error(text.as_bytes())?,
             Event::Completed => return Ok(ExitCode::SUCCESS),
-            Event::Failed { value, details } => {
-                return ending(&value, &details, printer);
-            }
+            Event::Failed { value, details } => return ending(&value, &details, printer),
         }
     }
 }
