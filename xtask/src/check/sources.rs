@@ -116,9 +116,8 @@ fn before_tests(text: &str) -> &str {
 }
 
 pub(super) fn check(sources: &[Source]) -> Findings {
-    let product: Vec<&Source> = sources.iter().filter(|source| !source.is_test()).collect();
     let mut findings = Findings::new();
-    for source in product {
+    for source in sources.iter().filter(|source| !source.is_test()) {
         findings.extend(RULES.iter().flat_map(|rule| rule.find(source)));
         findings.extend(foreign_fronts(source));
         findings.extend(started_programs(source));
