@@ -16,6 +16,7 @@ mod directory;
 mod essentials;
 mod host;
 mod layer;
+mod skeleton;
 mod store;
 mod tarball;
 

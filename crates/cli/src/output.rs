@@ -69,6 +69,11 @@ impl Printer {
         complain(&format!("warning: {text}\n"));
     }
 
+    /// A line on standard error that belongs there whoever reads it.
+    pub(crate) fn remark(&self, text: impl fmt::Display) {
+        complain(&format!("{text}\n"));
+    }
+
     /// A remark for whoever watches; programs that read standard error are spared it.
     pub(crate) fn note(&self, text: impl fmt::Display) {
         if self.watched {

@@ -4,13 +4,12 @@
 //! anyway. A link is kept when it leads into `/usr` or stays within what is copied; otherwise the
 //! file it leads to is copied in its place.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read};
+use std::fs::{self, Metadata};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
-use super::host::Skeleton;
+use super::skeleton::{self, LARGEST_FILE, Plan};
 use super::{During, ImageError};
 
 /// Files and directories of `/etc`; a `*` stands for the rest of a name.
@@ -67,28 +66,26 @@ const NAMES: [&str; 48] = [
 
 const MOST_ENTRIES: usize = 20_000;
 const MOST_BYTES: u64 = 64 << 20;
-const LARGEST_FILE: u64 = 16 << 20;
 const MOST_DEPTH: usize = 16;
 
-/// Copies the essentials into the skeleton.
-pub(super) fn copy(skeleton: &mut Skeleton) -> Result<(), ImageError> {
-    let mut copy = Copy { skeleton, entries: 0, bytes: 0 };
+/// Adds the essentials to the skeleton.
+pub(super) fn plan(plan: &mut Plan) -> Result<(), ImageError> {
+    let mut copy = Copy { plan, bytes: 0 };
     for name in names()? {
         let path = Path::new("/etc").join(&name);
-        copy.parents(&name)?;
+        copy.parents(&name);
         copy.place(&path, &path, 0)?;
     }
     Ok(())
 }
 
-/// The names that exist on this host, in a fixed order.
+/// The names with their stars replaced by what exists on this host.
 fn names() -> Result<Vec<PathBuf>, ImageError> {
     let etc = Path::new("/etc");
     let mut present = Vec::new();
     for entry in fs::read_dir(etc).during("list", etc)? {
         present.push(entry.during("list", etc)?.file_name());
     }
-    present.sort();
     let matching = |pattern: &&str| -> Vec<PathBuf> {
         match pattern.strip_suffix('*') {
             Some(start) => {
@@ -102,64 +99,55 @@ fn names() -> Result<Vec<PathBuf>, ImageError> {
     Ok(NAMES.iter().flat_map(matching).collect())
 }
 
-struct Copy<'skeleton> {
-    skeleton: &'skeleton mut Skeleton,
-    entries: usize,
+struct Copy<'plan> {
+    plan: &'plan mut Plan,
     bytes: u64,
 }
 
 impl Copy<'_> {
-    fn parents(&mut self, name: &Path) -> Result<(), ImageError> {
-        let above: Vec<&Path> = name.ancestors().skip(1).filter(|path| *path != Path::new("")).collect();
-        let exists = |path: &&&Path| Path::new("/etc").join(path).is_dir();
-        for path in above.iter().rev().filter(exists) {
-            self.skeleton.directory(&Path::new("etc").join(path), 0o755)?;
+    fn parents(&mut self, name: &Path) {
+        let above = name.ancestors().skip(1).filter(|path| *path != Path::new(""));
+        for path in above.filter(|path| Path::new("/etc").join(path).is_dir()) {
+            self.plan.directory(&Path::new("etc").join(path), 0o755);
         }
-        Ok(())
     }
 
-    /// Copies what lies at `source` to the place where `shown` is inside. `top` is the named
-    /// entry it belongs to, within which links may stay.
+    /// Plans what lies at `source`. `top` is the named entry it belongs to, within which links
+    /// may stay.
     fn place(&mut self, source: &Path, top: &Path, depth: usize) -> Result<(), ImageError> {
         let Ok(found) = fs::symlink_metadata(source) else { return Ok(()) };
-        self.entries += 1;
-        if self.entries > MOST_ENTRIES || depth > MOST_DEPTH {
+        if self.plan.len() > MOST_ENTRIES || depth > MOST_DEPTH {
             return Err(ImageError::TooLarge("the essentials of `/etc` may have entries or levels"));
         }
-        if found.is_symlink() {
-            let target = fs::read_link(source).during("read the link", source)?;
-            if stays(source, &target, top) {
-                return self.skeleton.link(inside(source), &target);
-            }
+        if !found.is_symlink() {
+            return self.take(source, top, &found, depth);
         }
-        match open_as_anybody(source) {
-            Some(file) => self.open(source, top, file, depth),
+        let target = fs::read_link(source).during("read the link", source)?;
+        if stays(source, &target, top) {
+            self.plan.link(inside(source), &target);
+            return Ok(());
+        }
+        match reachable_by_anybody(source) {
+            Some(found) => self.take(source, top, &found, depth),
             None => Ok(()),
         }
     }
 
-    fn open(&mut self, source: &Path, top: &Path, file: File, depth: usize) -> Result<(), ImageError> {
-        let found = file.metadata().during("look at", source)?;
-        if found.is_dir() {
-            self.skeleton.directory(inside(source), 0o755)?;
-            let mut below = Vec::new();
+    /// Takes a file or directory that everybody may read; others are passed over.
+    fn take(&mut self, source: &Path, top: &Path, found: &Metadata, depth: usize) -> Result<(), ImageError> {
+        if found.is_dir() && found.mode() & 0o005 == 0o005 {
+            self.plan.directory(inside(source), 0o755);
             for entry in fs::read_dir(source).during("list", source)? {
-                below.push(entry.during("list", source)?.path());
+                self.place(&entry.during("list", source)?.path(), top, depth + 1)?;
             }
-            below.sort();
-            return below.iter().try_for_each(|path| self.place(path, top, depth + 1));
+        } else if found.is_file() && found.mode() & 0o004 != 0 && found.len() <= LARGEST_FILE {
+            self.bytes += found.len();
+            if self.bytes > MOST_BYTES {
+                return Err(ImageError::TooLarge("64 MiB of essentials in `/etc`"));
+            }
+            self.plan.copy(inside(source), source, found);
         }
-        if !found.is_file() || found.len() > LARGEST_FILE {
-            return Ok(());
-        }
-        let mut text = Vec::new();
-        file.take(LARGEST_FILE).read_to_end(&mut text).during("read", source)?;
-        self.bytes += text.len() as u64;
-        if self.bytes > MOST_BYTES {
-            return Err(ImageError::TooLarge("64 MiB of essentials in `/etc`"));
-        }
-        let mode = 0o644 | (found.mode() & 0o111);
-        self.skeleton.text(inside(source), mode, &text)
+        Ok(())
     }
 }
 
@@ -186,19 +174,13 @@ fn stays(source: &Path, target: &Path, top: &Path) -> bool {
         || leads_to.starts_with("/etc/alternatives")
 }
 
-/// Opens what every user of the host may read: the file itself and each directory above it, as
-/// they really are after all links.
-fn open_as_anybody(path: &Path) -> Option<File> {
-    let nonblock = rustix::fs::OFlags::NONBLOCK.bits();
-    let flags = i32::try_from(nonblock).ok()?;
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
+/// What a link leads to, if every user of the host can get there: each directory above it, as
+/// it really is after all links, must let everybody pass.
+fn reachable_by_anybody(path: &Path) -> Option<Metadata> {
+    let file = skeleton::open(path).ok()?;
     let real = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
-    let readable = file.metadata().ok()?.mode() & 0o004 != 0;
-    let reachable = real.ancestors().skip(1).all(|above| {
-        let mode: io::Result<u32> = fs::metadata(above).map(|found| found.mode());
-        mode.is_ok_and(|mode| mode & 0o001 != 0)
-    });
-    (readable && reachable).then_some(file)
+    let passable = |above: &Path| fs::metadata(above).is_ok_and(|found| found.mode() & 0o001 != 0);
+    if real.ancestors().skip(1).all(passable) { file.metadata().ok() } else { None }
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! The image `host`: the host's own `/usr` under a skeleton that holds everything else.
 //!
 //! The skeleton is an allow-list. What is not named here or in [`essentials`] is not inside: no
-//! home, no `/var`, no live `/etc`. It is made at every start and kept under a name that follows
-//! from its content, so sandboxes of an earlier start keep theirs.
+//! home, no `/var`, no live `/etc`. It is kept under a name that follows from its content, so
+//! sandboxes of an earlier start keep theirs.
 
 use std::fs;
 use std::io;
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use linux::fs::Root;
 
-use super::layer::write_text;
+use super::skeleton::Plan;
 use super::{During, ImageError, Tree, essentials};
 
 /// The host image as it is on this host now.
@@ -104,21 +104,29 @@ fi
 /// trees the image consists.
 pub fn host_skeleton(dir: &Path) -> Result<HostImage, ImageError> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).during("make", dir)?;
+    let (plan, split) = plan()?;
+    let version = PathBuf::from(plan.version());
     let store = Root::open(dir).during("open", dir)?;
+    if store.stat(&version).is_err() {
+        write(&store, &plan, &version)?;
+    }
+    Ok(HostImage { trees: trees(dir.join(version), &split)? })
+}
+
+/// Writes a draft and moves it into place when it is whole; another process may do the same.
+fn write(store: &Root, plan: &Plan, version: &Path) -> Result<(), ImageError> {
     let draft = PathBuf::from(format!(".draft-{}", rustix::process::getpid().as_raw_nonzero()));
     store.remove_tree(&draft).during("remove", &draft)?;
     store.make_directory(&draft, 0o755).during("make", &draft)?;
+    store.set_mode(&draft, 0o755).during("mark", &draft)?;
     let tree = store.directory(&draft).during("open", &draft)?;
-    let mut skeleton = Skeleton { tree, hash: blake3::Hasher::new() };
-    let split = skeleton.build()?;
-    let version = PathBuf::from(skeleton.hash.finalize().to_hex().as_str()[..16].to_owned());
-    match store.rename_new(&draft, &version) {
+    plan.write(&tree)?;
+    match store.rename_new(&draft, version) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            store.remove_tree(&draft).during("remove", &draft)?;
+            store.remove_tree(&draft).during("remove", &draft)
         }
-        renamed => renamed.during("keep the skeleton", &version)?,
+        renamed => renamed.during("keep the skeleton", version),
     }
-    Ok(HostImage { trees: trees(dir.join(version), &split)? })
 }
 
 /// Removes the skeletons of earlier starts. Call it when no sandbox is alive that could use one.
@@ -210,93 +218,53 @@ fn unescape(text: &str) -> String {
     plain
 }
 
-/// A skeleton that is being made. All that goes in goes into the hash as well.
-pub(super) struct Skeleton {
-    tree: Root,
-    hash: blake3::Hasher,
+/// Plans the skeleton; answers also which of the merged names are directories on this host.
+fn plan() -> Result<(Plan, Vec<String>), ImageError> {
+    let mut plan = Plan::default();
+    for (path, mode) in EMPTY {
+        plan.directory(Path::new(path), mode);
+    }
+    for (path, target) in LINKS {
+        plan.link(Path::new(path), Path::new(target));
+    }
+    essentials::plan(&mut plan)?;
+    synthetic(&mut plan);
+    let split = merged(&mut plan)?;
+    Ok((plan, split))
 }
 
-impl Skeleton {
-    /// Answers which of the merged names are directories on this host.
-    fn build(&mut self) -> Result<Vec<String>, ImageError> {
-        rustix::fs::fchmod(&self.tree, rustix::fs::Mode::from_raw_mode(0o755))
-            .map_err(io::Error::from)
-            .during("mark", Path::new("/"))?;
-        for (path, mode) in EMPTY {
-            self.directory(Path::new(path), mode)?;
-        }
-        for (path, target) in LINKS {
-            self.link(Path::new(path), Path::new(target))?;
-        }
-        self.synthetic()?;
-        essentials::copy(self)?;
-        self.merged()
+fn synthetic(plan: &mut Plan) {
+    let bash = Path::new("/bin/bash").exists();
+    let passwd = if bash { PASSWD.replacen("/bin/sh", "/bin/bash", 1) } else { PASSWD.to_owned() };
+    for (name, mode, text) in [
+        ("passwd", 0o644, passwd.as_str()),
+        ("group", 0o644, GROUP),
+        ("shadow", 0o600, SHADOW),
+        ("hosts", 0o644, HOSTS),
+        ("hostname", 0o644, "sandbox\n"),
+        ("resolv.conf", 0o644, RESOLV),
+        ("nsswitch.conf", 0o644, NSSWITCH),
+        ("shells", 0o644, SHELLS),
+        ("profile", 0o644, PROFILE),
+        ("machine-id", 0o444, ""),
+    ] {
+        plan.text(&Path::new("etc").join(name), mode, text);
     }
+}
 
-    fn synthetic(&mut self) -> Result<(), ImageError> {
-        let bash = Path::new("/bin/bash").exists();
-        let passwd =
-            if bash { PASSWD.replacen("/root:/bin/sh", "/root:/bin/bash", 1) } else { PASSWD.to_owned() };
-        for (name, mode, text) in [
-            ("passwd", 0o644, passwd.as_str()),
-            ("group", 0o644, GROUP),
-            ("shadow", 0o600, SHADOW),
-            ("hosts", 0o644, HOSTS),
-            ("hostname", 0o644, "sandbox\n"),
-            ("resolv.conf", 0o644, RESOLV),
-            ("nsswitch.conf", 0o644, NSSWITCH),
-            ("shells", 0o644, SHELLS),
-            ("profile", 0o644, PROFILE),
-            ("machine-id", 0o444, ""),
-        ] {
-            self.text(&Path::new("etc").join(name), mode, text.as_bytes())?;
-        }
-        Ok(())
-    }
-
-    fn merged(&mut self) -> Result<Vec<String>, ImageError> {
-        let mut split = Vec::new();
-        for name in MERGED {
-            let source = Path::new("/").join(name);
-            let Ok(found) = fs::symlink_metadata(&source) else { continue };
-            if found.is_symlink() {
-                let target = fs::read_link(&source).during("read the link", &source)?;
-                self.link(Path::new(name), &target)?;
-            } else if found.is_dir() {
-                self.directory(Path::new(name), 0o755)?;
-                split.push(name.to_owned());
-            }
-        }
-        Ok(split)
-    }
-
-    pub(super) fn directory(&mut self, path: &Path, mode: u32) -> Result<(), ImageError> {
-        self.note(b"directory", path, &mode.to_le_bytes());
-        match self.tree.make_directory(path, mode) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(()),
-            made => made.during("make", path)?,
-        }
-        self.tree.set_mode(path, mode).during("mark", path)
-    }
-
-    pub(super) fn link(&mut self, path: &Path, target: &Path) -> Result<(), ImageError> {
-        self.note(b"link", path, target.as_os_str().as_bytes());
-        self.tree.symlink(target, path).during("make", path)
-    }
-
-    pub(super) fn text(&mut self, path: &Path, mode: u32, text: &[u8]) -> Result<(), ImageError> {
-        self.note(b"mode", path, &mode.to_le_bytes());
-        self.note(b"text", path, text);
-        write_text(&self.tree, path, mode, text).during("write", path)
-    }
-
-    /// Lengths keep one entry from looking like another.
-    fn note(&mut self, what: &[u8], path: &Path, content: &[u8]) {
-        for part in [what, path.as_os_str().as_bytes(), content] {
-            self.hash.update(&part.len().to_le_bytes());
-            self.hash.update(part);
+fn merged(plan: &mut Plan) -> Result<Vec<String>, ImageError> {
+    let mut split = Vec::new();
+    for name in MERGED {
+        let source = Path::new("/").join(name);
+        let Ok(found) = fs::symlink_metadata(&source) else { continue };
+        if found.is_symlink() {
+            plan.link(Path::new(name), &fs::read_link(&source).during("read the link", &source)?);
+        } else if found.is_dir() {
+            plan.directory(Path::new(name), 0o755);
+            split.push(name.to_owned());
         }
     }
+    Ok(split)
 }
 
 #[cfg(test)]
