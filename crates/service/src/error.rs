@@ -27,6 +27,8 @@ pub enum ServiceError {
     TooManySandboxes { limit: usize },
     #[error("sandbox `{id}` runs as many commands as it may, {limit}")]
     TooManyCommands { id: SandboxId, limit: u32 },
+    #[error("sandbox `{0}` has too much to do")]
+    Overloaded(SandboxId),
     #[error("{0}")]
     Invalid(String),
     #[error("`{0}` is busy")]
@@ -106,7 +108,7 @@ impl ServiceError {
             Self::Denied { phase, .. } | Self::NeverExpires { phase, .. } => {
                 ErrorKind::Conflict { phase: *phase }
             }
-            Self::TooManySandboxes { .. } | Self::TooManyCommands { .. } => exhausted(),
+            Self::TooManySandboxes { .. } | Self::TooManyCommands { .. } | Self::Overloaded(_) => exhausted(),
             Self::Invalid(_) => ErrorKind::Invalid,
             Self::Busy(_) => ErrorKind::Busy,
             Self::Refused { .. } => ErrorKind::Refused,
