@@ -202,6 +202,7 @@ async fn a_death_stays_visible_with_its_cause_and_frees_what_it_held() {
     let made = bench.create().await;
     bench.backend.kill(&made.id, Cause::Oom);
     bench.until(&made, |phase| phase == Phase::Failed(Cause::Oom)).await;
+    bench.backend.until_empty().await;
     let error = bench.service.launch(&bench.owner, &made.id, Process::shell("true")).await.err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Conflict { phase: Phase::Failed(Cause::Oom) });
     assert_eq!(bench.service.destroy(&bench.owner, &made.id).await.unwrap(), Outcome::Done);

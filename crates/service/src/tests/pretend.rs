@@ -14,6 +14,8 @@ use wire::{Call, Decoder, Fault, FaultKind, Frame, Greeting, Reply, Request};
 
 pub(super) struct Pretend {
     world: Mutex<World>,
+    /// How many sandboxes there are.
+    population: watch::Sender<usize>,
     deaths: (mpsc::UnboundedSender<Death>, Mutex<Option<mpsc::UnboundedReceiver<Death>>>),
     /// Creates wait for a permit.
     pub(super) gate: Semaphore,
@@ -41,6 +43,7 @@ impl Pretend {
         let (sender, receiver) = mpsc::unbounded_channel();
         Arc::new(Self {
             world: Mutex::default(),
+            population: watch::Sender::new(0),
             deaths: (sender, Mutex::new(Some(receiver))),
             gate: Semaphore::new(Semaphore::MAX_PERMITS),
             entrypoint_end: watch::Sender::new(None),
@@ -48,11 +51,15 @@ impl Pretend {
     }
 
     pub(super) fn put(&self, id: &SandboxId, condition: Condition) {
-        self.world.lock().unwrap().sandboxes.insert(id.clone(), condition);
+        let mut world = self.world.lock().unwrap();
+        world.sandboxes.insert(id.clone(), condition);
+        self.population.send_replace(world.sandboxes.len());
     }
 
     pub(super) fn take_away(&self, id: &SandboxId) {
-        self.world.lock().unwrap().sandboxes.remove(id);
+        let mut world = self.world.lock().unwrap();
+        world.sandboxes.remove(id);
+        self.population.send_replace(world.sandboxes.len());
     }
 
     pub(super) fn condition(&self, id: &SandboxId) -> Option<Condition> {
@@ -60,7 +67,11 @@ impl Pretend {
     }
 
     pub(super) fn count(&self) -> usize {
-        self.world.lock().unwrap().sandboxes.len()
+        *self.population.borrow()
+    }
+
+    pub(super) async fn until_empty(&self) {
+        self.population.subscribe().wait_for(|count| *count == 0).await.unwrap();
     }
 
     pub(super) fn fail(&self, call: &'static str, times: usize) {
