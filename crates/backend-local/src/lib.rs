@@ -1,1 +1,3 @@
-//! To be filled.
+//! Sandboxes on this host.
+
+pub mod volumes;

@@ -2,7 +2,9 @@
 //! `unsafe`, and it is synchronous.
 #![expect(unsafe_code, reason = "the kernel interfaces that no crate wraps are wrapped here, and only here")]
 
+pub mod btrfs;
 pub mod caps;
+pub mod loopdev;
 pub mod seccomp;
 
 use std::io;
