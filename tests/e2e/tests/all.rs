@@ -1,0 +1,7 @@
+//! All.
+mod limits {
+    #[test]
+    fn trivial() {
+        assert!(std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists());
+    }
+}
