@@ -3,9 +3,11 @@
 mod args;
 mod client;
 mod commands;
-#[expect(dead_code, reason = "most settings are for `serve`")]
 mod config;
+mod logs;
 mod output;
+mod run;
+mod serve;
 mod values;
 
 use std::io;
@@ -20,6 +22,9 @@ use commands::{block_on, copy, exec, image, logs, sandboxes, shell};
 use output::Printer;
 
 fn main() -> ExitCode {
+    if let Some(code) = other_role() {
+        return code;
+    }
     let cli = Cli::parse();
     let printer = Printer::new(cli.json);
     let failed = failure_code(&cli.command);
@@ -33,10 +38,32 @@ fn main() -> ExitCode {
     }
 }
 
+/// The roles in which we start ourselves. They are no commands for people: the agent reads
+/// nothing but its descriptors, and the other two take over descriptors by number, which has to
+/// happen before anything else is opened.
+fn other_role() -> Option<ExitCode> {
+    let mut arguments = std::env::args().skip(1);
+    let role = arguments.next()?;
+    let arguments: Vec<String> = arguments.collect();
+    let printer = Printer::new(false);
+    let outcome = match role.as_str() {
+        "__agent" => return Some(agent::run()),
+        "__launcher" => serve::launcher::launcher(&arguments),
+        "__server" => serve::server::server(&arguments, &printer),
+        _ => return None,
+    };
+    Some(outcome.unwrap_or_else(|error| {
+        printer.error(&error);
+        ExitCode::FAILURE
+    }))
+}
+
 fn dispatch(cli: Cli, printer: &Printer) -> Result<ExitCode> {
     let server = || Server::new(&cli.url, std::env::var("CORACLE_API_KEY").ok().as_deref());
     match cli.command {
-        Command::Serve(_) | Command::Run(_) | Command::Doctor(_) | Command::Bench(_) => {
+        Command::Serve(args) => serve::serve(&args),
+        Command::Run(args) => run::run(&args, printer),
+        Command::Doctor(_) | Command::Bench(_) => {
             anyhow::bail!("this build has no such command")
         }
         Command::Create(args) => block_on(sandboxes::create(&server()?, args, printer)),
