@@ -47,7 +47,8 @@ fn other_role() -> Option<ExitCode> {
     let arguments: Vec<String> = arguments.collect();
     let printer = Printer::new(false);
     let outcome = match role.as_str() {
-        "__agent" => return Some(agent::run()),
+        // Its standard error leads nowhere; whoever started it sees that it ended.
+        "__agent" => return Some(agent::run().map_or(ExitCode::FAILURE, |never| match never {})),
         "__launcher" => serve::launcher::launcher(&arguments),
         "__server" => serve::server::server(&arguments, &printer),
         _ => return None,

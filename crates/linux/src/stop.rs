@@ -22,7 +22,8 @@ impl Signals {
         // SAFETY: the set is initialised and only read; the old one is not asked for.
         check(unsafe { libc::sigprocmask(libc::SIG_BLOCK, &raw const mask, std::ptr::null_mut()) })?;
         // SAFETY: the kernel reads the set and gives a new descriptor, or fails.
-        let fd = check(unsafe { libc::signalfd(-1, &raw const mask, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) })?;
+        let fd =
+            check(unsafe { libc::signalfd(-1, &raw const mask, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) })?;
         // SAFETY: the descriptor is new and nobody else knows it.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }

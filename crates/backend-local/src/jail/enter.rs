@@ -25,6 +25,7 @@ use rustix::process::Resource;
 
 use super::plan::GuestPlan;
 use super::step::{At, JailError, Step};
+use crate::images;
 
 /// Where the child puts things together. Every host has the directory, and what is mounted over
 /// it is seen by the child alone.
@@ -219,23 +220,6 @@ fn build_root(entry: &Entry, layers: &mut Layers) -> Result<(), JailError> {
     Ok(())
 }
 
-/// Directories that programs install into. Without root, files of the host's `/usr` belong to
-/// nobody inside, and only directories that exist in the upper layer can be written.
-const INSTALL_DIRECTORIES: [&str; 12] = [
-    "bin",
-    "lib",
-    "sbin",
-    "share",
-    "local",
-    "local/bin",
-    "local/lib",
-    "local/share",
-    "local/sbin",
-    "local/include",
-    "local/etc",
-    "include",
-];
-
 fn make_tmpfs_volume(volume: &Path, bytes: u64, trees: &[EntryTree]) -> io::Result<()> {
     let inodes = (bytes / 4096).max(1024);
     let options = format!("mode=0755,size={bytes},nr_inodes={inodes}");
@@ -246,7 +230,9 @@ fn make_tmpfs_volume(volume: &Path, bytes: u64, trees: &[EntryTree]) -> io::Resu
         fs::set_permissions(&upper, fs::Permissions::from_mode(0o755))?;
         fs::create_dir(volume.join(format!("{}.work", tree.name)))?;
         if tree.mount_point == "/usr" {
-            for directory in INSTALL_DIRECTORIES {
+            // Without root, files of the host's /usr belong to nobody inside, and only directories
+            // that exist in the upper layer can be written.
+            for directory in images::premade_in_usr() {
                 fs::create_dir_all(upper.join(directory))?;
             }
         }

@@ -25,9 +25,6 @@ use crate::jail::step::{At, JailError, Step};
 use crate::settings::{Lifetime, MountRule};
 use crate::volumes::{Kind, VolumeError, tree_name};
 
-/// Directories in which programs are found; the host's own PATH means nothing inside.
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-
 /// A sandbox on its way. When `status` is readable, [`Launcher::conclude`] says what became of it.
 #[derive(Debug)]
 pub struct Pending {
@@ -93,9 +90,7 @@ impl Launcher {
     }
 
     fn resolve(&self, name: &str) -> Result<Resolved, Refusal> {
-        let settings = &self.settings;
-        images::resolve(&settings.state_dir, name, &settings.aliases, settings.strict_images)
-            .map_err(refuse_image)
+        images::resolve(&self.settings.state_dir, &self.host, name, &self.aliases).map_err(refuse_image)
     }
 
     /// Says what will be in force, or refuses what cannot be.
@@ -236,9 +231,8 @@ impl Launcher {
     }
 
     fn agent_config(&self, plan: &JailPlan, image: &Resolved, inherited: &Inherited) -> AgentConfig {
-        let words = [("PATH", PATH), ("LANG", "C.UTF-8"), ("CORACLE_SANDBOX", plan.id.as_str())];
-        let mut env: BTreeMap<String, String> = words.map(|(k, v)| (k.to_owned(), v.to_owned())).into();
-        env.extend(image.env.clone());
+        let mut env: BTreeMap<String, String> = image.env.iter().cloned().collect();
+        env.insert("CORACLE_SANDBOX".to_owned(), plan.id.clone());
         env.extend(plan.env.clone());
         let root = matches!(self.rights, Rights::Root(_));
         AgentConfig {
@@ -277,7 +271,7 @@ impl Root {
         trees: &[EntryTree],
         mounts: &[EntryMount],
     ) -> Result<Resources, JailError> {
-        let base = self.ranges.take(&plan.id).map_err(io::Error::other).at(Step::UidRange)?;
+        let base = self.ranges.allocate(&plan.id).map_err(io::Error::other).at(Step::UidRange)?.first;
         let groups = self.groups.make(&plan.id, &plan.limits, base).at(Step::Groups)?;
         let prepared = match self.disks.pop() {
             Some(disk) => disk,
@@ -384,6 +378,9 @@ fn disk_error(error: VolumeError) -> io::Error {
 }
 
 fn refuse_image(error: ImageError) -> Refusal {
-    let message = error.to_string();
-    Refusal { kind: RefusalKind::NoImage, message, hint: None }
+    let hint = error.hint().map(str::to_owned);
+    match error {
+        ImageError::Unknown(name) => Refusal { kind: RefusalKind::NoImage, message: name, hint },
+        error => Refusal { kind: RefusalKind::Unsupported, message: error.to_string(), hint },
+    }
 }

@@ -54,7 +54,7 @@ impl Launcher {
             Err(error) => return Err(error.into()),
         }
         if let Rights::Root(root) = &mut self.rights {
-            root.ranges.free(id).map_err(io::Error::other)?;
+            root.ranges.release(id).map_err(io::Error::other)?;
         }
         self.records.remove(id)
     }

@@ -25,7 +25,7 @@ use self::protocol::{BoxCondition, FoundBox, Used};
 use self::record::Records;
 use self::stock::NetStock;
 use crate::cgroups::Hierarchies;
-use crate::images::{self, ImageError};
+use crate::images::{self, Aliases, HostImage, ImageError, Unlisted};
 use crate::jail::filters::Filters;
 use crate::jail::plan::LimitName;
 use crate::range::{RangeError, Ranges};
@@ -38,6 +38,8 @@ pub struct Launcher {
     rights: Rights,
     records: Records,
     filters: Filters,
+    host: HostImage,
+    aliases: Aliases,
     /// Our own program as the agent, unreadable to everybody as root.
     agent: OwnedFd,
     /// Where the agents' sockets are.
@@ -101,14 +103,16 @@ impl Launcher {
         let bin = state.join("bin");
         let agent = agent_program(&bin).map_err(failed("copy ourselves to", &bin))?;
         let run = open_directory(&state.join("run")).map_err(failed("open", &state.join("run")))?;
-        images::host_skeleton(&state)?;
+        let host = images::host_skeleton(&state.join("host"))?;
+        let aliases = aliases(&settings);
         let rights = if rustix::process::geteuid().is_root() {
             Rights::Root(Box::new(Root::open(&settings)?))
         } else {
             let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
             Rights::User { uid, gid }
         };
-        Ok(Self { settings, rights, records, filters: Filters::compile()?, agent, run })
+        let filters = Filters::compile()?;
+        Ok(Self { settings, rights, records, filters, host, aliases, agent, run })
     }
 
     /// Prepares one more net namespace or volume if there are too few; `true` while more are
@@ -233,6 +237,17 @@ impl Root {
         }
         Ok(self.disks.len() < wanted)
     }
+}
+
+/// The operator's aliases first, then the habits of the compatible APIs.
+fn aliases(settings: &Settings) -> Aliases {
+    let mut aliases = Aliases::default();
+    let own = settings.aliases.iter().map(|(name, target)| (name.clone(), target.clone()));
+    aliases.table = own.chain(std::mem::take(&mut aliases.table)).collect();
+    if settings.strict_images {
+        aliases.unlisted = Unlisted::Refuse;
+    }
+    aliases
 }
 
 fn make_directory(path: &Path, mode: u32) -> io::Result<()> {
