@@ -1,6 +1,7 @@
 //! The one binary. This file only reads the command line and hands over.
 
 mod args;
+mod bench;
 mod client;
 mod commands;
 mod config;
@@ -51,6 +52,7 @@ fn other_role() -> Option<ExitCode> {
         // Its standard error leads nowhere; whoever started it sees that it ended.
         "__agent" => return Some(agent::run().map_or(ExitCode::FAILURE, |never| match never {})),
         "__launcher" => serve::launcher::launcher(&arguments),
+        bench::floor::WORD => bench::floor::serve(&arguments),
         "__server" => serve::server::server(&arguments, &printer),
         _ => return None,
     };
@@ -66,7 +68,7 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<ExitCode> {
         Command::Serve(args) => serve::serve(&args),
         Command::Run(args) => run::run(&args, printer),
         Command::Doctor(args) => doctor::doctor(&args, printer),
-        Command::Bench(_) => anyhow::bail!("this build has no such command"),
+        Command::Bench(args) => bench::bench(&args, printer),
         Command::Create(args) => block_on(sandboxes::create(&server()?, args, printer)),
         Command::Ls(args) => block_on(sandboxes::list(&server()?, args, printer)),
         Command::Rm(args) => block_on(sandboxes::remove(&server()?, args, printer)),
