@@ -49,6 +49,14 @@ impl Accounts {
         listed.map(|(_, gid, _)| gid).take(MOST_GROUPS).collect()
     }
 
+    pub(crate) fn group_name(&self, gid: u32) -> Option<&str> {
+        self.groups().find(|(_, id, _)| *id == gid).map(|(name, _, _)| name)
+    }
+
+    pub(crate) fn gid_of(&self, group: &str) -> Option<u32> {
+        self.groups().find(|(name, _, _)| *name == group).map(|(_, gid, _)| gid)
+    }
+
     fn accounts(&self) -> impl Iterator<Item = Account> {
         self.passwd.lines().filter_map(account)
     }
@@ -121,5 +129,7 @@ mod tests {
     fn groups_are_those_that_list_the_user() {
         assert_eq!(sample().groups_of("alice"), [10, 44]);
         assert_eq!(sample().groups_of("nobody"), [0; 0]);
+        assert_eq!(sample().group_name(44), Some("video"));
+        assert_eq!(sample().gid_of("wheel"), Some(10));
     }
 }

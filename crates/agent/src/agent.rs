@@ -17,7 +17,9 @@ use crate::connection::Connection;
 use crate::journal::RECORD;
 use crate::place::Place;
 use crate::poll::{Poll, Token};
+use crate::ports::{Dial, Tunnel};
 use crate::process::Process;
+use crate::worker::Job;
 
 /// Everything the agent knows. The parts of its behaviour are in the files that are named
 /// after them, each an `impl Agent`.
@@ -34,6 +36,12 @@ pub(crate) struct Agent {
     pub(crate) children: HashMap<Pid, Child>,
     /// Bodies that have ended and whose groups may still be in use.
     pub(crate) lingering: BTreeSet<u64>,
+    /// File operations that wait for a worker.
+    pub(crate) jobs: VecDeque<Job>,
+    pub(crate) workers: usize,
+    pub(crate) watchers: usize,
+    pub(crate) dials: HashMap<u64, Dial>,
+    pub(crate) tunnels: HashMap<u64, Tunnel>,
     pub(crate) alarms: BinaryHeap<Reverse<(Instant, Alarm)>>,
     /// For bytes that come in, and for bytes that go out.
     pub(crate) scratch: Vec<u8>,
@@ -48,6 +56,10 @@ pub(crate) enum Child {
     Leader(u64),
     /// The runner of a body.
     Runner(u64),
+    /// Does a file operation.
+    Worker,
+    /// Watches files.
+    Watcher,
 }
 
 /// What happens at a certain time.
@@ -55,6 +67,8 @@ pub(crate) enum Child {
 pub(crate) enum Alarm {
     /// A process has run for as long as it may.
     Deadline(u64),
+    /// A port has not accepted.
+    Dial(u64),
 }
 
 impl Agent {
@@ -74,6 +88,11 @@ impl Agent {
             finished: VecDeque::new(),
             children: HashMap::new(),
             lingering: BTreeSet::new(),
+            jobs: VecDeque::new(),
+            workers: 0,
+            watchers: 0,
+            dials: HashMap::new(),
+            tunnels: HashMap::new(),
             alarms: BinaryHeap::new(),
             scratch: vec![0; RECORD],
             page: vec![0; RECORD],
@@ -97,6 +116,8 @@ impl Agent {
             Token::Listener => self.accept(),
             Token::Children => self.reap(),
             Token::Connection(number) => self.on_connection(number, flags),
+            Token::Near(tunnel) => self.on_near(tunnel, flags),
+            Token::Far(tunnel) => self.on_far(tunnel, flags),
             Token::Stdout(body) => self.on_output(body, StreamTag::Stdout),
             Token::Stderr(body) => self.on_output(body, StreamTag::Stderr),
             Token::Terminal(body) => self.on_output(body, StreamTag::Terminal),
@@ -133,6 +154,7 @@ impl Agent {
             self.alarms.pop();
             match alarm {
                 Alarm::Deadline(process) => self.deadline_passed(process),
+                Alarm::Dial(dial) => self.dial_timed_out(dial),
             }
         }
     }

@@ -52,7 +52,7 @@ pub(crate) enum Stage {
 }
 
 impl Connection {
-    fn new(source: Source) -> Self {
+    pub(crate) fn new(source: Source) -> Self {
         Self {
             source,
             decoder: Decoder::new(),
@@ -128,6 +128,16 @@ impl Connection {
         self.decoder.feed(&buffer[..count]);
         self.finished_sending = count == 0;
         Ok(count)
+    }
+
+    /// What has not been sent, for whoever sends it instead.
+    pub(crate) fn take_unsent(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.out).split_off(std::mem::take(&mut self.sent))
+    }
+
+    /// For whoever goes on with the connection: it was not greeted yet.
+    pub(crate) fn into_parts(self) -> (Source, Decoder) {
+        (self.source, self.decoder)
     }
 }
 

@@ -10,7 +10,7 @@ use linux::signals;
 use linux::spawn::SingleThread;
 use rustix::fs::{Mode, OFlags};
 use rustix::net::SocketFlags;
-use rustix::process::DumpableBehavior;
+use rustix::process::{DumpableBehavior, Resource, Rlimit};
 use wire::AgentConfig;
 use wire::config::CONFIG_FD;
 
@@ -34,6 +34,9 @@ pub(crate) struct Place {
     pub(crate) oom: Option<OwnedFd>,
     pub(crate) filter: Program,
     pub(crate) capabilities: CapSet,
+    pub(crate) own_capabilities: CapSet,
+    /// What commands get; the agent itself takes all it may have.
+    pub(crate) open_files: Rlimit,
     pub(crate) null: OwnedFd,
 }
 
@@ -71,6 +74,8 @@ impl Place {
             filter: Program::from_words(&config.command_filter),
             // Nobody can give more than they have.
             capabilities: CapSet(config.command_capabilities & ours.0),
+            own_capabilities: ours,
+            open_files: raise_open_files().during("raise its limit of open files")?,
             null: open_null().during("open /dev/null")?,
             config,
         };
@@ -103,6 +108,13 @@ fn shut_off() -> Result<(), AgentError> {
         rustix::process::set_child_subreaper(Some(pid)).during("become the reaper of orphans")?;
     }
     Ok(())
+}
+
+/// Connections, pipes and journals add up to more than the usual limit.
+fn raise_open_files() -> rustix::io::Result<Rlimit> {
+    let before = rustix::process::getrlimit(Resource::Nofile);
+    rustix::process::setrlimit(Resource::Nofile, Rlimit { current: before.maximum, ..before })?;
+    Ok(before)
 }
 
 fn read_config(file: &OwnedFd) -> io::Result<AgentConfig> {

@@ -24,6 +24,9 @@ pub(crate) enum Token {
     Listener,
     Children,
     Connection(u64),
+    /// The server's side of a tunnel, and the port's.
+    Near(u64),
+    Far(u64),
     Stdout(u64),
     Stderr(u64),
     Terminal(u64),
@@ -57,12 +60,14 @@ impl Token {
             Self::Listener => (0, 0),
             Self::Children => (1, 0),
             Self::Connection(number) => (2, number),
+            Self::Near(number) => (3, number),
             Self::Stdout(number) => (4, number),
             Self::Stderr(number) => (5, number),
             Self::Terminal(number) => (6, number),
             Self::Input(number) => (7, number),
             Self::Report(number) => (8, number),
             Self::Runner(number) => (9, number),
+            Self::Far(number) => (10, number),
         };
         kind << NUMBER_BITS | number
     }
@@ -73,12 +78,14 @@ impl Token {
             0 => Self::Listener,
             1 => Self::Children,
             2 => Self::Connection(number),
+            3 => Self::Near(number),
             4 => Self::Stdout(number),
             5 => Self::Stderr(number),
             6 => Self::Terminal(number),
             7 => Self::Input(number),
             8 => Self::Report(number),
-            _ => Self::Runner(number),
+            9 => Self::Runner(number),
+            _ => Self::Far(number),
         }
     }
 }
@@ -136,6 +143,18 @@ impl Source {
     }
 }
 
+impl Source {
+    pub(crate) fn is_muted(&self) -> bool {
+        self.interest.is_none()
+    }
+
+    /// Takes the descriptor off the list and away.
+    pub(crate) fn into_fd(mut self) -> rustix::io::Result<OwnedFd> {
+        self.mute();
+        rustix::io::fcntl_dupfd_cloexec(&self.fd, 3)
+    }
+}
+
 impl AsFd for Source {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
@@ -163,7 +182,9 @@ mod tests {
             Token::Terminal(5),
             Token::Input(6),
             Token::Report(7),
-            Token::Runner((1 << NUMBER_BITS) - 1),
+            Token::Runner(8),
+            Token::Near(9),
+            Token::Far((1 << NUMBER_BITS) - 1),
         ] {
             assert_eq!(Token::from_word(token.to_word()), token);
         }

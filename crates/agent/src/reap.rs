@@ -18,6 +18,7 @@ impl Agent {
         match self.children.remove(&reaped.pid) {
             Some(Child::Leader(body)) => self.leader_ended(body, reaped.end, reaped.usage),
             Some(Child::Runner(body)) => self.runner_ended(body),
+            Some(kind @ (Child::Worker | Child::Watcher)) => self.worker_ended(kind),
             None => {}
         }
     }

@@ -60,6 +60,8 @@ impl Agent {
                 self.forget(&process)?;
                 self.answer(connection, &Reply::Ok);
             }
+            Request::File(request) => self.work(connection, request)?,
+            Request::Tunnel { port } => self.dial(connection, port)?,
             _ => return Err(fault::plain(FaultKind::Unsupported, "read", "this request")),
         }
         Ok(())

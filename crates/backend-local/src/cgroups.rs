@@ -261,20 +261,11 @@ impl Hierarchies {
         text.and_then(|text| word(&text, "oom_kill")).is_some_and(|count| count > 0)
     }
 
-    /// Stops every command, or lets them go on. Returns when all are stopped.
-    pub fn freeze(&self, id: &str, frozen: bool) -> io::Result<()> {
+    /// Asks the kernel to stop every command, or to let them go on.
+    pub fn freeze(&self, id: &str, frozen: bool) -> io::Result<Freezing> {
         let group = self.home(id).join("cmd");
         fs::write(group.join("cgroup.freeze"), if frozen { "1" } else { "0" })?;
-        let events = File::open(group.join("cgroup.events"))?;
-        let wanted = u64::from(frozen);
-        // The kernel marks the file with POLLPRI when it changes; each look resets the mark.
-        for _ in 0..100 {
-            if word(&read_again(&events)?, "frozen") == Some(wanted) {
-                return Ok(());
-            }
-            wait_for_change(&events)?;
-        }
-        Err(io::Error::from(io::ErrorKind::TimedOut))
+        Ok(Freezing { events: File::open(group.join("cgroup.events"))?, frozen })
     }
 
     pub fn is_frozen(&self, id: &str) -> bool {
@@ -368,6 +359,24 @@ impl Hierarchies {
     }
 }
 
+/// A group on its way to being stopped or continued.
+#[derive(Debug)]
+pub struct Freezing {
+    /// The kernel marks it with `POLLPRI` when it changes; looking at it takes the mark away.
+    pub events: File,
+    frozen: bool,
+}
+
+impl Freezing {
+    /// Whether the kernel has done it.
+    pub fn is_done(&self) -> io::Result<bool> {
+        let mut buffer = [0; 256];
+        let length = rustix::io::pread(&self.events, &mut buffer, 0)?;
+        let text = String::from_utf8_lossy(&buffer[..length]);
+        Ok(word(&text, "frozen") == Some(u64::from(self.frozen)))
+    }
+}
+
 /// A cgroup line of the mount table.
 struct CgroupMount {
     path: PathBuf,
@@ -413,19 +422,6 @@ fn remove_group(path: &Path) -> io::Result<()> {
         }
         other => other,
     }
-}
-
-fn read_again(file: &File) -> io::Result<String> {
-    let mut buffer = [0; 256];
-    let length = rustix::io::pread(file, &mut buffer, 0)?;
-    Ok(String::from_utf8_lossy(&buffer[..length]).into_owned())
-}
-
-fn wait_for_change(file: &File) -> io::Result<()> {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let mut watched = [PollFd::new(file, PollFlags::PRI)];
-    let timeout = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-    poll(&mut watched, Some(&timeout)).map(drop).map_err(Into::into)
 }
 
 #[cfg(test)]

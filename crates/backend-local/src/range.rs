@@ -64,15 +64,7 @@ impl RangeError {
 impl Ranges {
     /// Opens the ranges recorded in `directory`.
     pub fn open(directory: &Path, base: u32) -> Result<Self, RangeError> {
-        let mut given = Vec::new();
-        for path in [Path::new("/etc/subuid"), Path::new("/etc/subgid")] {
-            match fs::read_to_string(path) {
-                Ok(text) => given.extend(subordinate(&text)),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error).during("read", path),
-            }
-        }
-        Self::open_beside(directory, base, COUNT, &given)
+        Self::open_beside(directory, base, COUNT, &given_to_users()?)
     }
 
     /// As [`Ranges::open`], beside ids that others have: pairs of first id and count.
@@ -82,14 +74,8 @@ impl Ranges {
         count: u32,
         given: &[(u64, u64)],
     ) -> Result<Self, RangeError> {
-        if u64::from(base) + u64::from(count) * u64::from(WIDTH) > u64::from(u32::MAX) || base == 0 {
-            return Err(RangeError::BadBase(base));
-        }
+        let blocked = blocked(base, count, given)?;
         fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).during("make", directory)?;
-        let blocked: BTreeSet<u32> = (0..count).filter(|index| overlaps(base, *index, given)).collect();
-        if blocked.contains(&0) {
-            return Err(RangeError::ServerBlocked(base));
-        }
         let by_id = recorded(directory)?;
         let taken = by_id.values().copied().collect();
         let next = starting_place(directory) % count;
@@ -160,6 +146,34 @@ impl Ranges {
     fn path(&self, index: u32) -> PathBuf {
         self.directory.join(index.to_string())
     }
+}
+
+/// How many sandboxes can have a range, on a host where none has one yet.
+pub fn free_ranges(base: u32) -> Result<usize, RangeError> {
+    let blocked = blocked(base, COUNT, &given_to_users()?)?;
+    Ok((1..COUNT).filter(|index| !blocked.contains(index)).count())
+}
+
+/// The ids that the host has given to its users, as pairs of first id and count.
+fn given_to_users() -> Result<Vec<(u64, u64)>, RangeError> {
+    let mut given = Vec::new();
+    for path in [Path::new("/etc/subuid"), Path::new("/etc/subgid")] {
+        match fs::read_to_string(path) {
+            Ok(text) => given.extend(subordinate(&text)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error).during("read", path),
+        }
+    }
+    Ok(given)
+}
+
+/// The ranges that would overlap with what was given.
+fn blocked(base: u32, count: u32, given: &[(u64, u64)]) -> Result<BTreeSet<u32>, RangeError> {
+    if u64::from(base) + u64::from(count) * u64::from(WIDTH) > u64::from(u32::MAX) || base == 0 {
+        return Err(RangeError::BadBase(base));
+    }
+    let blocked: BTreeSet<u32> = (0..count).filter(|index| overlaps(base, *index, given)).collect();
+    if blocked.contains(&0) { Err(RangeError::ServerBlocked(base)) } else { Ok(blocked) }
 }
 
 /// What the files say. An empty one was made by somebody killed before it was written, so

@@ -5,6 +5,7 @@ mod bench;
 mod client;
 mod commands;
 mod config;
+mod doctor;
 mod output;
 mod run;
 mod serve;
@@ -66,10 +67,8 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<ExitCode> {
     match cli.command {
         Command::Serve(args) => serve::serve(&args),
         Command::Run(args) => run::run(&args, printer),
+        Command::Doctor(args) => doctor::doctor(&args, printer),
         Command::Bench(args) => bench::bench(&args, printer),
-        Command::Doctor(_) => {
-            anyhow::bail!("this build has no such command")
-        }
         Command::Create(args) => block_on(sandboxes::create(&server()?, args, printer)),
         Command::Ls(args) => block_on(sandboxes::list(&server()?, args, printer)),
         Command::Rm(args) => block_on(sandboxes::remove(&server()?, args, printer)),

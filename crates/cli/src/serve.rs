@@ -65,7 +65,7 @@ fn prepare_state_dir(config: &Config) -> Result<File> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).with_context(action)?;
     fs::set_permissions(directory, fs::Permissions::from_mode(0o700)).with_context(action)?;
     let lock = lock(&directory.join("lock"), FlockOperation::NonBlockingLockExclusive)
-        .map_err(|_| anyhow!("another server uses the state directory `{}`", directory.display()))
+        .with_context(|| format!("another server uses the state directory `{}`", directory.display()))
         .hint("stop it, or choose another directory with --state-dir")?;
     if let Some(uid) = server_uid(config) {
         chown(directory, Some(uid), Some(uid)).with_context(action)?;

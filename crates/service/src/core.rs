@@ -81,6 +81,9 @@ impl Core {
         owner: &Owner,
         wish: Create,
     ) -> Result<Sandbox, ServiceError> {
+        if self.stop.is_cancelled() {
+            return Err(ServiceError::Stopping);
+        }
         let record = self.record(owner, wish)?;
         let (handle, driver) = Driver::new(self, record);
         let limit = self.config.sandboxes;

@@ -27,6 +27,8 @@ pub enum ServiceError {
     TooManySandboxes { limit: usize },
     #[error("sandbox `{id}` runs as many commands as it may, {limit}")]
     TooManyCommands { id: SandboxId, limit: u32 },
+    #[error("sandbox `{0}` has too much to do")]
+    Overloaded(SandboxId),
     #[error("{0}")]
     Invalid(String),
     #[error("`{0}` is busy")]
@@ -106,7 +108,7 @@ impl ServiceError {
             Self::Denied { phase, .. } | Self::NeverExpires { phase, .. } => {
                 ErrorKind::Conflict { phase: *phase }
             }
-            Self::TooManySandboxes { .. } | Self::TooManyCommands { .. } => exhausted(),
+            Self::TooManySandboxes { .. } | Self::TooManyCommands { .. } | Self::Overloaded(_) => exhausted(),
             Self::Invalid(_) => ErrorKind::Invalid,
             Self::Busy(_) => ErrorKind::Busy,
             Self::Refused { .. } => ErrorKind::Refused,
@@ -168,7 +170,11 @@ impl ErrorKind {
     }
 }
 
-/// An error with everything behind it, for the log.
+/// The most that one error may take of the log.
+const LOGGED: usize = 2048;
+
+/// An error with everything behind it, for the log. Parts of it may be words of an attacker,
+/// so it stays on one line and does not run on.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -176,5 +182,23 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
         text = format!("{text}: {error}");
         source = error.source();
     }
-    text
+    text.chars().take(LOGGED).map(|letter| if letter.is_control() { '\u{fffd}' } else { letter }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_in_the_log_is_one_line_of_bounded_length() {
+        let error = ServiceError::Invalid(format!("a\nb\u{1b}[31m{}", "x".repeat(100_000)));
+        let text = chain(&error);
+        assert!(text.chars().count() <= LOGGED && !text.contains(char::is_control), "{text}");
+    }
+
+    #[test]
+    fn the_cause_is_told_after_what_was_attempted() {
+        let source = std::io::Error::other("no luck");
+        assert_eq!(chain(&ServiceError::Io { action: "sail", source }), "could not sail: no luck");
+    }
 }

@@ -42,6 +42,8 @@ pub(crate) fn of_file(agent: &Agent, fault: Fault) -> ServiceError {
         FaultKind::Permission => FileFault::Permission,
         FaultKind::NoSpace => FileFault::NoSpace,
         FaultKind::Invalid => FileFault::Invalid,
+        // With a number it is the kernel's word about this file, without one the agent's own.
+        FaultKind::Busy if fault.errno.is_none() => return ServiceError::Overloaded(agent.id().clone()),
         FaultKind::Other | FaultKind::Busy | FaultKind::Refused => FileFault::Other,
         FaultKind::Unsupported => return agent.refused(fault),
     };

@@ -23,6 +23,8 @@ mod reconcile;
 mod registry;
 mod sessions;
 mod store;
+#[cfg(test)]
+mod tests;
 mod tokens;
 mod transfer;
 mod translate;

@@ -183,3 +183,6 @@ fn read_keys(connection: &Connection) -> Result<Vec<([u8; 32], Owner)>, StoreErr
     let rows = statement.query_map([], |row| Ok((row.get(0)?, Owner::named(row.get::<_, String>(1)?))));
     rows.map_err(failed)?.map(|row| row.map_err(failed)).collect()
 }
+
+#[cfg(test)]
+mod tests;

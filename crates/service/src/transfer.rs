@@ -9,6 +9,7 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use futures_util::Stream;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Sleep;
 use wire::{Frame, FrameError, Reply};
 
 use crate::activity::Use;
@@ -24,7 +25,8 @@ pub struct Reading {
     /// How much may still come.
     left: u64,
     over: bool,
-    stall: Pin<Box<tokio::time::Sleep>>,
+    /// Runs out if the agent, not the reader, lets us wait.
+    stall: Option<Pin<Box<Sleep>>>,
     _use: Use,
 }
 
@@ -58,8 +60,7 @@ impl Reading {
         activity: Use,
     ) -> Self {
         let left = most.unwrap_or(u64::MAX);
-        let stall = Box::pin(tokio::time::sleep(STALL));
-        Self { size, agent, connection, left, over: false, stall, _use: activity }
+        Self { size, agent, connection, left, over: false, stall: None, _use: activity }
     }
 
     /// The next piece; `None` when all was read.
@@ -69,11 +70,12 @@ impl Reading {
 
     fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Bytes>, ServiceError>> {
         let Poll::Ready(frame) = self.connection.poll_frame(context) else {
-            ready!(self.stall.as_mut().poll(context));
+            let stall = self.stall.get_or_insert_with(|| Box::pin(tokio::time::sleep(STALL)));
+            ready!(stall.as_mut().poll(context));
             let slow = AgentError::TooSlow("read more of the file");
             return Poll::Ready(Err(self.agent.failed("be read from", slow)));
         };
-        self.stall.as_mut().reset(tokio::time::Instant::now() + STALL);
+        self.stall = None;
         Poll::Ready(self.take(frame))
     }
 

@@ -89,7 +89,6 @@ const MAY_START_PROGRAMS: &[&str] = &[
     "crates/cli/src/run",
     "crates/cli/src/serve",
     "crates/cli/src/supervisor",
-    "crates/cli/tests/",
     "crates/linux/src/spawn",
 ];
 
@@ -102,6 +101,10 @@ pub(super) fn parse(files: &[File]) -> Vec<Source> {
 }
 
 impl Source {
+    fn is_test(&self) -> bool {
+        self.path.contains("/tests/") || self.path.ends_with("/tests.rs")
+    }
+
     fn parse(path: &str, text: &str) -> Self {
         Self { path: path.to_owned(), text: RustText::read(before_tests(text)) }
     }
@@ -113,11 +116,12 @@ fn before_tests(text: &str) -> &str {
 }
 
 pub(super) fn check(sources: &[Source]) -> Findings {
-    let product = sources.iter().filter(|source| !source.path.ends_with("/tests.rs"));
-    let mut findings: Findings =
-        product.flat_map(|source| RULES.iter().flat_map(|rule| rule.find(source))).collect();
-    findings.extend(sources.iter().flat_map(foreign_fronts));
-    findings.extend(sources.iter().flat_map(started_programs));
+    let mut findings = Findings::new();
+    for source in sources.iter().filter(|source| !source.is_test()) {
+        findings.extend(RULES.iter().flat_map(|rule| rule.find(source)));
+        findings.extend(foreign_fronts(source));
+        findings.extend(started_programs(source));
+    }
     findings
 }
 

@@ -17,6 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) struct Talk {
     stream: UnixStream,
     decoder: Decoder,
+    greeted: bool,
 }
 
 /// Everything that came from a followed process.
@@ -59,12 +60,10 @@ impl TestAgent {
         stream
     }
 
-    /// Asks, and reads the greeting.
+    /// Asks. The greeting is read along with the first answer.
     pub(crate) fn ask(&self, request: Request) -> Talk {
-        let mut talk = Talk { stream: self.connect(), decoder: Decoder::new() };
+        let mut talk = Talk { stream: self.connect(), decoder: Decoder::new(), greeted: false };
         talk.send(&Frame::message(&Call { version: wire::VERSION, request }));
-        let greeting: Greeting = talk.frame().unwrap().read().unwrap();
-        assert_eq!(greeting.version, wire::VERSION);
         talk
     }
 
@@ -115,6 +114,15 @@ impl Talk {
 
     /// The next frame; `None` if the agent has closed the connection.
     pub(crate) fn frame(&mut self) -> Option<Frame> {
+        if !self.greeted {
+            let greeting: Greeting = self.next_frame()?.read().unwrap();
+            assert_eq!(greeting.version, wire::VERSION);
+            self.greeted = true;
+        }
+        self.next_frame()
+    }
+
+    fn next_frame(&mut self) -> Option<Frame> {
         let mut buffer = vec![0; 64 << 10];
         loop {
             if let Some(frame) = self.decoder.next_frame().unwrap() {

@@ -7,6 +7,10 @@
 
 mod client;
 mod exec;
+mod files;
 mod follow;
+mod garbage;
 mod harness;
+mod ports;
 mod signals;
+mod watch;

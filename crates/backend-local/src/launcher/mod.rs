@@ -24,7 +24,7 @@ use rustix::fs::{Mode, OFlags};
 use self::protocol::{BoxCondition, FoundBox, Used};
 use self::record::Records;
 use self::stock::NetStock;
-use crate::cgroups::Hierarchies;
+use crate::cgroups::{Freezing, Hierarchies};
 use crate::images::{self, Aliases, HostImage, ImageError, Unlisted};
 use crate::jail::filters::Filters;
 use crate::jail::plan::LimitName;
@@ -161,8 +161,8 @@ impl Launcher {
         self.records.read(id)?.pidfd()
     }
 
-    /// Stops or continues all commands of a sandbox.
-    pub fn freeze(&self, id: &str, frozen: bool) -> io::Result<()> {
+    /// Begins to stop or continue all commands of a sandbox.
+    pub fn freeze(&self, id: &str, frozen: bool) -> io::Result<Freezing> {
         match &self.rights {
             Rights::Root(root) => root.groups.freeze(id, frozen),
             Rights::User { .. } => Err(io::Error::from(io::ErrorKind::Unsupported)),

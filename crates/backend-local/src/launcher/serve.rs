@@ -16,6 +16,7 @@ use super::create::Pending;
 use super::end::Ending;
 use super::protocol::{Answer, Ask, Question, Refusal, RefusalKind, SOCKET, Tell, VERSION};
 use super::{Launcher, packet};
+use crate::cgroups::Freezing;
 use crate::jail::plan::LimitName;
 
 /// A connection; answers to it may still be owed after it was replaced.
@@ -35,6 +36,14 @@ struct Dying {
     state: Waiting,
 }
 
+/// A pause or resume that the kernel has not finished. A process in the middle of a read from a
+/// slow disk cannot be stopped before it returns.
+struct Changing {
+    client: Client,
+    number: u64,
+    freezing: Freezing,
+}
+
 /// What a destroy waits for.
 enum Waiting {
     Death,
@@ -50,6 +59,7 @@ pub struct Loop {
     stop: OwnedFd,
     clients: Vec<Client>,
     creating: Vec<Creating>,
+    changing: Vec<Changing>,
     dying: Vec<Dying>,
     stocked: bool,
 }
@@ -60,6 +70,7 @@ enum Ready {
     Listener,
     Client(usize),
     Created(usize),
+    Changed(usize),
     Died(usize),
     Nothing,
 }
@@ -79,8 +90,16 @@ impl Loop {
         let server = launcher.settings().server_uid.map(Uid::from_raw);
         rustix::fs::chownat(run, SOCKET, server, None, AtFlags::SYMLINK_NOFOLLOW)?;
         rustix::net::listen(&listener, 16)?;
-        let (clients, creating, dying) = (Vec::new(), Vec::new(), Vec::new());
-        Ok(Self { launcher, listener, stop, clients, creating, dying, stocked: false })
+        Ok(Self {
+            launcher,
+            listener,
+            stop,
+            clients: Vec::new(),
+            creating: Vec::new(),
+            changing: Vec::new(),
+            dying: Vec::new(),
+            stocked: false,
+        })
     }
 
     /// Serves until told to stop.
@@ -94,6 +113,7 @@ impl Loop {
                 }
                 Ready::Client(place) => self.hear(place),
                 Ready::Created(place) => self.conclude(place),
+                Ready::Changed(place) => self.look_at_change(place),
                 Ready::Died(place) => self.dying[place].state = Waiting::Groups,
                 Ready::Nothing => {}
             }
@@ -109,6 +129,9 @@ impl Loop {
         watched.extend(self.clients.iter().map(|client| PollFd::new(&**client, PollFlags::IN)));
         watched.extend(
             self.creating.iter().map(|creating| PollFd::new(&creating.pending.status, PollFlags::IN)),
+        );
+        watched.extend(
+            self.changing.iter().map(|changing| PollFd::new(&changing.freezing.events, PollFlags::PRI)),
         );
         let deaths = |dying: &Dying| matches!(dying.state, Waiting::Death);
         let waiting: Vec<usize> = (0..self.dying.len()).filter(|place| deaths(&self.dying[*place])).collect();
@@ -128,14 +151,20 @@ impl Loop {
             return Ok(Ready::Nothing);
         }
         let place = watched.iter().position(|fd| !fd.revents().is_empty()).unwrap_or(0);
-        let (clients, creating) = (self.clients.len(), self.creating.len());
-        Ok(match place {
-            0 => Ready::Stop,
-            1 => Ready::Listener,
-            place if place < 2 + clients => Ready::Client(place - 2),
-            place if place < 2 + clients + creating => Ready::Created(place - 2 - clients),
-            place => Ready::Died(waiting[place - 2 - clients - creating]),
-        })
+        let mut place = place;
+        for (kind, count) in [
+            ((|_| Ready::Stop) as fn(usize) -> Ready, 1),
+            (|_| Ready::Listener, 1),
+            (Ready::Client, self.clients.len()),
+            (Ready::Created, self.creating.len()),
+            (Ready::Changed, self.changing.len()),
+        ] {
+            if place < count {
+                return Ok(kind(place));
+            }
+            place -= count;
+        }
+        Ok(Ready::Died(waiting[place]))
     }
 
     fn restock(&mut self) {
@@ -189,6 +218,13 @@ impl Loop {
                 }
                 Err(error) => Err(failed("kill", &error)),
             },
+            Question::Freeze { id, frozen } => match self.launcher.freeze(&id, frozen) {
+                Ok(freezing) => {
+                    self.changing.push(Changing { client, number, freezing });
+                    return self.look_at_change(self.changing.len() - 1);
+                }
+                Err(error) => Err(failed("freeze", &error)),
+            },
             Question::Watch { id } => {
                 let pidfd = self.launcher.pidfd(&id);
                 let answer = if pidfd.is_some() { Ok(Answer::Done) } else { Err(Refusal::gone()) };
@@ -202,18 +238,16 @@ impl Loop {
     /// Questions that are answered at once.
     fn look(&self, question: Question) -> Result<Answer, Refusal> {
         match question {
-            Question::Freeze { id, frozen } => self
-                .launcher
-                .freeze(&id, frozen)
-                .map(|()| Answer::Done)
-                .map_err(|error| failed("freeze", &error)),
             Question::List => {
                 self.launcher.found().map(Answer::Found).map_err(|error| failed("list", &error))
             }
             Question::Usage { id } => self.launcher.usage(&id).map(Answer::Used).ok_or_else(Refusal::gone),
             Question::WasOutOfMemory { id } => Ok(Answer::Yes(self.launcher.was_out_of_memory(&id))),
             Question::Report => Ok(self.report()),
-            Question::Create(_) | Question::Destroy { .. } | Question::Watch { .. } => {
+            Question::Create(_)
+            | Question::Destroy { .. }
+            | Question::Freeze { .. }
+            | Question::Watch { .. } => {
                 Err(Refusal::unsupported("this question is answered elsewhere", None))
             }
         }
@@ -239,6 +273,17 @@ impl Loop {
             }
             Err(refusal) => tell(&client, number, Err(refusal), None),
         }
+    }
+
+    /// Answers a pause or resume once the kernel has done it.
+    fn look_at_change(&mut self, place: usize) {
+        let answer = match self.changing[place].freezing.is_done() {
+            Ok(true) => Ok(Answer::Done),
+            Ok(false) => return,
+            Err(error) => Err(failed("freeze", &error)),
+        };
+        let Changing { client, number, .. } = self.changing.swap_remove(place);
+        tell(&client, number, answer, None);
     }
 
     /// Clears those that have died, and keeps those that the kernel still holds.

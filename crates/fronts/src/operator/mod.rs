@@ -53,10 +53,6 @@ async fn measurements(State(front): State<Front>, headers: HeaderMap) -> Respons
     let Some(handle) = &front.settings.metrics else {
         return answer::error(StatusCode::NOT_IMPLEMENTED, "NOT_MEASURED", "this server measures nothing");
     };
-    for (phase, count) in front.service.counts() {
-        #[expect(clippy::cast_precision_loss, reason = "no host has 2^52 sandboxes")]
-        metrics::gauge!("coracle_sandboxes", "phase" => phase).set(count as f64);
-    }
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], handle.render()).into_response()
 }
 

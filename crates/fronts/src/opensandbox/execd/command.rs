@@ -9,7 +9,7 @@ use axum::response::Response;
 use domain::process::{Command, Directory, Missing, Process};
 use domain::{Exit, Identity};
 use serde::{Deserialize, Serialize};
-use service::{ErrorKind, ProcessStatus, ServiceError};
+use service::{ProcessStatus, ServiceError};
 
 use super::fault::{Fault, Wish, process_id};
 use super::{Scope, run as stream};
@@ -39,27 +39,24 @@ pub(super) async fn run(
 ) -> Result<Response, Fault> {
     let background = body.background == Some(true);
     let process = parse(body)?;
-    let directory = process.directory.as_ref().map(|directory| directory.path.clone());
     match front.service.launch(&scope.owner, &scope.id, process).await {
         Ok(following) if background => Ok(stream::background(following.process.as_str())),
         Ok(following) => {
             let name = following.process.to_string();
             Ok(stream::foreground(following, &name, scope.lines))
         }
-        Err(error) => refuse(error, directory.as_deref()),
+        Err(error) => refuse(error, &unique_hex()),
     }
 }
 
-/// A wrong directory is the request's fault; a program that cannot be started is something that
-/// happened to the command, and told as its end.
-fn refuse(error: ServiceError, directory: Option<&str>) -> Result<Response, Fault> {
+/// A program that cannot be started is something that happened to the command, and told as its
+/// end. A directory that is not there, or a user, is the request's fault.
+pub(super) fn refuse(error: ServiceError, name: &str) -> Result<Response, Fault> {
     match &error {
-        ServiceError::File(file) if directory == Some(file.path.as_str()) => {
-            Err(Fault::invalid(format!("the directory `{}` cannot be entered", file.path)))
+        ServiceError::File(file) if file.operation == "exec" => {
+            Ok(stream::not_started(name, &Fault::from(error).0.message))
         }
-        _ if matches!(error.kind(), ErrorKind::File(_)) => {
-            Ok(stream::not_started(&unique_hex(), &Fault::from(error).0.message))
-        }
+        ServiceError::File(_) => Err(Fault::invalid(Fault::from(error).0.message)),
         _ => Err(error.into()),
     }
 }
@@ -90,7 +87,9 @@ fn parse(body: RunBody) -> Result<Process, Fault> {
 fn identity(uid: Option<u32>, gid: Option<u32>) -> Result<Identity, Fault> {
     match (uid, gid) {
         (None, None) => Ok(Identity::Default),
-        (Some(uid), gid) => Ok(Identity::Ids { uid, gid: gid.unwrap_or(uid) }),
+        (Some(uid), Some(gid)) => Ok(Identity::Ids { uid, gid }),
+        // With the group of the account that has this number.
+        (Some(uid), None) => Ok(Identity::User(uid.to_string())),
         (None, Some(_)) => Err(Fault::invalid("`gid` needs `uid`")),
     }
 }
@@ -202,7 +201,7 @@ mod tests {
         }));
         let process = process.unwrap();
         assert_eq!(process.deadline, Some(Duration::from_millis(1500)));
-        assert_eq!(process.identity, Identity::Ids { uid: 7, gid: 7 });
+        assert_eq!(process.identity, Identity::User("7".to_owned()));
         assert_eq!(process.env["A"], "b");
         assert_eq!(process.directory, None);
     }

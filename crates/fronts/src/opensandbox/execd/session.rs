@@ -9,7 +9,7 @@ use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use service::{Busy, OpenSession, Run};
 
-use super::command::{directory, timeout};
+use super::command::{directory, refuse, timeout};
 use super::fault::{Fault, Wish};
 use super::{Scope, run as stream};
 use crate::opensandbox::Front;
@@ -65,8 +65,10 @@ pub(super) async fn run(
         retention: Retention::default(),
         busy: Busy::Refuse,
     };
-    let following = front.service.run(&scope.owner, &scope.id, &session, run).await?;
-    Ok(stream::foreground(following, session.as_str(), scope.lines))
+    match front.service.run(&scope.owner, &scope.id, &session, run).await {
+        Ok(following) => Ok(stream::foreground(following, session.as_str(), scope.lines)),
+        Err(error) => refuse(error, session.as_str()),
+    }
 }
 
 /// `DELETE /session/{id}`
