@@ -83,12 +83,12 @@ impl Sandbox {
     }
 
     fn end(mut self, keep: bool, printer: &Printer) -> Result<()> {
-        if keep {
-            printer.warn("nothing can be kept: snapshots come later");
-        }
         self.launcher.destroy_and_wait(&self.id).context("could not remove the sandbox")?;
         self.launcher.close()?;
         std::fs::remove_file(&self.alive_path)?;
+        if keep {
+            printer.remark(format!("kept what was written in {}", self.launcher.kept(&self.id).display()));
+        }
         Ok(())
     }
 }
@@ -164,6 +164,7 @@ fn plan(args: &RunArgs, config: &Config) -> Result<JailPlan> {
             directories: Vec::new(),
         },
         max_processes: 8,
+        keep: args.keep,
     })
 }
 
