@@ -35,6 +35,8 @@ mod process;
 mod reap;
 mod requests;
 mod runner;
+mod session;
+mod shell;
 mod tree;
 mod watch;
 mod worker;
