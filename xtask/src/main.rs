@@ -1,27 +1,51 @@
-//! Chores of the project: `cargo xtask test` and `cargo xtask vm`.
+//! Chores of the project, started as `cargo xtask CHORE`.
 
+mod check;
+mod packages;
+mod report;
+mod sdk;
+mod server;
+mod test;
+mod tools;
 mod vm;
 
-use std::io::Write;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
-fn main() -> anyhow::Result<ExitCode> {
+use anyhow::Result;
+
+use report::say;
+
+const USAGE: &str = "\
+usage: cargo xtask CHORE
+
+  test    set up what is needed and run every test there is
+  check   check the invariants of ARCHITECTURE.md
+  vm      run the limit tests on a kernel with cgroup v2 only, under emulation";
+
+fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let passed = match args.split_first() {
-        Some((chore, rest)) if chore == "vm" => run_vm(rest)?,
-        _ => test()?,
+        Some((chore, [])) if chore == "test" => test::test(),
+        Some((chore, [])) if chore == "check" => check::check().map(|()| true),
+        Some((chore, rest)) if chore == "vm" => run_vm(rest),
+        _ => {
+            say(format_args!("{USAGE}"));
+            return ExitCode::from(2);
+        }
     };
-    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-fn test() -> anyhow::Result<bool> {
-    let status = Command::new(env!("CARGO")).args(["test", "--workspace", "--locked"]).status()?;
-    Ok(status.success())
+    match passed {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            say(format_args!("error: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// Runs the machine and says in one line how it ended. A skip is no failure.
-fn run_vm(args: &[String]) -> anyhow::Result<bool> {
+fn run_vm(args: &[String]) -> Result<bool> {
     let outcome = vm::vm(args)?;
-    writeln!(std::io::stderr(), "{}", outcome.line())?;
+    say(format_args!("{}", outcome.line()));
     Ok(!matches!(outcome, vm::VmOutcome::Failed { .. }))
 }

@@ -87,7 +87,7 @@ fn programs(args: &[String]) -> anyhow::Result<Programs> {
     Ok(Programs {
         coracle,
         e2e: built(&["test", "--package", "e2e", "--no-run"], "all")?,
-        attacks: built(&["build", "--package", "attacks"], "attacks")?,
+        attacks: built(&["build", "--package", "e2e", "--bin", "attacks"], "attacks")?,
     })
 }
 

@@ -1,1 +1,62 @@
-//! To be filled.
+//! The agent: the first process in every sandbox.
+//!
+//! It starts commands, keeps what they print, tends shells, moves files and pipes ports, all at
+//! the request of a server that connects to its socket and speaks [`wire`]. It has one thread
+//! and one loop that never blocks; whatever could take long is done by a forked process.
+//!
+//! ```text
+//!            connection.rs ── a server asks ──► requests.rs
+//!                  ▲                               │ start, signal, input …      │ files
+//!   follow.rs ─────┘ output                        ▼                             ▼
+//!        ▲                       exec.rs ── fork ──► child.rs          worker.rs ── fork ──► files.rs
+//!   journal.rs ◄── process.rs ◄── body.rs (pipes, end) ◄── reap.rs
+//! ```
+//! The agent trusts nothing inside: names in the sandbox's files, output, exit codes and the
+//! private channels of shells may all be forged, and can then only mislead about themselves.
+
+mod accounts;
+mod agent;
+mod body;
+mod child;
+mod command;
+mod connection;
+mod exec;
+mod fault;
+mod files;
+mod follow;
+mod hold;
+mod identity;
+mod input;
+mod journal;
+mod line;
+mod place;
+mod poll;
+mod ports;
+mod process;
+mod reap;
+mod requests;
+mod runner;
+mod session;
+mod shell;
+mod tree;
+mod watch;
+mod worker;
+
+use std::convert::Infallible;
+use std::io;
+
+/// The agent could not start, or its loop broke.
+#[derive(Debug, thiserror::Error)]
+#[error("the agent could not {step}")]
+pub struct AgentError {
+    step: &'static str,
+    source: io::Error,
+}
+
+/// Runs the agent with the configuration on descriptor [`wire::config::CONFIG_FD`]. The process
+/// must have been started for this alone: it returns only when the agent cannot go on.
+pub fn run() -> Result<Infallible, AgentError> {
+    let place = place::Place::take()?;
+    let broken = |source| AgentError { step: "wait for events", source };
+    agent::Agent::new(place).map_err(broken)?.run().map_err(broken)
+}

@@ -99,7 +99,7 @@ pub(crate) struct ServeArgs {
     pub state: StateArgs,
 }
 
-/// Limits, as `run` and `create` take them.
+/// The limits of `run`.
 #[derive(Debug, Args)]
 pub(crate) struct LimitArgs {
     /// The most memory all its processes may use together, such as 256m
@@ -205,8 +205,17 @@ pub(crate) struct CreateArgs {
     #[arg(long, value_name = "TIME", value_parser = values::duration)]
     pub idle_timeout: Option<Duration>,
 
-    #[command(flatten)]
-    pub limits: LimitArgs,
+    /// The most memory all its processes may use together, such as 256m
+    #[arg(long, value_name = "SIZE", value_parser = values::bytes)]
+    pub memory: Option<Bytes>,
+
+    /// The most processor time, in cores, such as 0.5
+    #[arg(long, value_name = "CORES", value_parser = values::cpus)]
+    pub cpus: Option<Cpus>,
+
+    /// The most it may write to its disk, such as 100m
+    #[arg(long, value_name = "SIZE", value_parser = values::bytes)]
+    pub disk: Option<Bytes>,
 
     /// What the sandbox can reach [default: what the server chooses]
     #[arg(long, value_enum)]

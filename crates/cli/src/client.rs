@@ -12,7 +12,7 @@ mod lifecycle;
 mod sandbox;
 mod terminal;
 
-pub(crate) use commands::{Execution, Outcome, Wish};
+pub(crate) use commands::{Execution, Wish};
 pub(crate) use events::Event;
 pub(crate) use files::{FileInfo, Kind};
 pub(crate) use http::Refused;

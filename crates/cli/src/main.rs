@@ -1,11 +1,15 @@
 //! The one binary. This file only reads the command line and hands over.
 
 mod args;
+mod bench;
 mod client;
 mod commands;
-#[expect(dead_code, reason = "most settings are for `serve`")]
 mod config;
+mod doctor;
 mod output;
+mod run;
+mod serve;
+mod tracing_output;
 mod values;
 
 use std::io;
@@ -20,6 +24,9 @@ use commands::{block_on, copy, exec, image, logs, sandboxes, shell};
 use output::Printer;
 
 fn main() -> ExitCode {
+    if let Some(code) = other_role() {
+        return code;
+    }
     let cli = Cli::parse();
     let printer = Printer::new(cli.json);
     let failed = failure_code(&cli.command);
@@ -33,12 +40,35 @@ fn main() -> ExitCode {
     }
 }
 
+/// The roles in which we start ourselves. They are no commands for people: the agent reads
+/// nothing but its descriptors, and the other two take over descriptors by number, which has to
+/// happen before anything else is opened.
+fn other_role() -> Option<ExitCode> {
+    let mut arguments = std::env::args().skip(1);
+    let role = arguments.next()?;
+    let arguments: Vec<String> = arguments.collect();
+    let printer = Printer::new(false);
+    let outcome = match role.as_str() {
+        // Its standard error leads nowhere; whoever started it sees that it ended.
+        "__agent" => return Some(agent::run().map_or(ExitCode::FAILURE, |never| match never {})),
+        "__launcher" => serve::launcher::launcher(&arguments),
+        bench::floor::WORD => bench::floor::serve(&arguments),
+        "__server" => serve::server::server(&arguments, &printer),
+        _ => return None,
+    };
+    Some(outcome.unwrap_or_else(|error| {
+        printer.error(&error);
+        ExitCode::FAILURE
+    }))
+}
+
 fn dispatch(cli: Cli, printer: &Printer) -> Result<ExitCode> {
     let server = || Server::new(&cli.url, std::env::var("CORACLE_API_KEY").ok().as_deref());
     match cli.command {
-        Command::Serve(_) | Command::Run(_) | Command::Doctor(_) | Command::Bench(_) => {
-            anyhow::bail!("this build has no such command")
-        }
+        Command::Serve(args) => serve::serve(&args),
+        Command::Run(args) => run::run(&args, printer),
+        Command::Doctor(args) => doctor::doctor(&args, printer),
+        Command::Bench(args) => bench::bench(&args, printer),
         Command::Create(args) => block_on(sandboxes::create(&server()?, args, printer)),
         Command::Ls(args) => block_on(sandboxes::list(&server()?, args, printer)),
         Command::Rm(args) => block_on(sandboxes::remove(&server()?, args, printer)),

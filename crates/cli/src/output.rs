@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use backend::BackendError;
+use backend_local::images::ImageError;
 use comfy_table::{ContentArrangement, Table, presets};
 use serde::Serialize;
 
@@ -66,6 +67,11 @@ impl Printer {
 
     pub(crate) fn warn(&self, text: impl fmt::Display) {
         complain(&format!("warning: {text}\n"));
+    }
+
+    /// A line on standard error that belongs there whoever reads it.
+    pub(crate) fn remark(&self, text: impl fmt::Display) {
+        complain(&format!("{text}\n"));
     }
 
     /// A remark for whoever watches; programs that read standard error are spared it.
@@ -126,6 +132,9 @@ fn hint_of(error: &(dyn std::error::Error + 'static)) -> Option<String> {
     }
     if let Some(refused) = error.downcast_ref::<Refused>() {
         return refused.hint();
+    }
+    if let Some(image) = error.downcast_ref::<ImageError>() {
+        return image.hint().map(str::to_owned);
     }
     error.downcast_ref::<BackendError>().and_then(BackendError::hint).map(str::to_owned)
 }

@@ -72,6 +72,34 @@ fn an_unknown_key_is_an_error_that_names_the_known_ones() {
 }
 
 #[test]
+fn an_image_is_imported_listed_and_removed() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let root = directory.path().join("root");
+    std::fs::create_dir_all(root.join("usr/bin")).expect("it is made");
+    std::fs::write(root.join("usr/bin/tool"), vec![b'x'; 2048]).expect("it is written");
+    let state = directory.path().join("state");
+    let [root, state] = [&root, &state].map(|path| path.to_str().expect("text"));
+    let image = |words: &[&str]| {
+        let output = coracle(&[&["image"], words, &["--state-dir", state]].concat());
+        assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("text")
+    };
+    assert_eq!(image(&["import", "tools:1", root]), "tools:1 (2.0 KiB)\n");
+    assert_eq!(image(&["ls"]), "NAME     TREES   SIZE\nhost     / /usr  0 B\ntools:1  /       2.0 KiB\n");
+    check(
+        &["image", "import", "tools:1", root, "--state-dir", state],
+        1,
+        "error: there is an image `tools:1` already\nhint: remove it first with `coracle image rm`\n",
+    );
+    assert_eq!(image(&["rm", "tools:1"]), "tools:1\n");
+    check(
+        &["image", "rm", "tools:1", "--state-dir", state],
+        1,
+        "error: there is no such image as `tools:1`\nhint: `coracle image ls` lists the images\n",
+    );
+}
+
+#[test]
 fn completions_are_printed_for_a_shell() {
     let output = coracle(&["completions", "bash"]);
     assert!(output.status.success());

@@ -8,7 +8,6 @@ use domain::ProcessId;
 use http::Response;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use serde::Deserialize;
 use serde_json::json;
 
 use super::events::{Decoder, Event};
@@ -34,30 +33,15 @@ pub(crate) struct Execution {
     decoder: Decoder,
 }
 
-/// How a command ended, in the numbers of a shell.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    Code(u8),
-    /// It ended otherwise, or never began; the server's words say how.
-    Other(String),
-}
-
 /// What has been printed so far, from an offset on.
 #[derive(Debug)]
 pub(crate) struct Logs {
     body: Incoming,
-    /// Where the next call would go on; known in advance only when not following.
+    /// Where the next call would go on; unknown while following.
     pub next_offset: Option<u64>,
 }
 
 const CURSOR_HEADER: &str = "execd-commands-tail-cursor";
-
-#[derive(Deserialize)]
-struct CommandStatus {
-    exit_code: Option<i32>,
-    #[serde(default)]
-    error: String,
-}
 
 impl Sandbox {
     pub(crate) async fn run(&self, wish: &Wish) -> Result<Execution> {
@@ -80,16 +64,6 @@ impl Sandbox {
     /// Asks the command's whole group to end.
     pub(crate) async fn interrupt(&self, process: &str) -> Result<()> {
         self.api.delete(&format!("/command{}", web::query(&[("id", process)]))).await
-    }
-
-    /// How a command that has ended did so, as far as the server remembers it.
-    pub(crate) async fn outcome(&self, process: &str) -> Result<Outcome> {
-        let answer = self.api.get(&format!("/command/status/{process}")).await?;
-        let status: CommandStatus = web::json(answer).await?;
-        Ok(match status.exit_code.and_then(|code| u8::try_from(code).ok()) {
-            Some(code) => Outcome::Code(code),
-            None => Outcome::Other(status.error),
-        })
     }
 
     pub(crate) async fn logs(&self, process: &ProcessId, from: u64, follow: bool) -> Result<Logs> {

@@ -30,7 +30,6 @@ pub(crate) struct NewSandbox {
     pub idle_timeout: Option<Duration>,
     pub memory: Option<Bytes>,
     pub cpus: Option<Cpus>,
-    pub pids: Option<u32>,
     pub disk: Option<Bytes>,
     pub network: Option<Network>,
     pub env: BTreeMap<String, String>,
@@ -170,7 +169,6 @@ impl NewSandbox {
         // Our own output must be exact, whatever dialect the server speaks by default.
         let mut extensions = BTreeMap::from([("coracle.lines", "P".to_owned())]);
         extensions.extend(self.disk.map(|disk| ("coracle.disk", disk.to_string())));
-        extensions.extend(self.pids.map(|pids| ("coracle.pids", pids.to_string())));
         extensions
             .extend(self.idle_timeout.map(|time| ("coracle.idle-timeout", whole_seconds(time).to_string())));
         extensions.extend(self.network.map(|network| {

@@ -66,7 +66,7 @@ struct Control {
     kind: String,
     exit_code: Option<i32>,
     code: Option<String>,
-    message: Option<String>,
+    error: Option<String>,
 }
 
 impl Sandbox {
@@ -164,7 +164,7 @@ fn read_control(text: &str) -> Result<Option<FromTerminal>> {
     match control.kind.as_str() {
         "exit" => Ok(Some(FromTerminal::Exited(control.exit_code.unwrap_or(-1)))),
         "error" => {
-            let why = control.message.or(control.code).unwrap_or_default();
+            let why = control.error.or(control.code).unwrap_or_default();
             bail!("the terminal failed: {why}")
         }
         _ => Ok(None),

@@ -4,9 +4,10 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::ExecArgs;
-use crate::client::{Event, Execution, Outcome, Sandbox, Server, Wish};
+use crate::client::{Event, Execution, Sandbox, Server, Wish};
 use crate::output::Printer;
 
 /// What shells answer for a command that a Ctrl-C ended.
@@ -38,13 +39,13 @@ pub(crate) async fn exec(server: &Server, args: ExecArgs, printer: &Printer) -> 
 /// Copies output to ours until the command has ended.
 async fn follow(sandbox: &Sandbox, mut execution: Execution, printer: &Printer) -> Result<ExitCode> {
     let mut process: Option<String> = None;
+    let mut pressed = signal(SignalKind::interrupt())?;
     let mut interrupts = 0;
     loop {
         // Both branches may be dropped and begun again without loss.
         let event = tokio::select! {
             event = execution.next() => event?.context("the server did not say how the command ended")?,
-            pressed = tokio::signal::ctrl_c() => {
-                pressed?;
+            _ = pressed.recv() => {
                 interrupts += 1;
                 match (&process, interrupts) {
                     (Some(process), 1) => interrupt(sandbox, process, printer).await,
@@ -58,9 +59,7 @@ async fn follow(sandbox: &Sandbox, mut execution: Execution, printer: &Printer) 
             Event::Stdout(text) => printer.raw(text.as_bytes())?,
             Event::Stderr(text) => printer.raw_error(text.as_bytes())?,
             Event::Completed => return Ok(ExitCode::SUCCESS),
-            Event::Failed { value, details } => {
-                return Ok(ending(sandbox, process.as_deref(), &value, &details, printer).await);
-            }
+            Event::Failed { value, details } => return ending(&value, &details, printer),
         }
     }
 }
@@ -72,43 +71,28 @@ async fn interrupt(sandbox: &Sandbox, process: &str, printer: &Printer) {
     }
 }
 
-/// The exit code for a command that did not end with 0.
-async fn ending(
-    sandbox: &Sandbox,
-    process: Option<&str>,
-    value: &str,
-    details: &[String],
-    printer: &Printer,
-) -> ExitCode {
+/// The exit code for a command that did not end with 0. The API has one number for every ending
+/// but a code; the words beside it tell them apart.
+fn ending(value: &str, details: &[String], printer: &Printer) -> Result<ExitCode> {
     if let Some(code) = value.parse::<u8>().ok().filter(|code| *code != 0) {
-        return ExitCode::from(code);
-    }
-    // The API has one number for every other ending; the server's status tells them apart.
-    let told = match process {
-        Some(process) => sandbox.outcome(process).await.ok(),
-        None => None,
-    };
-    if let Some(Outcome::Code(code)) = told {
-        return ExitCode::from(code);
+        return Ok(ExitCode::from(code));
     }
     let why = details.first().map_or(value, String::as_str);
-    printer.warn(format_args!("the command did not end by itself: {why}"));
-    ExitCode::from(code_for(why))
+    let code = code_for(why).with_context(|| why.to_owned())?;
+    printer.warn(why);
+    Ok(ExitCode::from(code))
 }
 
-/// What a shell or `timeout` would have answered.
-fn code_for(why: &str) -> u8 {
-    let why = why.to_ascii_lowercase();
-    if why.contains("deadline") || why.contains("timeout") || why.contains("timed out") {
-        return 124;
+/// What a shell or timeout(1) would have answered; `None` if the command never ran.
+fn code_for(why: &str) -> Option<u8> {
+    if why.contains("timeout") {
+        return Some(124);
     }
-    if why.contains("memory") || why.contains("oom") {
-        return 137;
+    if why.contains("memory limit") {
+        return Some(137);
     }
-    match why.split_once("signal").and_then(|(_, rest)| rest.trim_matches([':', ' ']).parse::<u8>().ok()) {
-        Some(signal) if signal < 128 => 128 + signal,
-        _ => super::NOT_RUN,
-    }
+    let (_, signal) = why.split_once("signal ")?;
+    signal.parse::<u8>().ok().filter(|signal| *signal < 128).map(|signal| 128 + signal)
 }
 
 #[cfg(test)]
@@ -118,11 +102,11 @@ mod tests {
     #[test]
     fn endings_have_the_codes_of_a_shell() {
         for (why, code) in [
-            ("signal 9", 137),
-            ("killed by signal: 15", 143),
-            ("out of memory", 137),
-            ("the deadline passed", 124),
-            ("no such file or directory", 125),
+            ("the command was killed by signal 9", Some(137)),
+            ("the command was killed by signal 15", Some(143)),
+            ("the command was killed because the memory limit was reached", Some(137)),
+            ("the command was killed at its timeout", Some(124)),
+            ("no such file or directory", None),
         ] {
             assert_eq!(code_for(why), code, "{why}");
         }

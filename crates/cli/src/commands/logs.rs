@@ -11,13 +11,11 @@ use crate::output::Printer;
 pub(crate) async fn logs(server: &Server, args: LogsArgs, printer: &Printer) -> Result<ExitCode> {
     let sandbox = server.open(&args.id).await?;
     let mut logs = sandbox.logs(&args.process, args.from, args.follow).await?;
-    let mut offset = args.from;
     while let Some(chunk) = logs.next().await? {
-        offset += chunk.len() as u64;
         printer.raw(&chunk)?;
     }
-    // The server knows better where it stopped: bytes may have been dropped in between.
-    let next = logs.next_offset.filter(|_| !args.follow).unwrap_or(offset);
-    printer.note(format_args!("the next byte is at offset {next}"));
+    if let Some(next) = logs.next_offset {
+        printer.note(format_args!("the next byte is at offset {next}"));
+    }
     Ok(ExitCode::SUCCESS)
 }

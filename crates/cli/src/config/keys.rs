@@ -43,8 +43,9 @@ const SETTINGS: &[(&str, Kind)] = &[
 ];
 
 /// Variables with our prefix that are not settings of the server: the client's address, the
-/// file itself, the log filter, and the program under test.
-const OTHERS: &[&str] = &["CORACLE_URL", "CORACLE_CONFIG", "CORACLE_LOG", "CORACLE_BIN"];
+/// file itself, what is logged and how, and the program under test.
+const OTHERS: &[&str] =
+    &["CORACLE_URL", "CORACLE_CONFIG", "CORACLE_LOG", "CORACLE_LOG_FORMAT", "CORACLE_BIN"];
 
 const PREFIX: &str = "CORACLE_";
 

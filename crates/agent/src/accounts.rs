@@ -1,0 +1,135 @@
+//! Users and groups as the files of the sandbox tell them.
+//!
+//! The files belong to the sandbox, so they are read with care: whatever is not a regular file
+//! of a decent size is taken for empty, and a line that makes no sense is skipped. The C
+//! library's own functions are not used, because they load modules named in yet another file.
+
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{FileType, Mode, OFlags};
+
+/// The largest file that is read. Longer ones are cut.
+const LARGEST: usize = 1 << 20;
+
+/// How many supplementary groups one user may have here; the kernel allows more.
+const MOST_GROUPS: usize = 1024;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Account {
+    pub(crate) name: String,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) home: String,
+    pub(crate) shell: String,
+}
+
+/// The contents of the two files at one moment.
+#[derive(Debug, Default)]
+pub(crate) struct Accounts {
+    passwd: String,
+    group: String,
+}
+
+impl Accounts {
+    pub(crate) fn read() -> Self {
+        Self { passwd: read_text("/etc/passwd"), group: read_text("/etc/group") }
+    }
+
+    pub(crate) fn by_name(&self, name: &str) -> Option<Account> {
+        self.accounts().find(|account| account.name == name)
+    }
+
+    pub(crate) fn by_uid(&self, uid: u32) -> Option<Account> {
+        self.accounts().find(|account| account.uid == uid)
+    }
+
+    /// The groups that list the user as a member.
+    pub(crate) fn groups_of(&self, name: &str) -> Vec<u32> {
+        let listed = self.groups().filter(|(_, _, members)| members.split(',').any(|member| member == name));
+        listed.map(|(_, gid, _)| gid).take(MOST_GROUPS).collect()
+    }
+
+    pub(crate) fn group_name(&self, gid: u32) -> Option<&str> {
+        self.groups().find(|(_, id, _)| *id == gid).map(|(name, _, _)| name)
+    }
+
+    pub(crate) fn gid_of(&self, group: &str) -> Option<u32> {
+        self.groups().find(|(name, _, _)| *name == group).map(|(_, gid, _)| gid)
+    }
+
+    fn accounts(&self) -> impl Iterator<Item = Account> {
+        self.passwd.lines().filter_map(account)
+    }
+
+    fn groups(&self) -> impl Iterator<Item = (&str, u32, &str)> {
+        self.group.lines().filter_map(|line| {
+            let mut fields = line.split(':');
+            let name = fields.next()?;
+            let gid = fields.nth(1)?.parse().ok()?;
+            Some((name, gid, fields.next().unwrap_or_default()))
+        })
+    }
+}
+
+fn account(line: &str) -> Option<Account> {
+    let mut fields = line.split(':');
+    let name = fields.next()?.to_owned();
+    let uid = fields.nth(1)?.parse().ok()?;
+    let gid = fields.next()?.parse().ok()?;
+    let home = fields.nth(1)?.to_owned();
+    let shell = fields.next().unwrap_or_default().to_owned();
+    Some(Account { name, uid, gid, home, shell })
+}
+
+fn read_text(path: &str) -> String {
+    // A pipe in the place of the file must not stop the agent.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
+    let Ok(file) = rustix::fs::open(path, flags, Mode::empty()) else { return String::new() };
+    let regular = rustix::fs::fstat(&file).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode).is_file());
+    if regular { String::from_utf8_lossy(&read_start(&file)).into_owned() } else { String::new() }
+}
+
+fn read_start(file: &OwnedFd) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut piece = [0; 4096];
+    while bytes.len() < LARGEST {
+        match rustix::io::read(file, &mut piece) {
+            Ok(0) | Err(_) => break,
+            Ok(count) => bytes.extend_from_slice(&piece[..count]),
+        }
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Accounts {
+        Accounts {
+            passwd: "root:x:0:0:root:/root:/bin/bash\nbroken\nalice:x:1000:1000::/home/alice:/bin/sh\n\
+                     half:x:7:8:gecos:/nonexistent\nbad:x:minus:1::/:\n"
+                .to_owned(),
+            group: "root:x:0:\nwheel:x:10:root,alice\nvideo:x:44:alice\nalice:x:1000:\n:::\n".to_owned(),
+        }
+    }
+
+    #[test]
+    fn accounts_are_found_by_name_and_by_number() {
+        let accounts = sample();
+        let alice = accounts.by_name("alice").expect("alice is listed");
+        assert_eq!((alice.uid, alice.gid, alice.home.as_str()), (1000, 1000, "/home/alice"));
+        assert_eq!(accounts.by_uid(1000), Some(alice));
+        assert_eq!(accounts.by_uid(7).map(|account| account.shell), Some(String::new()));
+        assert_eq!(accounts.by_name("bad"), None);
+        assert_eq!(accounts.by_name("broken"), None);
+    }
+
+    #[test]
+    fn groups_are_those_that_list_the_user() {
+        assert_eq!(sample().groups_of("alice"), [10, 44]);
+        assert_eq!(sample().groups_of("nobody"), [0; 0]);
+        assert_eq!(sample().group_name(44), Some("video"));
+        assert_eq!(sample().gid_of("wheel"), Some(10));
+    }
+}

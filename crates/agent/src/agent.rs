@@ -1,0 +1,174 @@
+//! The agent's state and its loop.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap, HashMap, VecDeque};
+use std::convert::Infallible;
+use std::io;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use linux::signals::ChildSignals;
+use rustix::event::epoll::EventFlags;
+use rustix::process::Pid;
+use wire::StreamTag;
+
+use crate::body::Body;
+use crate::connection::Connection;
+use crate::journal::RECORD;
+use crate::place::Place;
+use crate::poll::{Poll, Token};
+use crate::ports::{Dial, Tunnel};
+use crate::process::Process;
+use crate::session::Session;
+use crate::worker::Job;
+
+/// Everything the agent knows. The parts of its behaviour are in the files that are named
+/// after them, each an `impl Agent`.
+pub(crate) struct Agent {
+    pub(crate) place: Place,
+    pub(crate) poll: Poll,
+    pub(crate) child_signals: ChildSignals,
+    pub(crate) connections: HashMap<u64, Connection>,
+    pub(crate) bodies: HashMap<u64, Body>,
+    pub(crate) processes: HashMap<u64, Process>,
+    pub(crate) process_names: HashMap<String, u64>,
+    /// Those that have ended, the oldest first.
+    pub(crate) finished: VecDeque<u64>,
+    pub(crate) children: HashMap<Pid, Child>,
+    /// Bodies that have ended and whose groups may still be in use.
+    pub(crate) lingering: BTreeSet<u64>,
+    pub(crate) sessions: HashMap<u64, Session>,
+    pub(crate) session_names: HashMap<String, u64>,
+    /// File operations that wait for a worker.
+    pub(crate) jobs: VecDeque<Job>,
+    pub(crate) workers: usize,
+    pub(crate) watchers: usize,
+    pub(crate) dials: HashMap<u64, Dial>,
+    pub(crate) tunnels: HashMap<u64, Tunnel>,
+    pub(crate) alarms: BinaryHeap<Reverse<(Instant, Alarm)>>,
+    /// For bytes that come in, and for bytes that go out.
+    pub(crate) scratch: Vec<u8>,
+    pub(crate) page: Vec<u8>,
+    last_number: u64,
+}
+
+/// What a child is to us. A child that is not known is an orphan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Child {
+    /// The main process of a body.
+    Leader(u64),
+    /// The runner of a body.
+    Runner(u64),
+    /// Does a file operation.
+    Worker,
+    /// Watches files.
+    Watcher,
+}
+
+/// What happens at a certain time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Alarm {
+    /// A process has run for as long as it may.
+    Deadline(u64),
+    /// A port has not accepted.
+    Dial(u64),
+}
+
+impl Agent {
+    pub(crate) fn new(place: Place) -> io::Result<Self> {
+        let poll = Poll::new()?;
+        let child_signals = ChildSignals::open()?;
+        poll.watch_always(child_signals.as_fd(), Token::Children)?;
+        poll.watch_always(place.listener.as_fd(), Token::Listener)?;
+        Ok(Self {
+            place,
+            poll,
+            child_signals,
+            connections: HashMap::new(),
+            bodies: HashMap::new(),
+            processes: HashMap::new(),
+            process_names: HashMap::new(),
+            finished: VecDeque::new(),
+            children: HashMap::new(),
+            lingering: BTreeSet::new(),
+            sessions: HashMap::new(),
+            session_names: HashMap::new(),
+            jobs: VecDeque::new(),
+            workers: 0,
+            watchers: 0,
+            dials: HashMap::new(),
+            tunnels: HashMap::new(),
+            alarms: BinaryHeap::new(),
+            scratch: vec![0; RECORD],
+            page: vec![0; RECORD],
+            last_number: 0,
+        })
+    }
+
+    /// Turns for ever.
+    pub(crate) fn run(mut self) -> io::Result<Infallible> {
+        loop {
+            for (token, flags) in self.poll.wait(self.until_next_alarm())? {
+                self.on_event(token, flags);
+            }
+            self.ring_alarms();
+            self.sweep_groups();
+        }
+    }
+
+    fn on_event(&mut self, token: Token, flags: EventFlags) {
+        match token {
+            Token::Listener => self.accept(),
+            Token::Children => self.reap(),
+            Token::Connection(number) => self.on_connection(number, flags),
+            Token::Near(tunnel) => self.on_near(tunnel, flags),
+            Token::Far(tunnel) => self.on_far(tunnel, flags),
+            Token::Stdout(body) => self.on_output(body, StreamTag::Stdout),
+            Token::Stderr(body) => self.on_output(body, StreamTag::Stderr),
+            Token::Terminal(body) => self.on_output(body, StreamTag::Terminal),
+            Token::Input(body) => self.on_input(body),
+            Token::Report(body) => self.on_report(body),
+            Token::Runner(body) => self.on_runner(body),
+            Token::Orders(session) => self.on_orders(session),
+            Token::Verdict(session) => self.on_verdict(session),
+        }
+    }
+
+    /// A number that nothing else has or will have.
+    pub(crate) fn next_number(&mut self) -> u64 {
+        self.last_number += 1;
+        self.last_number
+    }
+
+    pub(crate) fn set_alarm(&mut self, after: Duration, alarm: Alarm) {
+        // A time beyond what the clock can tell never comes.
+        if let Some(time) = Instant::now().checked_add(after) {
+            self.alarms.push(Reverse((time, alarm)));
+        }
+    }
+
+    fn until_next_alarm(&self) -> Option<Duration> {
+        let Reverse((time, _)) = self.alarms.peek()?;
+        Some(time.saturating_duration_since(Instant::now()))
+    }
+
+    fn ring_alarms(&mut self) {
+        let now = Instant::now();
+        while let Some(Reverse((time, alarm))) = self.alarms.peek().copied() {
+            if time > now {
+                return;
+            }
+            self.alarms.pop();
+            match alarm {
+                Alarm::Deadline(process) => self.deadline_passed(process),
+                Alarm::Dial(dial) => self.dial_timed_out(dial),
+            }
+        }
+    }
+}
+
+/// Milliseconds since 1970.
+pub(crate) fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,264 @@
+//! One connection of a server: bytes in, frames out.
+
+use std::os::fd::AsFd;
+
+use rustix::event::epoll::EventFlags;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+use serde::Serialize;
+use wire::{Decoder, Fault, Frame, Greeting, Reply};
+
+use crate::agent::Agent;
+use crate::journal::Cursor;
+use crate::poll::{Source, Token};
+use crate::{fault, requests};
+
+/// How many servers may be connected at once.
+const MOST_CONNECTIONS: usize = 512;
+
+/// How many connections one turn of the loop accepts.
+const ACCEPTS: usize = 32;
+
+#[derive(Debug)]
+pub(crate) struct Connection {
+    source: Source,
+    pub(crate) decoder: Decoder,
+    /// Encoded frames, of which the first `sent` bytes are gone.
+    pub(crate) out: Vec<u8>,
+    sent: usize,
+    pub(crate) stage: Stage,
+    greeted: bool,
+    reading: bool,
+    finished_sending: bool,
+}
+
+/// What a connection is about.
+#[derive(Debug)]
+pub(crate) enum Stage {
+    /// The request has not arrived yet.
+    Asking,
+    /// Something else will answer: an exec, a shell, a free worker.
+    Waiting,
+    Following {
+        process: u64,
+        cursor: Cursor,
+    },
+    /// Input for a body.
+    Feeding(u64),
+    /// All input has come; the body has not taken it yet.
+    Fed(u64),
+    /// Everything is said; what is left is sent.
+    Leaving,
+}
+
+impl Connection {
+    pub(crate) fn new(source: Source) -> Self {
+        Self {
+            source,
+            decoder: Decoder::new(),
+            out: Vec::new(),
+            sent: 0,
+            stage: Stage::Asking,
+            greeted: false,
+            reading: true,
+            finished_sending: false,
+        }
+    }
+
+    /// Adds a message. The first is preceded by the greeting.
+    pub(crate) fn say(&mut self, reply: &impl Serialize) {
+        if !self.greeted {
+            self.greeted = true;
+            Frame::message(&Greeting { version: wire::VERSION }).encode(&mut self.out);
+        }
+        Frame::message(reply).encode(&mut self.out);
+    }
+
+    /// How many bytes wait to be sent.
+    pub(crate) fn unsent(&self) -> usize {
+        self.out.len() - self.sent
+    }
+
+    /// Whether the server has closed its side and everything it sent was read.
+    pub(crate) fn finished_sending(&self) -> bool {
+        self.finished_sending
+    }
+
+    pub(crate) fn pause_reading(&mut self) {
+        self.reading = false;
+        self.set_interest(false);
+    }
+
+    pub(crate) fn go_on_reading(&mut self) {
+        self.reading = true;
+        self.set_interest(false);
+    }
+
+    /// Waits for what this stage waits for; `more` says that there is more to put out than the
+    /// buffer holds now.
+    pub(crate) fn set_interest(&mut self, more: bool) {
+        let mut interest = EventFlags::empty();
+        if self.reading && matches!(self.stage, Stage::Asking | Stage::Feeding(_)) {
+            interest |= EventFlags::IN;
+        }
+        if more || self.unsent() > 0 {
+            interest |= EventFlags::OUT;
+        }
+        self.source.want(interest);
+    }
+
+    /// Sends what the socket takes. An error means that nobody reads any more.
+    pub(crate) fn flush(&mut self) -> rustix::io::Result<()> {
+        while self.unsent() > 0 {
+            match rustix::net::send(self.source.as_fd(), &self.out[self.sent..], SendFlags::NOSIGNAL) {
+                Ok(count) => self.sent += count,
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        self.out.clear();
+        self.sent = 0;
+        Ok(())
+    }
+
+    /// Reads once. `Ok(0)` is the end.
+    fn receive(&mut self, buffer: &mut [u8]) -> rustix::io::Result<usize> {
+        let (count, _) = rustix::net::recv(self.source.as_fd(), &mut *buffer, RecvFlags::empty())?;
+        self.decoder.feed(&buffer[..count]);
+        self.finished_sending = count == 0;
+        Ok(count)
+    }
+
+    /// What has not been sent, for whoever sends it instead.
+    pub(crate) fn take_unsent(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.out).split_off(std::mem::take(&mut self.sent))
+    }
+
+    /// For whoever goes on with the connection: it was not greeted yet.
+    pub(crate) fn into_parts(self) -> (Source, Decoder) {
+        (self.source, self.decoder)
+    }
+}
+
+impl Agent {
+    pub(crate) fn accept(&mut self) {
+        for _ in 0..ACCEPTS {
+            let Ok(fd) = self.place.accept() else { return };
+            let number = self.next_number();
+            let Ok(source) = self.poll.watch(fd, Token::Connection(number), EventFlags::IN) else { return };
+            let mut connection = Connection::new(source);
+            if self.connections.len() >= MOST_CONNECTIONS {
+                connection.say(&Reply::Fault(fault::plain(
+                    wire::FaultKind::Busy,
+                    "connect",
+                    "too many connections",
+                )));
+                // Whether or not it arrives, the connection ends here.
+                connection.flush().ok();
+                continue;
+            }
+            self.connections.insert(number, connection);
+            // The request usually came along with the connection.
+            self.on_readable(number);
+        }
+    }
+
+    pub(crate) fn on_connection(&mut self, number: u64, flags: EventFlags) {
+        if flags.contains(EventFlags::IN) {
+            self.on_readable(number);
+        }
+        if flags.contains(EventFlags::OUT) {
+            self.on_writable(number);
+        }
+        if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
+            self.on_hang_up(number);
+        }
+    }
+
+    fn on_readable(&mut self, number: u64) {
+        let Some(connection) = self.connections.get_mut(&number) else { return };
+        match connection.receive(&mut self.scratch) {
+            Ok(_) => self.go_on(number),
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(_) => self.close(number),
+        }
+    }
+
+    /// Does what can be done with the bytes that have come.
+    fn go_on(&mut self, number: u64) {
+        let Some(connection) = self.connections.get_mut(&number) else { return };
+        match connection.stage {
+            Stage::Asking => match connection.decoder.next_frame() {
+                Ok(Some(frame)) => self.on_call(number, &frame),
+                Ok(None) if connection.finished_sending => self.close(number),
+                Ok(None) => {}
+                Err(_) => self.refuse(number, requests::malformed()),
+            },
+            Stage::Feeding(body) => self.feed(number, body),
+            Stage::Waiting | Stage::Following { .. } | Stage::Fed(_) | Stage::Leaving => {}
+        }
+    }
+
+    fn on_writable(&mut self, number: u64) {
+        let Some(connection) = self.connections.get_mut(&number) else { return };
+        match connection.stage {
+            Stage::Following { .. } => self.pump(number),
+            _ => self.push(number),
+        }
+    }
+
+    /// The server is gone. What it sent before is still done; what it asked for goes on.
+    fn on_hang_up(&mut self, number: u64) {
+        let Some(connection) = self.connections.get_mut(&number) else { return };
+        if !matches!(connection.stage, Stage::Asking | Stage::Feeding(_)) {
+            self.close(number);
+            return;
+        }
+        while matches!(connection.receive(&mut self.scratch), Ok(1..)) {}
+        connection.finished_sending = true;
+        // It would report the hang-up again and again while we wait for a process to read.
+        connection.source.mute();
+        self.go_on(number);
+    }
+
+    /// Sends a message.
+    pub(crate) fn send(&mut self, number: u64, reply: &Reply) {
+        if let Some(connection) = self.connections.get_mut(&number) {
+            connection.say(reply);
+            self.push(number);
+        }
+    }
+
+    /// Sends the last message and closes when it is out.
+    pub(crate) fn answer(&mut self, number: u64, reply: &Reply) {
+        if let Some(connection) = self.connections.get_mut(&number) {
+            connection.say(reply);
+            connection.stage = Stage::Leaving;
+            self.push(number);
+        }
+    }
+
+    pub(crate) fn refuse(&mut self, number: u64, fault: Fault) {
+        self.answer(number, &Reply::Fault(fault));
+    }
+
+    /// Sends what the socket takes, and closes a connection that has nothing more to say.
+    pub(crate) fn push(&mut self, number: u64) {
+        let Some(connection) = self.connections.get_mut(&number) else { return };
+        let gone = connection.flush().is_err();
+        let done = connection.unsent() == 0 && matches!(connection.stage, Stage::Leaving);
+        if gone || done {
+            self.close(number);
+        } else {
+            connection.set_interest(false);
+        }
+    }
+
+    pub(crate) fn close(&mut self, number: u64) {
+        let Some(connection) = self.connections.remove(&number) else { return };
+        if let Stage::Following { process, .. } = connection.stage {
+            self.unfollow(process, number);
+        }
+    }
+}

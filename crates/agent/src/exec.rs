@@ -1,0 +1,156 @@
+//! Starting a command: its pipes or terminal, its tree, the fork.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use linux::pty::Terminal;
+use linux::spawn::{Forked, SingleThread};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::Pid;
+use wire::process::TerminalSize;
+
+use crate::child::{self, Stdio};
+use crate::command::Command;
+use crate::identity::Who;
+use crate::place::Place;
+use crate::{runner, tree};
+
+/// How a command is connected.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wiring {
+    pub(crate) terminal: Option<TerminalSize>,
+    pub(crate) stdin: bool,
+}
+
+/// A forked child that is about to become a command, and our ends of what connects it.
+#[derive(Debug)]
+pub(crate) struct Launched {
+    /// The command, or its runner.
+    pub(crate) pid: Pid,
+    pub(crate) keeper: Keeper,
+    /// Silent and then closed if the exec succeeds, else it tells the failure.
+    pub(crate) report: OwnedFd,
+    pub(crate) ours: Ours,
+}
+
+/// Who has the whole tree in hand.
+#[derive(Debug)]
+pub(crate) enum Keeper {
+    Group(u64),
+    Runner(OwnedFd),
+}
+
+/// Our ends; none of them blocks.
+#[derive(Debug)]
+pub(crate) enum Ours {
+    Pipes { stdin: Option<OwnedFd>, stdout: OwnedFd, stderr: OwnedFd },
+    Terminal(OwnedFd),
+}
+
+/// Forks and lets the child become the command. Whether that succeeded is told later.
+pub(crate) fn launch(
+    place: &Place,
+    command: &Command,
+    wiring: Wiring,
+    group_number: u64,
+) -> rustix::io::Result<Launched> {
+    let (ours, theirs) = connect(place, wiring, &command.who)?;
+    let (report, their_report) = pipe_with(PipeFlags::CLOEXEC)?;
+    rustix::io::ioctl_fionbio(&report, true)?;
+    let (pid, keeper) = match &place.commands {
+        Some(commands) => {
+            let pid = fork_into_group(place, command, &theirs, commands, group_number, &their_report)?;
+            (pid, Keeper::Group(group_number))
+        }
+        None => fork_runner(place, command, &theirs, &their_report)?,
+    };
+    Ok(Launched { pid, keeper, report, ours })
+}
+
+fn fork_into_group(
+    place: &Place,
+    command: &Command,
+    stdio: &Stdio,
+    commands: &OwnedFd,
+    number: u64,
+    report: &OwnedFd,
+) -> rustix::io::Result<Pid> {
+    let group = tree::make_group(commands, number)?;
+    let mut join = None;
+    let mut forked = fork(&place.thread, Some(&group));
+    if forked.as_ref().is_err_and(|errno| *errno == Errno::AGAIN) {
+        // The group is full. Moving into it is allowed all the same, and the server's commands
+        // have to work while a fork bomb sits there.
+        join = Some(tree::open_members(&group)?);
+        forked = fork(&place.thread, None);
+    }
+    match forked {
+        Ok(Forked::Child) => child::run(place, command, stdio, join.as_ref(), report.as_fd()),
+        Ok(Forked::Parent(pid)) => Ok(pid),
+        Err(errno) => {
+            tree::remove_group(commands, number);
+            Err(errno)
+        }
+    }
+}
+
+fn fork_runner(
+    place: &Place,
+    command: &Command,
+    stdio: &Stdio,
+    report: &OwnedFd,
+) -> rustix::io::Result<(Pid, Keeper)> {
+    let (channel, their_channel) = rustix::net::socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )?;
+    match fork(&place.thread, None)? {
+        Forked::Child => {
+            drop(channel);
+            runner::run(place, command, stdio, &their_channel, report)
+        }
+        Forked::Parent(pid) => Ok((pid, Keeper::Runner(channel))),
+    }
+}
+
+fn fork(thread: &SingleThread, group: Option<&OwnedFd>) -> rustix::io::Result<Forked> {
+    let forked = thread.fork(group.map(AsFd::as_fd));
+    forked.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+}
+
+fn connect(place: &Place, wiring: Wiring, who: &Who) -> rustix::io::Result<(Ours, Stdio)> {
+    if let Some(size) = wiring.terminal {
+        return connect_terminal(size, who);
+    }
+    let (stdin, their_stdin) = if wiring.stdin {
+        let (theirs, ours) = pipe_with(PipeFlags::CLOEXEC)?;
+        (Some(ours), theirs)
+    } else {
+        (None, rustix::io::fcntl_dupfd_cloexec(&place.null, 3)?)
+    };
+    let (stdout, their_stdout) = pipe_with(PipeFlags::CLOEXEC)?;
+    let (stderr, their_stderr) = pipe_with(PipeFlags::CLOEXEC)?;
+    for fd in stdin.iter().chain([&stdout, &stderr]) {
+        rustix::io::ioctl_fionbio(fd, true)?;
+    }
+    if !who.is_root() {
+        // So that the command may open its own /dev/stdout, which is a new open of the pipe.
+        for fd in [&their_stdout, &their_stderr] {
+            rustix::fs::fchown(fd, Some(who.uid), Some(who.gid))?;
+        }
+    }
+    let theirs = Stdio { stdin: their_stdin, stdout: their_stdout, stderr: their_stderr, terminal: false };
+    Ok((Ours::Pipes { stdin, stdout, stderr }, theirs))
+}
+
+fn connect_terminal(size: TerminalSize, who: &Who) -> rustix::io::Result<(Ours, Stdio)> {
+    let terminal = Terminal::open(size.columns, size.rows, who.uid);
+    let terminal = terminal.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+    let copy = || rustix::io::fcntl_dupfd_cloexec(&terminal.slave, 3);
+    let (stdout, stderr) = (copy()?, copy()?);
+    let theirs = Stdio { stdin: terminal.slave, stdout, stderr, terminal: true };
+    Ok((Ours::Terminal(terminal.master), theirs))
+}

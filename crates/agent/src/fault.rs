@@ -1,0 +1,45 @@
+//! Faults: how the agent says that something did not succeed.
+
+use std::io;
+
+use rustix::io::Errno;
+use wire::{Fault, FaultKind};
+
+/// What the kernel's number means to a caller.
+pub(crate) fn kind_of(errno: Errno) -> FaultKind {
+    match errno {
+        Errno::NOENT | Errno::SRCH => FaultKind::NotFound,
+        Errno::EXIST | Errno::NOTEMPTY => FaultKind::AlreadyExists,
+        Errno::NOTDIR => FaultKind::NotADirectory,
+        Errno::ISDIR => FaultKind::IsADirectory,
+        Errno::ACCESS | Errno::PERM | Errno::ROFS => FaultKind::Permission,
+        Errno::NOSPC | Errno::DQUOT | Errno::FBIG => FaultKind::NoSpace,
+        Errno::INVAL | Errno::NAMETOOLONG | Errno::LOOP => FaultKind::Invalid,
+        Errno::AGAIN | Errno::BUSY | Errno::MFILE | Errno::NFILE => FaultKind::Busy,
+        Errno::CONNREFUSED | Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH => FaultKind::Refused,
+        _ => FaultKind::Other,
+    }
+}
+
+/// A fault with the kernel's number behind it.
+pub(crate) fn from_errno(errno: Errno, operation: &str, subject: &str) -> Fault {
+    Fault {
+        kind: kind_of(errno),
+        errno: Some(errno.raw_os_error()),
+        operation: operation.to_owned(),
+        subject: subject.to_owned(),
+    }
+}
+
+/// As [`from_errno`], for errors of the standard library.
+pub(crate) fn from_io(error: &io::Error, operation: &str, subject: &str) -> Fault {
+    match Errno::from_io_error(error) {
+        Some(errno) => from_errno(errno, operation, subject),
+        None => plain(FaultKind::Other, operation, &format!("{subject}: {error}")),
+    }
+}
+
+/// A fault of our own.
+pub(crate) fn plain(kind: FaultKind, operation: &str, subject: &str) -> Fault {
+    Fault { kind, errno: None, operation: operation.to_owned(), subject: subject.to_owned() }
+}

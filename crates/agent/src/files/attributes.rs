@@ -1,0 +1,66 @@
+//! Permission bits and owners.
+
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use rustix::fs::{Gid, Mode, Uid};
+use wire::files::Attributes;
+use wire::{Fault, FaultKind};
+
+use super::Named;
+use crate::accounts::Accounts;
+use crate::fault;
+
+/// Attributes with names turned into numbers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    pub(super) mode: Option<Mode>,
+    pub(super) uid: Option<Uid>,
+    pub(super) gid: Option<Gid>,
+}
+
+impl Wanted {
+    pub(super) fn new(attributes: &Attributes) -> Result<Self, Fault> {
+        let accounts = Accounts::read();
+        let uid = attributes.owner.as_ref().map(|name| {
+            let known = accounts.by_name(name).map(|account| account.uid);
+            number(known, name).map(Uid::from_raw).ok_or_else(|| unknown("find user", name))
+        });
+        let gid = attributes.group.as_ref().map(|name| {
+            let known = accounts.gid_of(name);
+            number(known, name).map(Gid::from_raw).ok_or_else(|| unknown("find group", name))
+        });
+        let mode = attributes.mode.map(|bits| Mode::from_raw_mode(bits & 0o7777));
+        Ok(Self { mode, uid: uid.transpose()?, gid: gid.transpose()? })
+    }
+
+    /// The owner goes first, because a change of owner takes set-id bits away.
+    pub(super) fn apply(&self, path: &Path) -> Result<(), Fault> {
+        // Asked for nothing, it still tells whether the path is there.
+        rustix::fs::chown(path, self.uid, self.gid).named("change owner", path)?;
+        match self.mode {
+            Some(mode) => rustix::fs::chmod(path, mode).named("change mode", path),
+            None => Ok(()),
+        }
+    }
+
+    /// As [`Wanted::apply`], to an open file that will be known as `path`.
+    pub(super) fn apply_to(&self, file: impl AsFd, path: &Path) -> Result<(), Fault> {
+        if self.uid.is_some() || self.gid.is_some() {
+            rustix::fs::fchown(&file, self.uid, self.gid).named("change owner", path)?;
+        }
+        match self.mode {
+            Some(mode) => rustix::fs::fchmod(&file, mode).named("change mode", path),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The largest number means "leave it" to the kernel and is nobody's.
+fn number(known: Option<u32>, name: &str) -> Option<u32> {
+    known.or_else(|| name.parse().ok()).filter(|number| *number != u32::MAX)
+}
+
+fn unknown(operation: &str, name: &str) -> Fault {
+    fault::plain(FaultKind::NotFound, operation, name)
+}

@@ -1,0 +1,70 @@
+//! Moving, removing and making.
+
+use std::io::ErrorKind;
+use std::path::Path;
+
+use rustix::fs::{CWD, RenameFlags};
+use rustix::io::Errno;
+use wire::Fault;
+use wire::files::Attributes;
+
+use super::attributes::Wanted;
+use super::{Named, copy, make_parents};
+use crate::fault;
+
+/// Renames, or copies where renaming cannot: to another filesystem, and a directory that comes
+/// from a read-only layer.
+pub(super) fn move_file(from: &Path, to: &Path, overwrite: bool) -> Result<(), Fault> {
+    // Without this a missing source would leave the new parents behind.
+    from.symlink_metadata().named("move", from)?;
+    make_parents(to)?;
+    let flags = if overwrite { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
+    match rustix::fs::renameat_with(CWD, from, CWD, to, flags) {
+        Ok(()) => Ok(()),
+        Err(Errno::XDEV) => copy::move_by_copy(from, to, flags),
+        // With both names right the source was seen above, so it is the target that is in the way.
+        Err(errno @ (Errno::EXIST | Errno::NOTEMPTY | Errno::ISDIR | Errno::NOTDIR)) => {
+            Err(fault::from_errno(errno, "move", &to.to_string_lossy()))
+        }
+        Err(errno) => Err(fault::from_errno(errno, "move", &from.to_string_lossy())),
+    }
+}
+
+/// What is not there is removed already. Links are removed, never followed.
+pub(super) fn remove(path: &Path, recursive: bool) -> Result<(), Fault> {
+    let directory = match path.symlink_metadata() {
+        Ok(metadata) => metadata.is_dir(),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(fault::from_io(&error, "remove", &path.to_string_lossy())),
+    };
+    let removed = match (directory, recursive) {
+        (true, true) => std::fs::remove_dir_all(path),
+        (true, false) => Err(Errno::ISDIR.into()),
+        (false, _) => std::fs::remove_file(path),
+    };
+    match removed {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        other => other.named("remove", path),
+    }
+}
+
+/// Makes a directory and those above it. What was there before keeps its attributes.
+pub(super) fn make_directory(path: &Path, attributes: &Attributes) -> Result<(), Fault> {
+    let wanted = Wanted::new(attributes)?;
+    let missing: Vec<&Path> =
+        path.ancestors().take_while(|above| above.symlink_metadata().is_err()).collect();
+    if missing.is_empty() {
+        let there = std::fs::metadata(path).named("make directory", path)?.is_dir();
+        let in_the_way = || fault::from_errno(Errno::EXIST, "make directory", &path.to_string_lossy());
+        return if there { Ok(()) } else { Err(in_the_way()) };
+    }
+    for directory in missing.iter().rev() {
+        match std::fs::create_dir(directory) {
+            // Somebody else made it in the meantime, so it is not new.
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
+            made => made.named("make directory", directory)?,
+        }
+    }
+    // Only now: a mode without the right to search would keep us from making the next one.
+    missing.iter().try_for_each(|directory| wanted.apply(directory))
+}

@@ -1,0 +1,65 @@
+//! Moving a tree by copying it, where the kernel cannot rename it.
+
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, RenameFlags, Timespec, Timestamps, Uid};
+use wire::Fault;
+
+use super::{Named, changes, temporary_name};
+
+/// Copies under another name beside the target, gives it the right one, and removes the source.
+pub(super) fn move_by_copy(from: &Path, to: &Path, flags: RenameFlags) -> Result<(), Fault> {
+    let draft = temporary_name(to)?;
+    let placed = copy(from, &draft)
+        .and_then(|()| rustix::fs::renameat_with(CWD, &draft, CWD, to, flags).named("move", to));
+    if let Err(fault) = placed {
+        changes::remove(&draft, true)?;
+        return Err(fault);
+    }
+    changes::remove(from, true)
+}
+
+/// Copies whatever it is, with its attributes.
+fn copy(from: &Path, to: &Path) -> Result<(), Fault> {
+    let metadata = from.symlink_metadata().named("stat", from)?;
+    let kind = metadata.file_type();
+    if kind.is_dir() {
+        copy_directory(from, to)?;
+    } else if kind.is_symlink() {
+        let target = std::fs::read_link(from).named("read link", from)?;
+        std::os::unix::fs::symlink(target, to).named("make link", to)?;
+    } else if kind.is_file() {
+        std::fs::copy(from, to).named("copy", from)?;
+    } else {
+        let kind = FileType::from_raw_mode(metadata.mode());
+        let mode = Mode::from_raw_mode(metadata.mode() & 0o7777);
+        rustix::fs::mknodat(CWD, to, kind, mode, metadata.rdev()).named("make node", to)?;
+    }
+    copy_attributes(&metadata, to)
+}
+
+fn copy_directory(from: &Path, to: &Path) -> Result<(), Fault> {
+    std::fs::create_dir(to).named("make directory", to)?;
+    for entry in std::fs::read_dir(from).named("list", from)? {
+        let name = entry.named("list", from)?.file_name();
+        copy(&from.join(&name), &to.join(&name))?;
+    }
+    Ok(())
+}
+
+fn copy_attributes(metadata: &Metadata, to: &Path) -> Result<(), Fault> {
+    let (uid, gid) = (Uid::from_raw(metadata.uid()), Gid::from_raw(metadata.gid()));
+    // Only root may give a file away; for others the copy simply is theirs.
+    rustix::fs::chownat(CWD, to, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW).ok();
+    if !metadata.is_symlink() {
+        let mode = Mode::from_raw_mode(metadata.mode() & 0o7777);
+        rustix::fs::chmod(to, mode).named("change mode", to)?;
+    }
+    let times = Timestamps {
+        last_access: Timespec { tv_sec: metadata.atime(), tv_nsec: metadata.atime_nsec() },
+        last_modification: Timespec { tv_sec: metadata.mtime(), tv_nsec: metadata.mtime_nsec() },
+    };
+    rustix::fs::utimensat(CWD, to, &times, AtFlags::SYMLINK_NOFOLLOW).named("set times", to)
+}

@@ -1,0 +1,98 @@
+//! Walking directories.
+//!
+//! A listing is sent in pages while it is walked, so its size is bounded by nothing here. What
+//! vanishes during the walk is left out, and so is what may not be read below the start.
+
+use std::ffi::OsString;
+use std::io;
+use std::path::Path;
+
+use globset::{Glob, GlobMatcher};
+use wire::files::{FileInfo, FileKind};
+use wire::{Fault, FaultKind, Reply};
+
+use super::info::info;
+use super::{Named, Work};
+use crate::accounts::Accounts;
+use crate::fault;
+
+/// How many entries one message holds; with the longest paths it stays below the limit of a
+/// frame.
+const PAGE_ENTRIES: usize = 100;
+
+/// How deep a walk goes at most.
+const DEEPEST: u32 = 1000;
+
+/// One walk over a tree.
+struct Walk<'a, 'b> {
+    work: &'a mut Work<'b>,
+    accounts: Accounts,
+    wanted: Option<GlobMatcher>,
+    page: Vec<FileInfo>,
+}
+
+impl Work<'_> {
+    pub(super) fn list(&mut self, path: &Path, depth: u32) -> Result<(), Fault> {
+        self.walk(path, depth.min(DEEPEST), None)
+    }
+
+    pub(super) fn search(&mut self, path: &Path, pattern: &str) -> Result<(), Fault> {
+        let glob = Glob::new(pattern).map_err(|error| {
+            fault::plain(FaultKind::Invalid, "read pattern", &format!("{pattern}: {}", error.kind()))
+        })?;
+        self.walk(path, DEEPEST, Some(glob.compile_matcher()))
+    }
+
+    fn walk(&mut self, path: &Path, depth: u32, wanted: Option<GlobMatcher>) -> Result<(), Fault> {
+        // The start must be a directory even if nothing below it is asked for.
+        let names = names_in(path).named("list", path)?;
+        let mut walk = Walk { work: self, accounts: Accounts::read(), wanted, page: Vec::new() };
+        walk.enter(path, names, depth)?;
+        walk.send_page()?;
+        Ok(self.line.send_end()?)
+    }
+}
+
+impl Walk<'_, '_> {
+    fn enter(&mut self, directory: &Path, names: Vec<OsString>, depth: u32) -> Result<(), Fault> {
+        if depth == 0 {
+            return Ok(());
+        }
+        for name in names {
+            let path = directory.join(&name);
+            let Ok(info) = info(&path, &self.accounts) else { continue };
+            let is_directory = info.kind == FileKind::Directory;
+            let wanted = self.wanted.as_ref().is_none_or(|glob| !is_directory && glob.is_match(&name));
+            if wanted {
+                self.add(info)?;
+            }
+            if is_directory
+                && depth > 1
+                && let Ok(names) = names_in(&path)
+            {
+                self.enter(&path, names, depth - 1)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, info: FileInfo) -> Result<(), Fault> {
+        self.page.push(info);
+        if self.page.len() >= PAGE_ENTRIES { self.send_page() } else { Ok(()) }
+    }
+
+    fn send_page(&mut self) -> Result<(), Fault> {
+        if self.page.is_empty() {
+            return Ok(());
+        }
+        let page = std::mem::take(&mut self.page);
+        self.work.line.say_bounded(&Reply::Entries(page), "a page of entries")
+    }
+}
+
+fn names_in(directory: &Path) -> io::Result<Vec<OsString>> {
+    let entries = std::fs::read_dir(directory)?;
+    let mut names: Vec<OsString> = entries.flatten().map(|entry| entry.file_name()).collect();
+    names.sort_unstable();
+    Ok(names)
+}

@@ -1,0 +1,78 @@
+//! Replacing text in files.
+
+use std::io::{Read, Write};
+
+use memchr::memmem;
+use wire::files::{Attributes, Edit};
+use wire::{Fault, FaultKind, Reply};
+
+use super::attributes::Wanted;
+use super::transfer::{Draft, follow_links, open_regular};
+use super::{Named, Work};
+use crate::fault;
+
+/// The largest file in which text is replaced; it is held in memory, twice.
+const LARGEST: u64 = 256 << 20;
+
+impl Work<'_> {
+    /// Each file is replaced as a whole or not at all; files before one that fails are done.
+    pub(super) fn replace(&mut self, edits: &[Edit]) -> Result<(), Fault> {
+        if edits.iter().any(|edit| edit.old.is_empty()) {
+            return Err(fault::plain(FaultKind::Invalid, "replace", "an empty text"));
+        }
+        let counts = edits.iter().map(|edit| self.replace_in(edit)).collect::<Result<_, _>>()?;
+        self.line.say_bounded(&Reply::Replaced(counts), "too many files")
+    }
+
+    fn replace_in(&self, edit: &Edit) -> Result<u64, Fault> {
+        let path = follow_links(&self.resolve(&edit.path)?)?;
+        let file = open_regular(&path)?;
+        let mut text = Vec::new();
+        file.take(LARGEST + 1).read_to_end(&mut text).named("read", &path)?;
+        if text.len() as u64 > LARGEST {
+            return Err(fault::plain(
+                FaultKind::Invalid,
+                "replace",
+                &format!("{}: too large", path.display()),
+            ));
+        }
+        let (replaced, count) = replace_all(&text, edit.old.as_bytes(), edit.new.as_bytes());
+        if count > 0 {
+            let mut draft = Draft::new(&path)?;
+            draft.file.write_all(&replaced).named("write", &path)?;
+            draft.put_in_place(&Wanted::new(&Attributes::default())?)?;
+        }
+        Ok(count)
+    }
+}
+
+fn replace_all(text: &[u8], old: &[u8], new: &[u8]) -> (Vec<u8>, u64) {
+    let mut out = Vec::with_capacity(text.len());
+    let (mut last, mut count) = (0, 0);
+    for place in memmem::find_iter(text, old) {
+        out.extend_from_slice(&text[last..place]);
+        out.extend_from_slice(new);
+        last = place + old.len();
+        count += 1;
+    }
+    out.extend_from_slice(&text[last..]);
+    (out, count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str, old: &str, new: &str, expected: &str, count: u64) {
+        let (out, counted) = replace_all(text.as_bytes(), old.as_bytes(), new.as_bytes());
+        assert_eq!((out.as_slice(), counted), (expected.as_bytes(), count), "{text}");
+    }
+
+    #[test]
+    fn every_occurrence_is_replaced_once() {
+        check("a-a-a", "a", "bb", "bb-bb-bb", 3);
+        check("aaa", "aa", "a", "aa", 1);
+        check("none", "x", "y", "none", 0);
+        check("x", "x", "", "", 1);
+    }
+}

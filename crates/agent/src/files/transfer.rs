@@ -1,0 +1,200 @@
+//! Moving bytes: read, write, append.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use wire::files::Attributes;
+use wire::frame::CHUNK;
+use wire::{Fault, FaultKind, Reply};
+
+use super::attributes::Wanted;
+use super::{Named, Work, make_parents, temporary_name};
+use crate::fault;
+
+const NEW_FILE: Mode = Mode::from_raw_mode(0o644);
+
+/// How many links are followed, as in the kernel.
+const MOST_LINKS: usize = 40;
+
+/// How long an appender waits for the others.
+const LOCK_PATIENCE: Duration = Duration::from_secs(60);
+
+impl Work<'_> {
+    pub(super) fn read(&mut self, path: &Path, offset: u64, length: Option<u64>) -> Result<(), Fault> {
+        let mut file = open_regular(path)?;
+        let size = file.metadata().named("stat", path)?.len();
+        file.seek(SeekFrom::Start(offset.min(size))).named("seek", path)?;
+        self.line.say(&Reply::Reading { size })?;
+        let mut left = length.unwrap_or(u64::MAX);
+        let mut buffer = vec![0; CHUNK];
+        while left > 0 {
+            let most = usize::try_from(left).unwrap_or(CHUNK).min(CHUNK);
+            let count = file.read(&mut buffer[..most]).named("read", path)?;
+            if count == 0 {
+                break;
+            }
+            self.line.send_data(&buffer[..count])?;
+            left -= count as u64;
+        }
+        Ok(self.line.send_end()?)
+    }
+
+    /// Writes under another name and gives it the right one at the end, so that nobody ever
+    /// sees half a file and the old one stays if the sender goes away.
+    pub(super) fn write(&mut self, path: &Path, attributes: &Attributes) -> Result<(), Fault> {
+        let wanted = Wanted::new(attributes)?;
+        make_parents(path)?;
+        let target = follow_links(path)?;
+        let mut draft = Draft::new(&target)?;
+        while let Some(bytes) = self.line.receive_data()? {
+            draft.file.write_all(&bytes).named("write", &target)?;
+        }
+        draft.put_in_place(&wanted)?;
+        self.done()
+    }
+
+    /// Appenders take turns, so that each one's bytes stay together. One that goes away before
+    /// its end takes its bytes back.
+    pub(super) fn append(&mut self, path: &Path, attributes: &Attributes) -> Result<(), Fault> {
+        let wanted = Wanted::new(attributes)?;
+        make_parents(path)?;
+        let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, NEW_FILE).named("open", path)?;
+        let mut file = File::from(file);
+        check_regular(&file, path)?;
+        self.lock(&file, path)?;
+        let before = file.metadata().named("stat", path)?.len();
+        let mut added = 0;
+        let result = self.append_all(&mut file, path, &mut added);
+        if result.is_err() && file.metadata().named("stat", path)?.len() == before + added {
+            // If it is longer, somebody who takes no turns has added something; that is not
+            // ours to cut.
+            file.set_len(before).named("truncate", path)?;
+        }
+        result?;
+        wanted.apply_to(&file, path)?;
+        self.done()
+    }
+
+    fn append_all(&mut self, file: &mut File, path: &Path, added: &mut u64) -> Result<(), Fault> {
+        while let Some(bytes) = self.line.receive_data()? {
+            let mut rest = bytes.as_slice();
+            while !rest.is_empty() {
+                let count = file.write(rest).named("write", path)?;
+                *added += count as u64;
+                rest = &rest[count..];
+            }
+        }
+        Ok(())
+    }
+
+    /// Something inside may hold the lock for ever, so it is not waited for as long, nor longer
+    /// than the server itself waits.
+    fn lock(&self, file: &File, path: &Path) -> Result<(), Fault> {
+        let begun = Instant::now();
+        loop {
+            match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+                Err(Errno::AGAIN) if begun.elapsed() < LOCK_PATIENCE => self.wait_a_little(path)?,
+                locked => return locked.named("lock", path),
+            }
+        }
+    }
+
+    fn wait_a_little(&self, path: &Path) -> Result<(), Fault> {
+        let pause = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+        let mut fds = [PollFd::new(&self.line, PollFlags::empty())];
+        match rustix::event::poll(&mut fds, Some(&pause)).named("wait", path)? {
+            0 => Ok(()),
+            _ => Err(fault::plain(FaultKind::Other, "talk", "a broken connection")),
+        }
+    }
+}
+
+/// A file that is being written and has not got its name yet.
+pub(super) struct Draft {
+    pub(super) file: File,
+    name: PathBuf,
+    target: PathBuf,
+    placed: bool,
+}
+
+impl Draft {
+    /// A draft for a target that is a regular file or does not exist.
+    pub(super) fn new(target: &Path) -> Result<Self, Fault> {
+        match target.symlink_metadata() {
+            Ok(old) if old.is_dir() => {
+                return Err(fault::from_errno(Errno::ISDIR, "write", &target.to_string_lossy()));
+            }
+            Ok(old) if !old.is_file() => return Err(not_regular(target)),
+            _ => {}
+        }
+        let name = temporary_name(target)?;
+        let file = File::options().write(true).create_new(true).mode(0o600).open(&name);
+        Ok(Self { file: file.named("create", target)?, name, target: target.to_owned(), placed: false })
+    }
+
+    /// Gives the file its attributes, those of the old one where none are asked for, and its
+    /// name.
+    pub(super) fn put_in_place(mut self, wanted: &Wanted) -> Result<(), Fault> {
+        let old = self.target.metadata().ok();
+        if let Some(old) = &old {
+            // Only root may give a file away; for others the new file simply is theirs.
+            let owner = rustix::fs::Uid::from_raw(old.uid());
+            let group = rustix::fs::Gid::from_raw(old.gid());
+            rustix::fs::fchown(&self.file, Some(owner), Some(group)).ok();
+        }
+        let mode = old.map_or(NEW_FILE, |old| Mode::from_raw_mode(old.mode() & 0o7777));
+        let wanted = Wanted { mode: wanted.mode.or(Some(mode)), ..*wanted };
+        wanted.apply_to(&self.file, &self.target)?;
+        std::fs::rename(&self.name, &self.target).named("rename", &self.target)?;
+        self.placed = true;
+        Ok(())
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        if !self.placed {
+            std::fs::remove_file(&self.name).ok();
+        }
+    }
+}
+
+/// Opens a file for reading, without waiting for the other end of a pipe.
+pub(super) fn open_regular(path: &Path) -> Result<File, Fault> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty()).named("open", path)?);
+    check_regular(&file, path)?;
+    Ok(file)
+}
+
+fn check_regular(file: &File, path: &Path) -> Result<(), Fault> {
+    let metadata = file.metadata().named("stat", path)?;
+    if metadata.is_dir() {
+        return Err(fault::from_errno(Errno::ISDIR, "open", &path.to_string_lossy()));
+    }
+    if metadata.is_file() { Ok(()) } else { Err(not_regular(path)) }
+}
+
+fn not_regular(path: &Path) -> Fault {
+    fault::plain(FaultKind::Invalid, "open", &format!("{}: it is no regular file", path.display()))
+}
+
+/// The path behind all links, so that a link stays one when what it leads to is replaced.
+pub(super) fn follow_links(path: &Path) -> Result<PathBuf, Fault> {
+    let mut path = path.to_owned();
+    for _ in 0..MOST_LINKS {
+        match std::fs::read_link(&path) {
+            Ok(target) => path = path.parent().unwrap_or(Path::new("/")).join(target),
+            // Not a link, or nothing at all.
+            Err(_) => return Ok(path),
+        }
+    }
+    Err(fault::from_errno(Errno::LOOP, "open", &path.to_string_lossy()))
+}

@@ -1,0 +1,85 @@
+//! As whom something is done inside.
+
+use rustix::fs::{Gid, Uid};
+use wire::process::Identity;
+use wire::{AgentConfig, Fault, FaultKind};
+
+use crate::accounts::{Account, Accounts};
+use crate::fault;
+
+/// A user with everything that an identity change needs.
+#[derive(Clone, Debug)]
+pub(crate) struct Who {
+    pub(crate) uid: Uid,
+    pub(crate) gid: Gid,
+    pub(crate) groups: Vec<Gid>,
+    pub(crate) name: String,
+    pub(crate) home: String,
+    pub(crate) shell: String,
+}
+
+impl Who {
+    /// Finds the user among the accounts inside. A number needs no account.
+    pub(crate) fn find(config: &AgentConfig, identity: &Identity) -> Result<Self, Fault> {
+        let accounts = Accounts::read();
+        let (account, gid) = match identity {
+            Identity::Default => (named(&accounts, &config.default_user)?, None),
+            Identity::User(name) => (named(&accounts, name)?, None),
+            Identity::Ids { uid, gid } => {
+                (accounts.by_uid(*uid).unwrap_or_else(|| unnamed(*uid)), Some(*gid))
+            }
+        };
+        let gid = gid.unwrap_or(account.gid);
+        if config.single_user && (account.uid != 0 || gid != 0) {
+            let subject = format!("{}: this sandbox has no other user than root", account.name);
+            return Err(fault::plain(FaultKind::Permission, "become user", &subject));
+        }
+        // To the calls that change an identity this number means "leave it", that is, stay root.
+        if account.uid == u32::MAX || gid == u32::MAX {
+            return Err(fault::plain(FaultKind::Invalid, "become user", &account.name));
+        }
+        let groups = if config.single_user { Vec::new() } else { accounts.groups_of(&account.name) };
+        let groups = groups.into_iter().filter(|group| *group != u32::MAX);
+        Ok(Self {
+            uid: Uid::from_raw(account.uid),
+            gid: Gid::from_raw(gid),
+            groups: std::iter::once(gid).chain(groups).map(Gid::from_raw).collect(),
+            name: account.name,
+            home: account.home,
+            shell: account.shell,
+        })
+    }
+
+    pub(crate) fn is_root(&self) -> bool {
+        self.uid.is_root()
+    }
+
+    /// Takes the identity on, for good. The last of the three removes the right to the others,
+    /// hence the order. In a sandbox with a single user there is nothing to change to, and the
+    /// kernel forbids to try.
+    pub(crate) fn assume(&self, config: &AgentConfig) -> rustix::io::Result<()> {
+        if config.single_user {
+            return Ok(());
+        }
+        rustix::thread::set_thread_groups(&self.groups)?;
+        rustix::thread::set_thread_res_gid(self.gid, self.gid, self.gid)?;
+        rustix::thread::set_thread_res_uid(self.uid, self.uid, self.uid)
+    }
+}
+
+fn named(accounts: &Accounts, name: &str) -> Result<Account, Fault> {
+    let by_number = || {
+        let uid = name.parse().ok()?;
+        Some(accounts.by_uid(uid).unwrap_or_else(|| unnamed(uid)))
+    };
+    let known = accounts.by_name(name).or_else(by_number);
+    // An image without accounts still has its root.
+    let known = known.or_else(|| (name == "root").then(|| unnamed(0)));
+    known.ok_or_else(|| fault::plain(FaultKind::NotFound, "find user", name))
+}
+
+/// What a uid without an account is taken for.
+fn unnamed(uid: u32) -> Account {
+    let (name, home) = if uid == 0 { ("root".to_owned(), "/root") } else { (uid.to_string(), "/") };
+    Account { name, uid, gid: uid, home: home.to_owned(), shell: "/bin/sh".to_owned() }
+}

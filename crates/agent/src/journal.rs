@@ -1,0 +1,397 @@
+//! What a process printed, kept in a file: `docs/journal.md` describes the format.
+//!
+//! ```text
+//! | header | record | record | …first bytes… |   hole   | record | …last bytes… | end record |
+//!                                            ▲          ▲                       ▲
+//!                                       hole.start   hole.end                  end
+//! ```
+//! The file only grows; what retention drops is given back to the filesystem as a hole. Bytes
+//! that could not be written have no record: a reader sees from the offsets that they are
+//! missing, exactly as it sees the hole. The file is made when there is something to put in it.
+
+use std::io::IoSlice;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
+use rustix::io::Errno;
+use wire::StreamTag;
+use wire::process::{Ended, Retention};
+
+/// The most bytes in one record, and the most a read of a pipe takes in.
+pub(crate) const RECORD: usize = 64 << 10;
+
+const MAGIC: &[u8; 8] = b"CRCLJRN1";
+const HEADER: usize = 32;
+const RECORD_HEADER: usize = 21;
+/// The position of the first record.
+const START: u64 = HEADER as u64;
+/// The stream of the record that says how the process ended.
+const END: u8 = 0;
+
+/// How far apart the places are that a reader can start from.
+const MARK_EVERY: u64 = 64 << 10;
+
+/// A record may be made longer for so many milliseconds, so that a program which prints
+/// single bytes does not fill the file with headers.
+const EXTEND_MS: u64 = 1000;
+
+#[derive(Debug)]
+pub(crate) struct Journal {
+    name: String,
+    retention: Retention,
+    file: Option<OwnedFd>,
+    /// The overall offset behind the last byte.
+    written: u64,
+    /// The file position behind the last record.
+    end: u64,
+    marks: Vec<Mark>,
+    /// Where the first bytes end, once there are that many.
+    head: Option<Mark>,
+    /// Where the last bytes begin, once something was dropped.
+    tail: Option<Mark>,
+    last: Option<Record>,
+}
+
+/// A record begins here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Mark {
+    offset: u64,
+    position: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Record {
+    position: u64,
+    stream: u8,
+    time_ms: u64,
+    offset: u64,
+    length: u32,
+}
+
+/// How far a reader has come.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cursor {
+    pub(crate) offset: u64,
+    /// The record to go on with, if it is known.
+    record: Option<u64>,
+}
+
+/// What a reader gets next.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Piece {
+    /// That many bytes are in the buffer.
+    Output {
+        stream: StreamTag,
+        offset: u64,
+        length: usize,
+    },
+    Gap {
+        from: u64,
+        to: u64,
+    },
+    /// Nothing until more is printed.
+    Nothing,
+}
+
+impl Cursor {
+    pub(crate) fn at(offset: u64) -> Self {
+        Self { offset, record: None }
+    }
+}
+
+impl Record {
+    fn header(&self) -> [u8; RECORD_HEADER] {
+        let mut bytes = [0; RECORD_HEADER];
+        bytes[0] = self.stream;
+        bytes[1..9].copy_from_slice(&self.time_ms.to_le_bytes());
+        bytes[9..17].copy_from_slice(&self.offset.to_le_bytes());
+        bytes[17..21].copy_from_slice(&self.length.to_le_bytes());
+        bytes
+    }
+
+    fn read(file: BorrowedFd<'_>, position: u64) -> rustix::io::Result<Self> {
+        let mut bytes = [0; RECORD_HEADER];
+        read_exactly(file, &mut bytes, position)?;
+        let word = |from: usize| bytes[from..from + 8].try_into().map_or(0, u64::from_le_bytes);
+        let length = bytes[17..21].try_into().map_or(0, u32::from_le_bytes);
+        Ok(Self { position, stream: bytes[0], time_ms: word(1), offset: word(9), length })
+    }
+
+    fn next(&self) -> u64 {
+        self.position + RECORD_HEADER as u64 + u64::from(self.length)
+    }
+}
+
+impl Journal {
+    pub(crate) fn new(name: &str, retention: Retention) -> Self {
+        Self {
+            name: name.to_owned(),
+            retention,
+            file: None,
+            written: 0,
+            end: START,
+            marks: Vec::new(),
+            head: None,
+            tail: None,
+            last: None,
+        }
+    }
+
+    pub(crate) fn retention(&self) -> Retention {
+        self.retention
+    }
+
+    /// The overall offset behind the last byte.
+    pub(crate) fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// Takes in what was printed. Whatever happens to the file, the bytes are counted: a reader
+    /// will see a gap where they could not be kept.
+    pub(crate) fn append(&mut self, directory: BorrowedFd<'_>, stream: StreamTag, bytes: &[u8], now_ms: u64) {
+        let room = self.retention.first.saturating_sub(self.written);
+        let first = usize::try_from(room).unwrap_or(usize::MAX).min(bytes.len());
+        let (head, rest) = bytes.split_at(first);
+        self.append_records(directory, stream, head, now_ms);
+        if self.head.is_none() && self.written >= self.retention.first {
+            self.head = Some(Mark { offset: self.written, position: self.end });
+            self.last = None;
+        }
+        self.append_records(directory, stream, rest, now_ms);
+        self.trim();
+    }
+
+    fn append_records(&mut self, directory: BorrowedFd<'_>, stream: StreamTag, bytes: &[u8], now_ms: u64) {
+        for piece in bytes.chunks(RECORD) {
+            let kept = self.open(directory).and_then(|()| self.append_one(stream, piece, now_ms));
+            if kept.is_err() {
+                self.last = None;
+            }
+            self.written += piece.len() as u64;
+        }
+    }
+
+    fn append_one(&mut self, stream: StreamTag, bytes: &[u8], now_ms: u64) -> rustix::io::Result<()> {
+        let length = u32::try_from(bytes.len()).expect("a piece is no longer than a record");
+        if let Some(record) = self.extensible(stream, bytes.len(), now_ms) {
+            let longer = Record { length: record.length + length, ..record };
+            self.write(&[IoSlice::new(bytes)], self.end)?;
+            // The length comes last: until then the record is the shorter one.
+            self.write(&[IoSlice::new(&longer.header())], record.position)?;
+            self.last = Some(longer);
+            self.end = longer.next();
+            return Ok(());
+        }
+        let record = Record {
+            position: self.end,
+            stream: stream as u8,
+            time_ms: now_ms,
+            offset: self.written,
+            length,
+        };
+        self.write(&[IoSlice::new(&record.header()), IoSlice::new(bytes)], record.position)?;
+        let far = self.marks.last().is_none_or(|mark| record.position - mark.position >= MARK_EVERY);
+        if far || self.head.is_some_and(|head| head.position == record.position) {
+            self.marks.push(Mark { offset: record.offset, position: record.position });
+        }
+        self.last = Some(record);
+        self.end = record.next();
+        Ok(())
+    }
+
+    fn extensible(&self, stream: StreamTag, length: usize, now_ms: u64) -> Option<Record> {
+        self.last.filter(|record| {
+            record.stream == stream as u8
+                && record.length as usize + length <= RECORD
+                && now_ms.saturating_sub(record.time_ms) < EXTEND_MS
+                && record.offset + u64::from(record.length) == self.written
+        })
+    }
+
+    /// Adds the last record, so that somebody who finds the file later knows the end.
+    pub(crate) fn finish(&mut self, directory: BorrowedFd<'_>, ended: &Ended) {
+        let json = serde_json::to_vec(ended).expect("numbers and words always become JSON");
+        let length = u32::try_from(json.len()).expect("an end is a short text");
+        let record =
+            Record { position: self.end, stream: END, time_ms: ended.ended_ms, offset: self.written, length };
+        let header = record.header();
+        let text = [IoSlice::new(&header), IoSlice::new(&json)];
+        // A full disk takes nothing more. The end is then known only while the agent lives.
+        self.open(directory).and_then(|()| self.write(&text, record.position)).ok();
+        self.last = None;
+    }
+
+    /// Closes the file until it is read again.
+    pub(crate) fn close(&mut self) {
+        self.file = None;
+    }
+
+    pub(crate) fn remove(mut self, directory: BorrowedFd<'_>) {
+        self.close();
+        // It may never have been made.
+        rustix::fs::unlinkat(directory, self.name, AtFlags::empty()).ok();
+    }
+
+    /// Gives the next piece at the cursor, as much as fits the buffer, and moves it on.
+    pub(crate) fn read(
+        &mut self,
+        directory: BorrowedFd<'_>,
+        cursor: &mut Cursor,
+        buffer: &mut [u8],
+    ) -> Piece {
+        let piece = self.find(directory, cursor, buffer).unwrap_or(Piece::Gap {
+            // What cannot be read back is lost to this reader; it is told so and goes on.
+            from: cursor.offset,
+            to: self.written,
+        });
+        match piece {
+            Piece::Output { offset, length, .. } => cursor.offset = offset + length as u64,
+            Piece::Gap { to, .. } => cursor.offset = to,
+            Piece::Nothing => {}
+        }
+        piece
+    }
+
+    fn find(
+        &mut self,
+        directory: BorrowedFd<'_>,
+        cursor: &mut Cursor,
+        buffer: &mut [u8],
+    ) -> rustix::io::Result<Piece> {
+        if cursor.offset >= self.written {
+            return Ok(Piece::Nothing);
+        }
+        self.open(directory)?;
+        let file = self.file.as_ref().expect("it was just opened").as_fd();
+        let mut position = self.start_for(cursor);
+        while position < self.end {
+            let record = Record::read(file, position)?;
+            cursor.record = Some(position);
+            if record.offset > cursor.offset {
+                return Ok(Piece::Gap { from: cursor.offset, to: record.offset });
+            }
+            let skip = cursor.offset - record.offset;
+            if skip < u64::from(record.length) {
+                return read_record(file, &record, skip, buffer);
+            }
+            position = self.over_the_hole(record.next());
+        }
+        Ok(Piece::Gap { from: cursor.offset, to: self.written })
+    }
+
+    /// The position of a record at or before the cursor.
+    fn start_for(&self, cursor: &Cursor) -> u64 {
+        if let Some(position) = cursor.record.filter(|position| !self.dropped(*position)) {
+            return position;
+        }
+        let after = self.marks.partition_point(|mark| mark.offset <= cursor.offset);
+        let start = after.checked_sub(1).map_or(START, |place| self.marks[place].position);
+        self.over_the_hole(start)
+    }
+
+    fn dropped(&self, position: u64) -> bool {
+        self.hole().is_some_and(|(from, to)| (from..to).contains(&position))
+    }
+
+    fn over_the_hole(&self, position: u64) -> u64 {
+        self.hole().filter(|_| self.dropped(position)).map_or(position, |(_, to)| to)
+    }
+
+    fn hole(&self) -> Option<(u64, u64)> {
+        Some((self.head?.position, self.tail?.position))
+    }
+
+    /// Gives back what lies between the first bytes and the last ones. It is cut in larger
+    /// steps than it grows, since each hole costs the filesystem some work.
+    fn trim(&mut self) {
+        let Some(head) = self.head else { return };
+        let start = self.tail.unwrap_or(head);
+        let slack = (self.retention.last / 8).clamp(MARK_EVERY, 1 << 20);
+        // Headers count only when they have become most of the file.
+        let largest = self.retention.last.saturating_mul(4).saturating_add(1 << 20);
+        let mark = if self.written - start.offset > self.retention.last.saturating_add(slack) {
+            let keep = self.written - self.retention.last;
+            self.marks.iter().rev().find(|mark| mark.offset <= keep)
+        } else if self.end - start.position > largest.saturating_add(slack) {
+            let keep = self.end - largest;
+            self.marks.iter().find(|mark| mark.position >= keep)
+        } else {
+            None
+        };
+        if let Some(mark) = mark.copied().filter(|mark| mark.position > start.position) {
+            self.drop_until(head, start, mark);
+        }
+    }
+
+    fn drop_until(&mut self, head: Mark, start: Mark, mark: Mark) {
+        self.tail = Some(mark);
+        self.marks.retain(|other| other.position < head.position || other.position >= mark.position);
+        let Some(file) = &self.file else { return };
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        // The header is right before the bytes are gone, so that a reader of the file alone
+        // never steps into the hole. A filesystem without holes keeps the bytes a while longer.
+        write_header(file.as_fd(), head.position, mark.position)
+            .and_then(|()| rustix::fs::fallocate(file, flags, start.position, mark.position - start.position))
+            .ok();
+    }
+
+    fn open(&mut self, directory: BorrowedFd<'_>) -> rustix::io::Result<()> {
+        if self.file.is_some() {
+            return Ok(());
+        }
+        let fresh = self.end == START;
+        let create = if fresh { OFlags::CREATE | OFlags::EXCL } else { OFlags::empty() };
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | create;
+        let name = self.name.as_str();
+        let file = rustix::fs::openat(directory, name, flags, Mode::from_raw_mode(0o600))?;
+        if fresh && let Err(errno) = write_header(file.as_fd(), 0, 0) {
+            rustix::fs::unlinkat(directory, name, AtFlags::empty())?;
+            return Err(errno);
+        }
+        self.file = Some(file);
+        Ok(())
+    }
+
+    fn write(&self, parts: &[IoSlice<'_>], position: u64) -> rustix::io::Result<()> {
+        let file = self.file.as_ref().ok_or(Errno::BADF)?;
+        let length: usize = parts.iter().map(|part| part.len()).sum();
+        let written = rustix::io::pwritev(file, parts, position)?;
+        if written == length {
+            return Ok(());
+        }
+        // The disk is full. Half a record must not be taken for a whole one.
+        rustix::fs::ftruncate(file, self.end)?;
+        Err(Errno::NOSPC)
+    }
+}
+
+fn write_header(file: BorrowedFd<'_>, hole_start: u64, hole_end: u64) -> rustix::io::Result<()> {
+    let mut bytes = [0; HEADER];
+    bytes[..8].copy_from_slice(MAGIC);
+    bytes[8..16].copy_from_slice(&hole_start.to_le_bytes());
+    bytes[16..24].copy_from_slice(&hole_end.to_le_bytes());
+    match rustix::io::pwrite(file, &bytes, 0)? {
+        count if count == bytes.len() => Ok(()),
+        _ => Err(Errno::NOSPC),
+    }
+}
+
+fn read_record(
+    file: BorrowedFd<'_>,
+    record: &Record,
+    skip: u64,
+    buffer: &mut [u8],
+) -> rustix::io::Result<Piece> {
+    let stream = StreamTag::from_byte(record.stream).ok_or(Errno::IO)?;
+    let left = usize::try_from(u64::from(record.length) - skip).unwrap_or(usize::MAX);
+    let length = left.min(buffer.len());
+    read_exactly(file, &mut buffer[..length], record.position + RECORD_HEADER as u64 + skip)?;
+    Ok(Piece::Output { stream, offset: record.offset + skip, length })
+}
+
+fn read_exactly(file: BorrowedFd<'_>, buffer: &mut [u8], position: u64) -> rustix::io::Result<()> {
+    match rustix::io::pread(file, &mut *buffer, position)? {
+        count if count == buffer.len() => Ok(()),
+        _ => Err(Errno::IO),
+    }
+}

@@ -1,0 +1,139 @@
+//! What the agent was given when it was started: the configuration and its descriptors.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use linux::caps::{self, CapSet};
+use linux::inherit::{self, Inherited};
+use linux::seccomp::Program;
+use linux::signals;
+use linux::spawn::SingleThread;
+use rustix::fs::{Mode, OFlags};
+use rustix::net::SocketFlags;
+use rustix::process::{DumpableBehavior, Resource, Rlimit};
+use wire::AgentConfig;
+use wire::config::CONFIG_FD;
+
+use crate::AgentError;
+
+/// The largest configuration; the filter is most of it.
+const LARGEST_CONFIG: usize = 4 << 20;
+
+/// How many connections may wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// All that does not change while the agent runs.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) thread: SingleThread,
+    pub(crate) config: AgentConfig,
+    pub(crate) listener: OwnedFd,
+    pub(crate) journals: OwnedFd,
+    pub(crate) commands: Option<OwnedFd>,
+    pub(crate) tasks: Vec<OwnedFd>,
+    pub(crate) oom: Option<OwnedFd>,
+    pub(crate) filter: Program,
+    pub(crate) capabilities: CapSet,
+    pub(crate) own_capabilities: CapSet,
+    /// What commands get; the agent itself takes all it may have.
+    pub(crate) open_files: Rlimit,
+    pub(crate) null: OwnedFd,
+}
+
+/// Gives the step of starting a name when it fails.
+trait During<T> {
+    fn during(self, step: &'static str) -> Result<T, AgentError>;
+}
+
+impl<T, E: Into<io::Error>> During<T> for Result<T, E> {
+    fn during(self, step: &'static str) -> Result<T, AgentError> {
+        self.map_err(|error| AgentError { step, source: error.into() })
+    }
+}
+
+impl Place {
+    /// Shuts the agent off from what is inside, takes over what it was given, listens, and
+    /// says so.
+    pub(crate) fn take() -> Result<Self, AgentError> {
+        shut_off()?;
+        let already = || io::Error::other("it already runs in this process");
+        let mut inherited = Inherited::claim().ok_or_else(already).during("start")?;
+        let config = inherited.take(CONFIG_FD).during("take the configuration")?;
+        let config = read_config(&config).during("read the configuration")?;
+        let thread = SingleThread::prove().during("count threads")?;
+        let mut take = |number: i32| inherited.take(number).during("take a descriptor");
+        let ours = caps::effective().during("read its capabilities")?;
+        let ready = take(config.ready_fd)?;
+        let place = Self {
+            thread,
+            listener: take(config.listen_fd)?,
+            journals: take(config.journal_fd)?,
+            commands: config.commands_fd.map(&mut take).transpose()?,
+            tasks: config.tasks_fds.iter().map(|number| take(*number)).collect::<Result<_, _>>()?,
+            oom: config.oom_fd.map(&mut take).transpose()?,
+            filter: Program::from_words(&config.command_filter),
+            // Nobody can give more than they have.
+            capabilities: CapSet(config.command_capabilities & ours.0),
+            own_capabilities: ours,
+            open_files: raise_open_files().during("raise its limit of open files")?,
+            null: open_null().during("open /dev/null")?,
+            config,
+        };
+        place.listen().during("listen")?;
+        rustix::io::write(&ready, b"1").during("say that it listens")?;
+        Ok(place)
+    }
+
+    /// The one who listens is named as the peer of every connection, so the agent does it
+    /// itself although the socket was bound for it.
+    fn listen(&self) -> io::Result<()> {
+        rustix::io::ioctl_fionbio(&self.listener, true)?;
+        Ok(rustix::net::listen(&self.listener, BACKLOG)?)
+    }
+
+    pub(crate) fn accept(&self) -> rustix::io::Result<OwnedFd> {
+        rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
+    }
+}
+
+/// No signal from inside, no tracer and no forgotten descriptor reaches the agent; orphans do.
+fn shut_off() -> Result<(), AgentError> {
+    inherit::fill_standard().during("open the standard descriptors")?;
+    inherit::close_on_exec_from(3).during("keep descriptors from commands")?;
+    signals::block_all().during("block signals")?;
+    signals::reset_actions().during("reset signal actions")?;
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).during("forbid tracing")?;
+    let pid = rustix::process::getpid();
+    if !pid.is_init() {
+        rustix::process::set_child_subreaper(Some(pid)).during("become the reaper of orphans")?;
+    }
+    Ok(())
+}
+
+/// Connections, pipes and journals add up to more than the usual limit.
+fn raise_open_files() -> rustix::io::Result<Rlimit> {
+    let before = rustix::process::getrlimit(Resource::Nofile);
+    rustix::process::setrlimit(Resource::Nofile, Rlimit { current: before.maximum, ..before })?;
+    Ok(before)
+}
+
+fn read_config(file: &OwnedFd) -> io::Result<AgentConfig> {
+    let mut json = vec![0; LARGEST_CONFIG];
+    let mut length = 0;
+    // Whoever wrote the file left the position behind the text, so it is not relied on.
+    while length < json.len() {
+        match rustix::io::pread(file, &mut json[length..], length as u64)? {
+            0 => break,
+            count => length += count,
+        }
+    }
+    let config: AgentConfig = serde_json::from_slice(&json[..length])?;
+    match config.version {
+        wire::VERSION => Ok(config),
+        other => Err(io::Error::other(format!("version {other} is not known here"))),
+    }
+}
+
+fn open_null() -> rustix::io::Result<OwnedFd> {
+    rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+}

@@ -1,0 +1,249 @@
+//! Tunnels: a connection becomes the byte stream of a port inside.
+//!
+//! ```text
+//! server ══ near ══ [ 64 KiB ] ══► far ══ 127.0.0.1:port
+//!                 ◄══ [ 64 KiB ] ══
+//! ```
+//! Each direction ends on its own: when one side has said everything, the other is told so and
+//! may go on answering.
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::epoll::EventFlags;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType};
+use wire::{Fault, FaultKind, Reply};
+
+use crate::agent::{Agent, Alarm};
+use crate::fault;
+use crate::poll::{Source, Token};
+
+/// How much waits in each direction.
+const BUFFER: usize = 64 << 10;
+
+/// How many tunnels there may be at once.
+const MOST_TUNNELS: usize = 512;
+
+/// How long a port may take to accept.
+const DIAL_PATIENCE: Duration = Duration::from_secs(10);
+
+/// A port that is being dialled.
+#[derive(Debug)]
+pub(crate) struct Dial {
+    connection: u64,
+    port: u16,
+    family: Family,
+    far: Source,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Family {
+    V4,
+    V6,
+}
+
+/// Two sides, and what is on its way between them.
+#[derive(Debug)]
+pub(crate) struct Tunnel {
+    near: Source,
+    far: Source,
+    inward: Flow,
+    outward: Flow,
+}
+
+/// One direction.
+#[derive(Debug, Default)]
+struct Flow {
+    waiting: Vec<u8>,
+    /// The sender has said everything.
+    ended: bool,
+    /// The receiver was told so.
+    told: bool,
+}
+
+impl Agent {
+    /// Dials a port of the sandbox's own loopback.
+    pub(crate) fn dial(&mut self, connection: u64, port: u16) -> Result<(), Fault> {
+        if self.tunnels.len() + self.dials.len() >= MOST_TUNNELS {
+            return Err(fault::plain(FaultKind::Busy, "connect", "too many tunnels"));
+        }
+        self.dial_family(connection, port, Family::V4)
+    }
+
+    fn dial_family(&mut self, connection: u64, port: u16, family: Family) -> Result<(), Fault> {
+        let number = self.next_number();
+        let subject = port.to_string();
+        let failed = |errno| fault::from_errno(errno, "connect", &subject);
+        let far = match connect(port, family) {
+            Ok(far) => far,
+            Err(_) if family == Family::V4 => return self.dial_family(connection, port, Family::V6),
+            Err(errno) => return Err(failed(errno)),
+        };
+        // A connection on the loopback is complete at once or refused; both are told as events.
+        let far = self.poll.watch(far, Token::Far(number), EventFlags::OUT);
+        let far = far.map_err(|error| fault::from_io(&error, "connect", &subject))?;
+        self.dials.insert(number, Dial { connection, port, family, far });
+        self.set_alarm(DIAL_PATIENCE, Alarm::Dial(number));
+        Ok(())
+    }
+
+    /// The far side of a dial or a tunnel has something to tell.
+    pub(crate) fn on_far(&mut self, number: u64, flags: EventFlags) {
+        match self.dials.remove(&number) {
+            Some(dial) => self.on_dialled(number, dial),
+            None => self.turn_tunnel(number, flags, Side::Far),
+        }
+    }
+
+    pub(crate) fn on_near(&mut self, number: u64, flags: EventFlags) {
+        self.turn_tunnel(number, flags, Side::Near);
+    }
+
+    fn on_dialled(&mut self, number: u64, dial: Dial) {
+        let error = match rustix::net::sockopt::socket_error(dial.far.as_fd()) {
+            Ok(Ok(())) => return self.open_tunnel(number, dial),
+            Ok(Err(errno)) | Err(errno) => errno,
+        };
+        let again = match dial.family {
+            Family::V4 => self.dial_family(dial.connection, dial.port, Family::V6),
+            Family::V6 => Err(fault::from_errno(error, "connect", &dial.port.to_string())),
+        };
+        if let Err(fault) = again {
+            self.refuse(dial.connection, fault);
+        }
+    }
+
+    pub(crate) fn dial_timed_out(&mut self, number: u64) {
+        if let Some(dial) = self.dials.remove(&number) {
+            let fault = fault::from_errno(Errno::TIMEDOUT, "connect", &dial.port.to_string());
+            self.refuse(dial.connection, fault);
+        }
+    }
+
+    /// Answers `Ok`; from then on there are no frames.
+    fn open_tunnel(&mut self, number: u64, dial: Dial) {
+        let Some(mut asking) = self.connections.remove(&dial.connection) else { return };
+        asking.say(&Reply::Ok);
+        let outward = Flow { waiting: asking.take_unsent(), ..Flow::default() };
+        let (near, decoder) = asking.into_parts();
+        let inward = Flow { waiting: decoder.into_rest(), ..Flow::default() };
+        let Ok(near) = near.into_fd() else { return };
+        let Ok(near) = self.poll.watch(near, Token::Near(number), EventFlags::IN) else { return };
+        self.tunnels.insert(number, Tunnel { near, far: dial.far, inward, outward });
+        self.turn_tunnel(number, EventFlags::empty(), Side::Near);
+    }
+
+    fn turn_tunnel(&mut self, number: u64, flags: EventFlags, side: Side) {
+        let Some(tunnel) = self.tunnels.get_mut(&number) else { return };
+        if !tunnel.turn(flags, side, &mut self.scratch) {
+            self.tunnels.remove(&number);
+        }
+    }
+}
+
+/// Which side of a tunnel an event came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    Near,
+    Far,
+}
+
+impl Tunnel {
+    /// Moves what can be moved. False when nothing more can ever come.
+    fn turn(&mut self, flags: EventFlags, side: Side, scratch: &mut [u8]) -> bool {
+        if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
+            self.hang_up(side);
+        }
+        loop {
+            let moved = self
+                .inward
+                .step(&self.near, &self.far, scratch)
+                .and_then(|()| self.outward.step(&self.far, &self.near, scratch));
+            if moved.is_err() || (self.inward.told && self.outward.told) {
+                return false;
+            }
+            // A side that hung up makes no more events, so all it left behind is read now.
+            let left = |side: &Source, flow: &Flow| side.is_muted() && flow.hungry();
+            if !left(&self.near, &self.inward) && !left(&self.far, &self.outward) {
+                break;
+            }
+        }
+        self.near.want(interest(&self.inward, &self.outward));
+        self.far.want(interest(&self.outward, &self.inward));
+        true
+    }
+
+    /// A side is closed both ways: it takes nothing more, but may have left something.
+    fn hang_up(&mut self, side: Side) {
+        let (source, to) = match side {
+            Side::Near => (&mut self.near, &mut self.outward),
+            Side::Far => (&mut self.far, &mut self.inward),
+        };
+        source.mute();
+        *to = Flow { waiting: Vec::new(), ended: true, told: true };
+    }
+}
+
+impl Flow {
+    fn hungry(&self) -> bool {
+        self.waiting.is_empty() && !self.ended
+    }
+
+    fn step(&mut self, from: &Source, to: &Source, scratch: &mut [u8]) -> rustix::io::Result<()> {
+        self.send(to)?;
+        if self.hungry() {
+            match rustix::net::recv(from.as_fd(), &mut scratch[..BUFFER], RecvFlags::empty()) {
+                Ok((0, _)) => self.ended = true,
+                Ok((count, _)) => self.waiting.extend_from_slice(&scratch[..count]),
+                Err(Errno::AGAIN | Errno::INTR) => self.ended = from.is_muted(),
+                Err(errno) => return Err(errno),
+            }
+            self.send(to)?;
+        }
+        if self.ended && self.waiting.is_empty() && !self.told {
+            self.told = true;
+            // The receiver may be gone already.
+            rustix::net::shutdown(to.as_fd(), Shutdown::Write).ok();
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, to: &Source) -> rustix::io::Result<()> {
+        while !self.waiting.is_empty() {
+            match rustix::net::send(to.as_fd(), &self.waiting, SendFlags::NOSIGNAL) {
+                Ok(count) => drop(self.waiting.drain(..count)),
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One side is read while its own flow has room, and written while the other flow has bytes.
+fn interest(own: &Flow, other: &Flow) -> EventFlags {
+    let mut interest = EventFlags::empty();
+    if own.hungry() {
+        interest |= EventFlags::IN;
+    }
+    if !other.waiting.is_empty() {
+        interest |= EventFlags::OUT;
+    }
+    interest
+}
+
+fn connect(port: u16, family: Family) -> rustix::io::Result<OwnedFd> {
+    let (domain, address) = match family {
+        Family::V4 => (AddressFamily::INET, SocketAddr::from((Ipv4Addr::LOCALHOST, port))),
+        Family::V6 => (AddressFamily::INET6, SocketAddr::from((Ipv6Addr::LOCALHOST, port))),
+    };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(domain, SocketType::STREAM, flags, None)?;
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
+        Err(errno) => Err(errno),
+    }
+}

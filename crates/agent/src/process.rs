@@ -1,0 +1,325 @@
+//! Processes: commands with a name, a journal and an end.
+//!
+//! ```text
+//! Start ─► forked ─► started ─► … output … ─► ended ─► forgotten
+//!             └─► could not be started: nothing remains
+//! ```
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use linux::spawn::{End, Usage};
+use rustix::process::Pid;
+use wire::process::{Ended, Exit, ProcessStatus, Retention, Start};
+use wire::{Fault, FaultKind, Reply, StreamTag};
+
+use crate::agent::{Agent, Alarm, now_ms};
+use crate::body::Owner;
+use crate::child::{Failure, Step};
+use crate::command::Command;
+use crate::exec::{self, Wiring};
+use crate::fault;
+use crate::journal::Journal;
+
+/// How many finished processes are remembered. The server forgets those it has dealt with;
+/// this bounds what one that does not would cost.
+const MOST_FINISHED: usize = 4096;
+
+/// The longest name of a process or a session.
+const LONGEST_NAME: usize = 64;
+
+/// How much of a command's text is shown.
+const SHOWN_TEXT: usize = 4096;
+
+/// What a shell answers for a command that was killed with SIGKILL.
+const SHELL_KILLED: i32 = 137;
+
+#[derive(Debug)]
+pub(crate) struct Process {
+    pub(crate) number: u64,
+    pub(crate) name: String,
+    pub(crate) tag: Option<String>,
+    pub(crate) session: Option<String>,
+    command: String,
+    /// What runs it; the shell of its session, if it is a run.
+    pub(crate) body: Option<u64>,
+    pub(crate) pid: Option<Pid>,
+    pub(crate) journal: Journal,
+    pub(crate) followers: Vec<u64>,
+    pub(crate) caller: Option<Caller>,
+    pub(crate) ended: Option<Ended>,
+    deadline_passed: bool,
+    started: Instant,
+    started_ms: u64,
+    oom_kills_before: u64,
+    /// For messages about a start that failed.
+    subjects: Subjects,
+}
+
+/// The connection that waits for the start, and what it wants then.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Caller {
+    pub(crate) connection: u64,
+    pub(crate) follow: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Subjects {
+    pub(crate) program: String,
+    pub(crate) directory: String,
+    pub(crate) user: String,
+}
+
+/// What a new process is made of.
+#[derive(Debug)]
+pub(crate) struct NewProcess {
+    pub(crate) name: String,
+    pub(crate) tag: Option<String>,
+    pub(crate) session: Option<String>,
+    pub(crate) command: String,
+    pub(crate) retention: Retention,
+    pub(crate) caller: Option<Caller>,
+    pub(crate) subjects: Subjects,
+}
+
+impl Subjects {
+    pub(crate) fn of(command: &Command) -> Self {
+        Self {
+            program: command.program_name.clone(),
+            directory: command.directory.path.to_string_lossy().into_owned(),
+            user: command.who.name.clone(),
+        }
+    }
+
+    pub(crate) fn fault(&self, failure: Failure) -> Fault {
+        let subject = match failure.step {
+            Step::Directory => &self.directory,
+            Step::Identity => &self.user,
+            _ => &self.program,
+        };
+        fault::from_errno(failure.errno, failure.step.name(), subject)
+    }
+}
+
+impl Process {
+    pub(crate) fn status(&self) -> ProcessStatus {
+        ProcessStatus {
+            process: self.name.clone(),
+            pid: self.pid.map_or(0, Pid::as_raw_pid),
+            tag: self.tag.clone(),
+            session: self.session.clone(),
+            command: self.command.clone(),
+            started_ms: self.started_ms,
+            written: self.journal.written(),
+            ended: self.ended.clone(),
+        }
+    }
+
+    /// A run that had to wait begins now.
+    pub(crate) fn begin(&mut self) {
+        self.started = Instant::now();
+        self.started_ms = now_ms();
+    }
+
+    fn ended_as(&self, exit: Exit, usage: Usage) -> Ended {
+        Ended {
+            exit,
+            written: self.journal.written(),
+            ended_ms: now_ms(),
+            duration_ms: u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            user_ms: usage.user_ms,
+            system_ms: usage.system_ms,
+            max_rss_kib: usage.max_rss_kib,
+        }
+    }
+}
+
+impl Agent {
+    /// Starts a command; the answer comes when it is known whether the exec succeeded.
+    pub(crate) fn start(&mut self, connection: u64, start: &Start) -> Result<(), Fault> {
+        self.check_new_name(&start.process)?;
+        let command = Command::new(&self.place.config, start)?;
+        let shown = match &start.command {
+            wire::process::Command::Argv(words) => words.join(" "),
+            wire::process::Command::Shell { text, .. } => text.clone(),
+        };
+        let number = self.add_process(NewProcess {
+            name: start.process.clone(),
+            tag: start.tag.clone(),
+            session: None,
+            command: shown,
+            retention: start.retention,
+            caller: Some(Caller { connection, follow: start.follow }),
+            subjects: Subjects::of(&command),
+        });
+        let wiring = Wiring { terminal: start.terminal, stdin: start.stdin };
+        let body = self.launch(Owner::Process(number), &command, wiring);
+        let body = body.inspect_err(|_| self.drop_process(number))?;
+        let process = self.processes.get_mut(&number).expect("it was just added");
+        process.body = Some(body);
+        if let Some(deadline) = start.deadline_ms {
+            self.set_alarm(Duration::from_millis(deadline), Alarm::Deadline(number));
+        }
+        Ok(())
+    }
+
+    /// Forks a command for an owner.
+    pub(crate) fn launch(&mut self, owner: Owner, command: &Command, wiring: Wiring) -> Result<u64, Fault> {
+        let group = self.next_number();
+        exec::launch(&self.place, command, wiring, group)
+            .and_then(|launched| self.embody(owner, launched))
+            .map_err(|errno| fault::from_errno(errno, "start", &command.program_name))
+    }
+
+    /// Whether a process may be started under this name. It becomes the name of a file.
+    pub(crate) fn check_new_name(&self, name: &str) -> Result<(), Fault> {
+        if !is_plain(name) {
+            return Err(fault::plain(FaultKind::Invalid, "start", "the name of the process"));
+        }
+        if self.process_names.contains_key(name) {
+            return Err(fault::plain(FaultKind::AlreadyExists, "start", name));
+        }
+        let running = self.processes.len() - self.finished.len();
+        if running >= usize::try_from(self.place.config.max_processes).unwrap_or(usize::MAX) {
+            return Err(fault::plain(FaultKind::Busy, "start", "too many processes run already"));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn add_process(&mut self, new: NewProcess) -> u64 {
+        let number = self.next_number();
+        let process = Process {
+            number,
+            journal: Journal::new(&new.name, new.retention),
+            name: new.name.clone(),
+            tag: new.tag,
+            session: new.session,
+            command: shorten(new.command),
+            body: None,
+            pid: None,
+            followers: Vec::new(),
+            caller: new.caller,
+            ended: None,
+            deadline_passed: false,
+            started: Instant::now(),
+            started_ms: now_ms(),
+            oom_kills_before: self.oom_kills(),
+            subjects: new.subjects,
+        };
+        self.process_names.insert(new.name, number);
+        self.processes.insert(number, process);
+        number
+    }
+
+    /// Forgets a process with everything that was kept of it.
+    pub(crate) fn drop_process(&mut self, number: u64) {
+        let Some(process) = self.processes.remove(&number) else { return };
+        self.process_names.remove(&process.name);
+        self.finished.retain(|finished| *finished != number);
+        for follower in &process.followers {
+            self.close(*follower);
+        }
+        process.journal.remove(self.place.journals.as_fd());
+    }
+
+    /// The exec succeeded, or it is known why not.
+    pub(crate) fn process_started(&mut self, number: u64, outcome: Result<(), Failure>) {
+        let Some(process) = self.processes.get_mut(&number) else { return };
+        let caller = process.caller.take();
+        let body = process.body.and_then(|body| self.bodies.get(&body));
+        process.pid = body.and_then(|body| body.pid);
+        match outcome {
+            Ok(()) => self.tell_started(number, caller),
+            Err(failure) => {
+                let fault = process.subjects.fault(failure);
+                self.drop_process(number);
+                if let Some(caller) = caller {
+                    self.refuse(caller.connection, fault);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn tell_started(&mut self, number: u64, caller: Option<Caller>) {
+        let (Some(process), Some(caller)) = (self.processes.get(&number), caller) else { return };
+        let reply = Reply::Started { pid: process.pid.map_or(0, Pid::as_raw_pid) };
+        if caller.follow {
+            self.send(caller.connection, &reply);
+            self.follow(caller.connection, number, 0);
+        } else {
+            self.answer(caller.connection, &reply);
+        }
+    }
+
+    pub(crate) fn append_output(&mut self, number: u64, stream: StreamTag, bytes: &[u8]) {
+        let Some(process) = self.processes.get_mut(&number) else { return };
+        process.journal.append(self.place.journals.as_fd(), stream, bytes, now_ms());
+        self.pump_followers(number);
+        self.balance(number);
+    }
+
+    /// The main process has ended and its output was taken in.
+    pub(crate) fn process_ended(&mut self, number: u64, end: End, usage: Usage) {
+        let oom_kills = self.oom_kills();
+        let Some(process) = self.processes.get_mut(&number) else { return };
+        let killed = matches!(end, End::Signal(9) | End::Code(SHELL_KILLED));
+        let exit = match end {
+            _ if process.deadline_passed => Exit::Deadline,
+            _ if killed && oom_kills > process.oom_kills_before => Exit::Oom,
+            End::Code(code) => Exit::Code(code),
+            End::Signal(signal) => Exit::Signal(signal),
+        };
+        let ended = process.ended_as(exit, usage);
+        process.journal.finish(self.place.journals.as_fd(), &ended);
+        process.ended = Some(ended);
+        if process.followers.is_empty() {
+            process.journal.close();
+        }
+        self.finished.push_back(number);
+        self.pump_followers(number);
+        if self.finished.len() > MOST_FINISHED
+            && let Some(oldest) = self.finished.pop_front()
+        {
+            self.drop_process(oldest);
+        }
+    }
+
+    /// Kills what has run for too long; its end is told when it has ended.
+    pub(crate) fn deadline_passed(&mut self, number: u64) {
+        let Some(process) = self.processes.get_mut(&number) else { return };
+        if process.ended.is_some() {
+            return;
+        }
+        process.deadline_passed = true;
+        if let Some(body) = process.body.and_then(|body| self.bodies.get(&body)) {
+            // A tree that cannot be killed has ended already.
+            body.tree.kill(self.place.commands.as_ref(), body.pid).ok();
+        }
+    }
+
+    /// How many processes of the sandbox were killed for lack of memory so far.
+    fn oom_kills(&self) -> u64 {
+        self.place.oom.as_ref().and_then(read_oom_kills).unwrap_or(0)
+    }
+}
+
+/// Whether it is a name that can do no harm as that of a file.
+pub(crate) fn is_plain(name: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    (1..=LONGEST_NAME).contains(&name.len()) && name.bytes().all(plain)
+}
+
+fn shorten(mut text: String) -> String {
+    if text.len() > SHOWN_TEXT {
+        let end = (0..=SHOWN_TEXT).rev().find(|end| text.is_char_boundary(*end));
+        text.truncate(end.unwrap_or(0));
+    }
+    text
+}
+
+fn read_oom_kills(file: &OwnedFd) -> Option<u64> {
+    let mut buffer = [0; 1024];
+    let count = rustix::io::pread(file, &mut buffer, 0).ok()?;
+    let text = std::str::from_utf8(&buffer[..count]).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()
+}

@@ -1,0 +1,32 @@
+//! Collecting children: commands, workers, and every orphan in the sandbox.
+
+use linux::spawn::{self, Reaped};
+
+use crate::agent::{Agent, Child};
+
+impl Agent {
+    /// Collects everyone who has ended.
+    pub(crate) fn reap(&mut self) {
+        // First the signal, then the children: one that ends in between signals again.
+        self.child_signals.clear().expect("our own descriptor can be read");
+        while let Ok(Some(reaped)) = spawn::reap() {
+            self.on_child_end(reaped);
+        }
+    }
+
+    fn on_child_end(&mut self, reaped: Reaped) {
+        match self.children.remove(&reaped.pid) {
+            Some(Child::Leader(body)) => self.leader_ended(body, reaped.end, reaped.usage),
+            Some(Child::Runner(body)) => self.runner_ended(body),
+            Some(kind @ (Child::Worker | Child::Watcher)) => self.worker_ended(kind),
+            None => {}
+        }
+    }
+
+    /// A runner ends after its last child, or was killed. Then its children are ours now, and
+    /// the command's end is told by the kernel instead.
+    fn runner_ended(&mut self, body: u64) {
+        self.on_runner(body);
+        self.on_report(body);
+    }
+}

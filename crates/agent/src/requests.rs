@@ -1,0 +1,160 @@
+//! Requests: from the first frame of a connection to whoever deals with it.
+
+use rustix::process::Signal;
+use wire::process::{Reach, SignalProcess};
+use wire::{Call, Fault, FaultKind, Frame, FrameError, Reply, Request};
+
+use crate::agent::Agent;
+use crate::connection::Stage;
+use crate::fault;
+use crate::process::Process;
+
+/// The answer to bytes that are no frames.
+pub(crate) fn malformed() -> Fault {
+    fault::plain(FaultKind::Invalid, "read", "a malformed frame")
+}
+
+impl Agent {
+    pub(crate) fn on_call(&mut self, connection: u64, frame: &Frame) {
+        if let Some(asking) = self.connections.get_mut(&connection) {
+            asking.stage = Stage::Waiting;
+            asking.set_interest(false);
+        }
+        let handled = read_call(frame).and_then(|call| self.handle(connection, call.request));
+        if let Err(fault) = handled {
+            self.refuse(connection, fault);
+        }
+    }
+
+    fn handle(&mut self, connection: u64, request: Request) -> Result<(), Fault> {
+        match request {
+            Request::Ping => self.answer(connection, &Reply::Ok),
+            Request::Start(start) => self.start(connection, &start)?,
+            Request::Follow { process, from } => {
+                let process = self.process(&process)?;
+                let (number, status) = (process.number, process.status());
+                self.send(connection, &Reply::Status(status));
+                self.follow(connection, number, from);
+            }
+            Request::Status { process } => {
+                let status = self.process(&process)?.status();
+                self.answer(connection, &Reply::Status(status));
+            }
+            Request::Processes => {
+                let statuses = self.statuses();
+                self.answer(connection, &Reply::Statuses(statuses));
+            }
+            Request::Signal(order) => {
+                self.signal(&order)?;
+                self.answer(connection, &Reply::Ok);
+            }
+            Request::Input { process } => {
+                let body = self.input_of(&process)?;
+                self.begin_feeding(connection, body);
+            }
+            Request::Resize { process, columns, rows } => {
+                self.resize(&process, columns, rows)?;
+                self.answer(connection, &Reply::Ok);
+            }
+            Request::Forget { process } => {
+                self.forget(&process)?;
+                self.answer(connection, &Reply::Ok);
+            }
+            Request::File(request) => self.work(connection, request)?,
+            Request::Tunnel { port } => self.dial(connection, port)?,
+            Request::OpenSession(open) => self.open_session(connection, open)?,
+            Request::Run(run) => self.run_in_session(connection, run)?,
+            Request::Sessions => {
+                let statuses = self.session_statuses();
+                self.answer(connection, &Reply::Sessions(statuses));
+            }
+            Request::CloseSession { session } => {
+                self.close_session(&session)?;
+                self.answer(connection, &Reply::Ok);
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn process(&self, name: &str) -> Result<&Process, Fault> {
+        let number = self.process_names.get(name);
+        let process = number.and_then(|number| self.processes.get(number));
+        process.ok_or_else(|| fault::plain(FaultKind::NotFound, "find process", name))
+    }
+
+    /// As many as one message may hold, the newest if there are more.
+    fn statuses(&self) -> Vec<wire::process::ProcessStatus> {
+        let mut numbers: Vec<&u64> = self.processes.keys().collect();
+        numbers.sort_unstable_by(|a, b| b.cmp(a));
+        let mut room = wire::frame::MAX_PAYLOAD / 2;
+        let mut statuses = Vec::new();
+        for number in numbers {
+            let status = self.processes[number].status();
+            // JSON may write a byte as six, and the fields besides the text need some room.
+            let size = status.command.len() * 6 + 1024;
+            if size > room {
+                break;
+            }
+            room -= size;
+            statuses.push(status);
+        }
+        statuses.reverse();
+        statuses
+    }
+
+    fn signal(&self, order: &SignalProcess) -> Result<(), Fault> {
+        let process = self.process(&order.process)?;
+        let Some(signal) = Signal::from_named_raw(order.signal) else {
+            return Err(fault::plain(FaultKind::Invalid, "signal", &order.signal.to_string()));
+        };
+        let gone = || fault::from_errno(rustix::io::Errno::SRCH, "signal", &order.process);
+        let body = process.body.and_then(|body| self.bodies.get(&body)).ok_or_else(gone)?;
+        let commands = self.place.commands.as_ref();
+        let sent = match (order.reach, body.pid) {
+            (Reach::Group, Some(leader)) => rustix::process::kill_process_group(leader, signal),
+            (Reach::Tree | Reach::Group, leader) if signal == Signal::KILL => {
+                body.tree.kill(commands, leader)
+            }
+            // The leader has ended; what it left behind has no other name than the tree.
+            (Reach::Tree | Reach::Group, leader) => body.tree.signal(commands, leader, signal),
+        };
+        sent.map_err(|errno| fault::from_errno(errno, "signal", &order.process))
+    }
+
+    fn input_of(&self, name: &str) -> Result<u64, Fault> {
+        let process = self.process(name)?;
+        let open = |number: &u64| self.bodies.get(number).is_some_and(|body| body.input.is_some());
+        let closed = || fault::plain(FaultKind::Invalid, "write", &format!("{name}: its input is not open"));
+        process.body.filter(|_| process.ended.is_none()).filter(open).ok_or_else(closed)
+    }
+
+    fn resize(&self, name: &str, columns: u16, rows: u16) -> Result<(), Fault> {
+        let process = self.process(name)?;
+        let body = process.body.and_then(|body| self.bodies.get(&body)).filter(|body| body.terminal);
+        let Some((_, master)) = body.and_then(|body| body.outputs.first()) else {
+            return Err(fault::plain(FaultKind::Invalid, "resize", &format!("{name}: it has no terminal")));
+        };
+        linux::pty::resize(master, columns, rows).map_err(|error| fault::from_io(&error, "resize", name))
+    }
+
+    fn forget(&mut self, name: &str) -> Result<(), Fault> {
+        let process = self.process(name)?;
+        if process.ended.is_none() {
+            return Err(fault::plain(FaultKind::Busy, "forget", &format!("{name}: it has not ended")));
+        }
+        let number = process.number;
+        self.drop_process(number);
+        Ok(())
+    }
+}
+
+/// Reads the request. One that a newer server knows and we do not is told from nonsense.
+fn read_call(frame: &Frame) -> Result<Call, Fault> {
+    frame.read().map_err(|error| match &error {
+        FrameError::Message(reason) if reason.to_string().starts_with("unknown variant") => {
+            fault::plain(FaultKind::Unsupported, "read", &reason.to_string())
+        }
+        FrameError::Message(reason) => fault::plain(FaultKind::Invalid, "read", &reason.to_string()),
+        _ => malformed(),
+    })
+}

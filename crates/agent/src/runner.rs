@@ -1,0 +1,189 @@
+//! Killing trees without a group: a process that stands above one command.
+//!
+//! ```text
+//! agent ──► runner (subreaper) ──► command ──► …
+//!   ◄── Started(pid), Ended(…) ──┘
+//!   ──► a signal number ────────►┘  sent to every descendant; KILL until none is left
+//! ```
+//! What the command leaves behind becomes the runner's child, so it can be found again. The
+//! runner ends when nobody is left below it, and kills all of them if the agent is gone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::{AsFd, OwnedFd};
+
+use linux::signals::ChildSignals;
+use linux::spawn::{self, End, Forked, Reaped, Usage};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal};
+
+use crate::child::{self, Failure, Stdio, Step};
+use crate::command::Command;
+use crate::place::Place;
+
+/// A message from the runner to the agent; each is one packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Message {
+    Started(Pid),
+    Ended(End, Usage),
+}
+
+impl Message {
+    pub(crate) const LENGTH: usize = 29;
+
+    fn to_bytes(self) -> [u8; Self::LENGTH] {
+        let (kind, number, usage) = match self {
+            Self::Started(pid) => (0, pid.as_raw_pid(), Usage::default()),
+            Self::Ended(End::Code(code), usage) => (1, code, usage),
+            Self::Ended(End::Signal(signal), usage) => (2, signal, usage),
+        };
+        let mut bytes = [0; Self::LENGTH];
+        bytes[0] = kind;
+        bytes[1..5].copy_from_slice(&number.to_le_bytes());
+        bytes[5..13].copy_from_slice(&usage.user_ms.to_le_bytes());
+        bytes[13..21].copy_from_slice(&usage.system_ms.to_le_bytes());
+        bytes[21..29].copy_from_slice(&usage.max_rss_kib.to_le_bytes());
+        bytes
+    }
+
+    pub(crate) fn from_bytes(bytes: &[u8; Self::LENGTH]) -> Option<Self> {
+        let word = |from: usize| bytes[from..from + 8].try_into().map_or(0, u64::from_le_bytes);
+        let number = i32::from_le_bytes([bytes[1], bytes[2], bytes[3], bytes[4]]);
+        let usage = Usage { user_ms: word(5), system_ms: word(13), max_rss_kib: word(21) };
+        match bytes[0] {
+            0 => Pid::from_raw(number).map(Self::Started),
+            1 => Some(Self::Ended(End::Code(number), usage)),
+            2 => Some(Self::Ended(End::Signal(number), usage)),
+            _ => None,
+        }
+    }
+}
+
+/// What the forked child does: starts the command below itself and watches over it.
+pub(crate) fn run(place: &Place, command: &Command, stdio: &Stdio, channel: &OwnedFd, report: &OwnedFd) -> ! {
+    let failed = |errno| -> ! {
+        rustix::io::write(report, &Failure { step: Step::Fork, errno }.to_bytes()).ok();
+        spawn::exit_now(127)
+    };
+    if let Err(errno) = rustix::process::set_child_subreaper(Some(rustix::process::getpid())) {
+        failed(errno);
+    }
+    match place.thread.fork(None) {
+        Ok(Forked::Child) => child::run(place, command, stdio, None, report.as_fd()),
+        Ok(Forked::Parent(leader)) => watch_over(leader, channel),
+        Err(error) => failed(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
+    }
+}
+
+fn watch_over(leader: Pid, channel: &OwnedFd) -> ! {
+    // The agent learns the pid before our copy of the report's end closes.
+    rustix::io::write(channel, &Message::Started(leader).to_bytes()).ok();
+    let result = child::alone_with(channel).and_then(|channel| Ok((channel, ChildSignals::open()?)));
+    let Ok((channel, children)) = result else { spawn::exit_now(1) };
+    loop {
+        let mut fds = [PollFd::new(&channel, PollFlags::IN), PollFd::new(&children, PollFlags::IN)];
+        rustix::event::poll(&mut fds, None).ok();
+        let (orders, ended) = (fds[0].revents(), fds[1].revents());
+        if !ended.is_empty() {
+            children.clear().ok();
+            collect(leader, &channel);
+        }
+        if !orders.is_empty() {
+            obey(leader, &channel, &children);
+        }
+    }
+}
+
+/// Collects who ended, tells the agent about the command itself, and ends with the last.
+fn collect(leader: Pid, channel: &OwnedFd) {
+    loop {
+        match spawn::reap() {
+            Ok(Some(Reaped { pid, end, usage })) if pid == leader => {
+                rustix::io::write(channel, &Message::Ended(end, usage).to_bytes()).ok();
+            }
+            Ok(Some(_)) => {}
+            Ok(None) => return,
+            Err(_) => spawn::exit_now(0),
+        }
+    }
+}
+
+fn obey(leader: Pid, channel: &OwnedFd, children: &ChildSignals) {
+    let mut order = [0];
+    let signal = match rustix::io::read(channel, &mut order) {
+        Ok(1) => Signal::from_named_raw(i32::from(order[0])),
+        // The agent is gone, and nobody will ever ask for this command again.
+        Ok(_) => Some(Signal::KILL),
+        Err(_) => None,
+    };
+    let Some(signal) = signal else { return };
+    loop {
+        let below = descendants();
+        for pid in &below {
+            rustix::process::kill_process(*pid, signal).ok();
+        }
+        if signal != Signal::KILL || below.is_empty() {
+            return;
+        }
+        // While one is killed another may be born, so this goes on until nobody is left.
+        let pause = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+        rustix::event::poll(&mut [PollFd::new(children, PollFlags::IN)], Some(&pause)).ok();
+        collect(leader, channel);
+    }
+}
+
+/// Everything below this process, found by asking each process for its parent.
+fn descendants() -> Vec<Pid> {
+    let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
+        if let Some(parent) = living_parent(pid) {
+            children.entry(parent).or_default().push(pid);
+        }
+    }
+    let mut found = BTreeSet::new();
+    let mut next = vec![rustix::process::getpid().as_raw_pid()];
+    while let Some(pid) = next.pop() {
+        let below = children.remove(&pid).unwrap_or_default();
+        next.extend(&below);
+        found.extend(below);
+    }
+    found.into_iter().filter_map(Pid::from_raw).collect()
+}
+
+/// The parent of a process that has not ended. The name in brackets may hold anything, so the
+/// fields are counted from behind it. See proc_pid_stat(5).
+fn living_parent(pid: i32) -> Option<i32> {
+    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let stat = String::from_utf8_lossy(&stat);
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let state = fields.next()?;
+    let parent = fields.next()?.parse().ok()?;
+    (state != "Z" && state != "X").then_some(parent)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_survive_the_channel() {
+        let usage = Usage { user_ms: 1, system_ms: 2, max_rss_kib: u64::MAX };
+        for message in [
+            Message::Started(Pid::INIT),
+            Message::Ended(End::Code(-1), usage),
+            Message::Ended(End::Signal(9), usage),
+        ] {
+            assert_eq!(Message::from_bytes(&message.to_bytes()), Some(message));
+        }
+        assert_eq!(Message::from_bytes(&[9; Message::LENGTH]), None);
+    }
+
+    #[test]
+    fn the_parent_of_a_process_is_known() {
+        let own = rustix::process::getpid().as_raw_pid();
+        let parent = rustix::process::getppid().map(Pid::as_raw_pid);
+        assert_eq!(living_parent(own), parent);
+    }
+}

@@ -1,0 +1,110 @@
+//! A command and everything it ever started, as one thing that can be signalled and killed.
+//!
+//! With a v2 group nothing escapes: whoever is forked is in the group, `cgroup.kill` ends all
+//! of them at once. Without one a runner process stands above the command and adopts what it
+//! leaves behind; that is weaker, because the runner has to look for them.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal};
+
+use crate::poll::Source;
+
+/// How many processes of a group one signal reaches, so that a fork bomb cannot keep us busy.
+const MOST_MEMBERS: usize = 1 << 16;
+
+#[derive(Debug)]
+pub(crate) enum Tree {
+    /// The v2 group of this number below the commands' group.
+    Group(u64),
+    /// A runner that does what it is told through this channel.
+    Runner(Source),
+    /// Nothing is left but the process group.
+    Gone,
+}
+
+/// Makes the group of a command and opens it.
+pub(crate) fn make_group(commands: &OwnedFd, number: u64) -> rustix::io::Result<OwnedFd> {
+    let name = number.to_string();
+    rustix::fs::mkdirat(commands, name.as_str(), Mode::from_raw_mode(0o755))?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::openat(commands, name.as_str(), flags, Mode::empty())
+}
+
+/// Opens the file by which a process that was forked elsewhere moves into the group.
+pub(crate) fn open_members(group: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+    rustix::fs::openat(group, "cgroup.procs", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Removes the group if nobody is in it any more.
+pub(crate) fn remove_group(commands: &OwnedFd, number: u64) -> bool {
+    let removed = rustix::fs::unlinkat(commands, number.to_string(), AtFlags::REMOVEDIR);
+    matches!(removed, Ok(()) | Err(Errno::NOENT))
+}
+
+impl Tree {
+    /// Ends everything.
+    pub(crate) fn kill(&self, commands: Option<&OwnedFd>, leader: Option<Pid>) -> rustix::io::Result<()> {
+        match (self, commands) {
+            (Self::Group(number), Some(commands)) => {
+                let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+                let file =
+                    rustix::fs::openat(commands, format!("{number}/cgroup.kill"), flags, Mode::empty())?;
+                rustix::io::write(file, b"1").map(drop)
+            }
+            _ => self.signal(commands, leader, Signal::KILL),
+        }
+    }
+
+    /// Sends a signal to everything.
+    pub(crate) fn signal(
+        &self,
+        commands: Option<&OwnedFd>,
+        leader: Option<Pid>,
+        signal: Signal,
+    ) -> rustix::io::Result<()> {
+        match (self, commands) {
+            (Self::Group(number), Some(commands)) => signal_members(commands, *number, signal),
+            (Self::Runner(channel), _) => {
+                let number = u8::try_from(signal.as_raw()).map_err(|_too_large| Errno::INVAL)?;
+                rustix::io::write(channel.as_fd(), &[number]).map(drop)
+            }
+            _ => {
+                leader.map_or(Err(Errno::SRCH), |leader| rustix::process::kill_process_group(leader, signal))
+            }
+        }
+    }
+}
+
+fn signal_members(commands: &OwnedFd, number: u64, signal: Signal) -> rustix::io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(commands, format!("{number}/cgroup.procs"), flags, Mode::empty())?;
+    let members = read_members(&file)?;
+    if members.is_empty() {
+        return Err(Errno::SRCH);
+    }
+    for member in members {
+        match rustix::process::kill_process(member, signal) {
+            // It ended in the meantime.
+            Ok(()) | Err(Errno::SRCH) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+fn read_members(file: &OwnedFd) -> rustix::io::Result<Vec<Pid>> {
+    let mut text = Vec::new();
+    let mut piece = [0; 4096];
+    while text.len() < MOST_MEMBERS * 8 {
+        match rustix::io::read(file, &mut piece)? {
+            0 => break,
+            count => text.extend_from_slice(&piece[..count]),
+        }
+    }
+    let text = String::from_utf8_lossy(&text);
+    // A member of another pid namespace is shown as 0 and is none of ours.
+    Ok(text.lines().filter_map(|line| line.parse().ok().and_then(Pid::from_raw)).collect())
+}

@@ -1,0 +1,141 @@
+//! Watching files: inotify(7), as a worker that lasts as long as its connection.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+use rustix::io::Errno;
+use wire::files::{Change, WatchEvent};
+use wire::{Fault, Reply};
+
+use crate::files::{Named, Work};
+
+/// How deep new directories are followed down.
+const DEEPEST: usize = 1000;
+
+struct Watcher {
+    events: OwnedFd,
+    directories: HashMap<i32, PathBuf>,
+    recursive: bool,
+}
+
+impl Work<'_> {
+    pub(crate) fn watch(&mut self, path: &Path, recursive: bool) -> Result<(), Fault> {
+        let events = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).named("watch", path)?;
+        let mut watcher = Watcher { events, directories: HashMap::new(), recursive };
+        watcher.add(path).named("watch", path)?;
+        if recursive {
+            // What vanishes or may not be read meanwhile is not watched.
+            watcher.add_below(path, DEEPEST, &mut |_| {});
+        }
+        self.line.say(&Reply::Ok)?;
+        loop {
+            let mut fds =
+                [PollFd::new(&watcher.events, PollFlags::IN), PollFd::new(&self.line, PollFlags::empty())];
+            rustix::event::poll(&mut fds, None).named("wait", path)?;
+            if !fds[1].revents().is_empty() {
+                return Ok(());
+            }
+            let mut last = None;
+            for event in watcher.read(path).named("watch", path)? {
+                // A program that writes in small pieces makes one event of each.
+                if last.as_ref() != Some(&event) {
+                    self.line.say(&Reply::Watched(event.clone()))?;
+                }
+                last = Some(event);
+            }
+        }
+    }
+}
+
+impl Watcher {
+    fn add(&mut self, path: &Path) -> rustix::io::Result<()> {
+        let flags = WatchFlags::CREATE
+            | WatchFlags::MODIFY
+            | WatchFlags::DELETE
+            | WatchFlags::DELETE_SELF
+            | WatchFlags::MOVED_FROM
+            | WatchFlags::MOVED_TO
+            | WatchFlags::ATTRIB;
+        let number = inotify::add_watch(&self.events, path, flags)?;
+        self.directories.insert(number, path.to_owned());
+        Ok(())
+    }
+
+    /// Watches the directories below one, and tells what is found there.
+    fn add_below(&mut self, directory: &Path, depth: usize, found: &mut dyn FnMut(PathBuf)) {
+        let Ok(entries) = std::fs::read_dir(directory) else { return };
+        for entry in entries.flatten() {
+            let path = entry.path();
+            if depth > 0 && entry.file_type().is_ok_and(|kind| kind.is_dir()) && self.add(&path).is_ok() {
+                self.add_below(&path, depth - 1, found);
+            }
+            found(path);
+        }
+    }
+
+    /// The events that have come since the last time.
+    fn read(&mut self, root: &Path) -> rustix::io::Result<Vec<WatchEvent>> {
+        let mut events = Vec::new();
+        let mut found = Vec::new();
+        let mut buffer = [MaybeUninit::uninit(); 16 << 10];
+        let mut reader = Reader::new(&self.events, &mut buffer);
+        let mut new_directories = Vec::new();
+        loop {
+            let event = match reader.next() {
+                Ok(event) => event,
+                Err(Errno::AGAIN) => break,
+                Err(errno) => return Err(errno),
+            };
+            let flags = event.events();
+            if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
+                events.push(told(root, Change::Overflow));
+                continue;
+            }
+            let Some(directory) = self.directories.get(&event.wd()) else { continue };
+            let name = event.file_name().map(|name| OsStr::from_bytes(name.to_bytes()));
+            let path = name.map_or_else(|| directory.clone(), |name| directory.join(name));
+            if let Some(change) = change_of(flags) {
+                events.push(told(&path, change));
+            }
+            if flags.contains(ReadFlags::IGNORED) {
+                self.directories.remove(&event.wd());
+            } else if self.recursive
+                && flags.contains(ReadFlags::ISDIR)
+                && flags.intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO)
+            {
+                new_directories.push(path);
+            }
+        }
+        for path in new_directories {
+            // What was put there before it was watched made no event.
+            if self.add(&path).is_ok() {
+                self.add_below(&path, DEEPEST, &mut |path| found.push(told(&path, Change::Created)));
+            }
+        }
+        events.append(&mut found);
+        Ok(events)
+    }
+}
+
+fn told(path: &Path, change: Change) -> WatchEvent {
+    WatchEvent { path: path.to_string_lossy().into_owned(), change }
+}
+
+fn change_of(flags: ReadFlags) -> Option<Change> {
+    [
+        (ReadFlags::CREATE | ReadFlags::MOVED_TO, Change::Created),
+        (ReadFlags::MODIFY, Change::Written),
+        (ReadFlags::DELETE | ReadFlags::DELETE_SELF, Change::Removed),
+        (ReadFlags::MOVED_FROM, Change::Renamed),
+        (ReadFlags::ATTRIB, Change::Attributes),
+    ]
+    .into_iter()
+    .find(|(bits, _)| flags.intersects(*bits))
+    .map(|(_, change)| change)
+}

@@ -1,0 +1,179 @@
+//! Workers: each file operation is done by a forked process that owns the connection.
+//!
+//! So a slow disk, a large file or a server that does not read holds up nobody else, and the
+//! operation runs with the identity it was asked for, which the kernel then checks.
+//!
+//! A worker belongs to the groups of the commands, not to the agent's: what it writes to a
+//! tmpfs or leaves in the page cache is charged to the sandbox, and the agent's own small bounds
+//! stay the agent's. Where the number of processes is exhausted the fork is made outside and
+//! moved, which the kernel never refuses, so files can be read while a fork bomb sits there.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use linux::caps::{self, CapSet};
+use linux::spawn::{self, Forked};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use wire::files::{FileOperation, FileRequest};
+use wire::{Decoder, Fault, FaultKind, Reply};
+
+use crate::agent::{Agent, Child};
+use crate::connection::Connection;
+use crate::files::Work;
+use crate::identity::Who;
+use crate::line::Line;
+use crate::place::Place;
+use crate::poll::Source;
+use crate::{child, fault, tree};
+
+/// How many operations are done at once; more of them wait.
+const MOST_WORKERS: usize = 64;
+
+/// How many may wait.
+const MOST_WAITING: usize = 1024;
+
+/// Watches last, so they have a number of their own and do not wait.
+const MOST_WATCHERS: usize = 64;
+
+/// How long a worker waits for a server that neither sends nor reads.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// The group of the workers below the commands' group.
+const GROUP: &str = "files";
+
+/// What a worker of an identity other than root gets is nothing; root may do with files what
+/// root may do.
+const ROOT_CAPABILITIES: CapSet = CapSet::of(&[caps::CHOWN, caps::DAC_OVERRIDE, caps::FOWNER, caps::FSETID]);
+
+/// An operation and the connection on which it is answered.
+#[derive(Debug)]
+pub(crate) struct Job {
+    connection: Source,
+    decoder: Decoder,
+    request: FileRequest,
+}
+
+impl Agent {
+    /// Hands the connection over to a worker, now or when one is free.
+    pub(crate) fn work(&mut self, connection: u64, request: FileRequest) -> Result<(), Fault> {
+        let watch = matches!(request.operation, FileOperation::Watch { .. });
+        if watch && self.watchers >= MOST_WATCHERS {
+            return Err(fault::plain(FaultKind::Busy, "watch", "too many watches"));
+        }
+        if !watch && self.jobs.len() >= MOST_WAITING {
+            return Err(fault::plain(FaultKind::Busy, "start", "too many file operations"));
+        }
+        let Some(asking) = self.connections.remove(&connection) else { return Ok(()) };
+        let (mut connection, decoder) = asking.into_parts();
+        connection.mute();
+        let job = Job { connection, decoder, request };
+        if watch {
+            self.employ(job, Child::Watcher);
+        } else {
+            self.jobs.push_back(job);
+            self.employ_next();
+        }
+        Ok(())
+    }
+
+    /// Starts as many of the waiting operations as there may be workers.
+    fn employ_next(&mut self) {
+        while self.workers < MOST_WORKERS
+            && let Some(job) = self.jobs.pop_front()
+        {
+            self.employ(job, Child::Worker);
+        }
+    }
+
+    fn employ(&mut self, job: Job, kind: Child) {
+        match fork(&self.place) {
+            Ok((Forked::Child, join)) => run(&self.place, job, join),
+            Ok((Forked::Parent(pid), _)) => {
+                self.children.insert(pid, kind);
+                match kind {
+                    Child::Watcher => self.watchers += 1,
+                    _ => self.workers += 1,
+                }
+            }
+            Err(errno) => {
+                let mut connection = Connection::new(job.connection);
+                connection.say(&Reply::Fault(fault::from_errno(errno, "fork", "a worker")));
+                connection.flush().ok();
+            }
+        }
+    }
+
+    pub(crate) fn worker_ended(&mut self, kind: Child) {
+        match kind {
+            Child::Watcher => self.watchers -= 1,
+            _ => self.workers -= 1,
+        }
+        self.employ_next();
+    }
+}
+
+/// Forks into the workers' group. A child that could not be made there gets what it needs to
+/// move.
+fn fork(place: &Place) -> rustix::io::Result<(Forked, Option<OwnedFd>)> {
+    let raw = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+    let Some(commands) = &place.commands else { return Ok((place.thread.fork(None).map_err(raw)?, None)) };
+    let group = open_group(commands)?;
+    match place.thread.fork(Some(group.as_fd())).map_err(raw) {
+        Err(Errno::AGAIN) => {
+            let join = tree::open_members(&group)?;
+            Ok((place.thread.fork(None).map_err(raw)?, Some(join)))
+        }
+        forked => Ok((forked?, None)),
+    }
+}
+
+fn open_group(commands: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    match rustix::fs::openat(commands, GROUP, flags, Mode::empty()) {
+        Err(Errno::NOENT) => {
+            rustix::fs::mkdirat(commands, GROUP, Mode::from_raw_mode(0o755))?;
+            rustix::fs::openat(commands, GROUP, flags, Mode::empty())
+        }
+        other => other,
+    }
+}
+
+/// What the worker does. It never returns: its copies of the agent's descriptors are closed
+/// behind the agent's back.
+fn run(place: &Place, job: Job, join: Option<OwnedFd>) -> ! {
+    let Job { connection, decoder, request } = job;
+    for group in join.iter().chain(&place.tasks) {
+        if rustix::io::write(group, b"0").is_err() {
+            // Outside the sandbox's bounds nothing is done at all.
+            spawn::exit_now(1);
+        }
+    }
+    let Ok(connection) = child::alone_with(&connection) else { spawn::exit_now(1) };
+    let prepared = rustix::io::ioctl_fionbio(&connection, false)
+        .and_then(|()| set_socket_timeout(&connection, Timeout::Recv, Some(PATIENCE)))
+        .and_then(|()| set_socket_timeout(&connection, Timeout::Send, Some(PATIENCE)));
+    if prepared.is_err() {
+        spawn::exit_now(1);
+    }
+    let mut line = Line::new(connection, decoder);
+    let done = become_user(place, &request).and_then(|who| {
+        Work { line: &mut line, config: &place.config, who: &who }.perform(&request.operation)
+    });
+    if let Err(fault) = done {
+        line.fail(fault);
+    }
+    spawn::exit_now(0)
+}
+
+fn become_user(place: &Place, request: &FileRequest) -> Result<Who, Fault> {
+    let who = Who::find(&place.config, &request.identity)?;
+    let named = |errno| fault::from_errno(errno, "become user", &who.name);
+    who.assume(&place.config).map_err(named)?;
+    let keep =
+        if who.is_root() { CapSet(ROOT_CAPABILITIES.0 & place.own_capabilities.0) } else { CapSet::NONE };
+    caps::set(keep).map_err(|error| fault::from_io(&error, "drop capabilities", &who.name))?;
+    rustix::process::umask(Mode::WGRP | Mode::WOTH);
+    Ok(who)
+}

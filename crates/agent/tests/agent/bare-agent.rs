@@ -1,0 +1,36 @@
+//! The agent without a jail around it, for the tests of this crate: it is given names where the
+//! real one is given descriptors.
+//!
+//! `bare-agent SOCKET JOURNALS CONFIG [GROUP]`; the byte that says "ready" goes to its output.
+
+use std::error::Error;
+use std::os::fd::{IntoRawFd, OwnedFd};
+
+use rustix::fs::{MemfdFlags, Mode, OFlags};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
+use wire::config::CONFIG_FD;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    // The first descriptor that is opened gets the number the agent looks for.
+    let config_file = rustix::fs::memfd_create("config", MemfdFlags::empty())?.into_raw_fd();
+    assert_eq!(config_file, CONFIG_FD, "descriptor {CONFIG_FD} is in use already");
+    let mut words = std::env::args().skip(1);
+    let mut word = || words.next().ok_or("a word is missing");
+    let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(word()?)?)?;
+    let journals = open_directory(&word()?)?;
+    let mut config: wire::AgentConfig = serde_json::from_str(&word()?)?;
+    config.listen_fd = socket.into_raw_fd();
+    config.journal_fd = journals.into_raw_fd();
+    config.ready_fd = rustix::io::dup(rustix::stdio::stdout())?.into_raw_fd();
+    config.commands_fd = match words.next() {
+        Some(group) => Some(open_directory(&group)?.into_raw_fd()),
+        None => None,
+    };
+    std::fs::write(format!("/proc/self/fd/{CONFIG_FD}"), serde_json::to_vec(&config)?)?;
+    match agent::run()? {}
+}
+
+fn open_directory(path: &str) -> rustix::io::Result<OwnedFd> {
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())
+}

@@ -1,0 +1,211 @@
+//! Speaking the protocol as a server does, one blocking call after the other.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use wire::process::{Command, Ended, Exit, Identity, Reach, Retention, SignalProcess, Start};
+use wire::{Call, Decoder, Fault, Frame, Greeting, Reply, Request, StreamTag};
+
+use crate::harness::TestAgent;
+
+/// No answer of these tests takes so long unless something hangs.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// One connection.
+pub(crate) struct Talk {
+    stream: UnixStream,
+    decoder: Decoder,
+    greeted: bool,
+}
+
+/// Everything that came from a followed process.
+#[derive(Debug)]
+pub(crate) struct Output {
+    pub(crate) pieces: Vec<(StreamTag, u64, Vec<u8>)>,
+    pub(crate) gaps: Vec<(u64, u64)>,
+    pub(crate) ended: Ended,
+}
+
+pub(crate) fn shell(name: &str, text: &str) -> Start {
+    command(name, Command::Shell { text: text.to_owned(), login: false })
+}
+
+pub(crate) fn argv(name: &str, words: &[&str]) -> Start {
+    command(name, Command::Argv(words.iter().map(|word| (*word).to_owned()).collect()))
+}
+
+fn command(name: &str, command: Command) -> Start {
+    Start {
+        process: name.to_owned(),
+        command,
+        identity: Identity::Default,
+        directory: None,
+        env: BTreeMap::new(),
+        terminal: None,
+        stdin: false,
+        tag: None,
+        deadline_ms: None,
+        retention: Retention { first: 1 << 20, last: 15 << 20, hold: false },
+        follow: true,
+    }
+}
+
+impl TestAgent {
+    pub(crate) fn connect(&self) -> UnixStream {
+        let stream = UnixStream::connect(self.socket()).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        stream
+    }
+
+    /// Asks. The greeting is read along with the first answer.
+    pub(crate) fn ask(&self, request: Request) -> Talk {
+        let mut talk = Talk { stream: self.connect(), decoder: Decoder::new(), greeted: false };
+        talk.send(&Frame::message(&Call { version: wire::VERSION, request }));
+        talk
+    }
+
+    pub(crate) fn reply(&self, request: Request) -> Reply {
+        self.ask(request).reply()
+    }
+
+    pub(crate) fn start(&self, start: Start) -> Talk {
+        let mut talk = self.ask(Request::Start(start));
+        match talk.reply() {
+            Reply::Started { pid } => assert!(pid > 0),
+            other => panic!("expected Started, got {other:?}"),
+        }
+        talk
+    }
+
+    pub(crate) fn run(&self, start: Start) -> Output {
+        self.start(start).output()
+    }
+
+    pub(crate) fn follow(&self, process: &str, from: u64) -> Talk {
+        let mut talk = self.ask(Request::Follow { process: process.to_owned(), from });
+        match talk.reply() {
+            Reply::Status(status) => assert_eq!(status.process, process),
+            other => panic!("expected Status, got {other:?}"),
+        }
+        talk
+    }
+
+    pub(crate) fn fault(&self, request: Request) -> Fault {
+        match self.reply(request) {
+            Reply::Fault(fault) => fault,
+            other => panic!("expected a fault, got {other:?}"),
+        }
+    }
+
+    pub(crate) fn signal(&self, process: &str, signal: i32, reach: Reach) -> Reply {
+        self.reply(Request::Signal(SignalProcess { process: process.to_owned(), signal, reach }))
+    }
+}
+
+impl Talk {
+    pub(crate) fn send(&mut self, frame: &Frame) {
+        let mut bytes = Vec::new();
+        frame.encode(&mut bytes);
+        self.stream.write_all(&bytes).unwrap();
+    }
+
+    /// The next frame; `None` if the agent has closed the connection.
+    pub(crate) fn frame(&mut self) -> Option<Frame> {
+        if !self.greeted {
+            let greeting: Greeting = self.next_frame()?.read().unwrap();
+            assert_eq!(greeting.version, wire::VERSION);
+            self.greeted = true;
+        }
+        self.next_frame()
+    }
+
+    fn next_frame(&mut self) -> Option<Frame> {
+        let mut buffer = vec![0; 64 << 10];
+        loop {
+            if let Some(frame) = self.decoder.next_frame().unwrap() {
+                return Some(frame);
+            }
+            match self.stream.read(&mut buffer).unwrap() {
+                0 => return None,
+                count => self.decoder.feed(&buffer[..count]),
+            }
+        }
+    }
+
+    pub(crate) fn reply(&mut self) -> Reply {
+        self.frame().expect("an answer comes before the end").read().unwrap()
+    }
+
+    /// Reads output until so many bytes of it have come.
+    pub(crate) fn read_text(&mut self, length: usize) -> String {
+        let mut text = Vec::new();
+        while text.len() < length {
+            match self.frame().expect("the process has not ended") {
+                Frame::Output { bytes, .. } => text.extend(bytes),
+                other => panic!("expected output, got {other:?}"),
+            }
+        }
+        String::from_utf8(text).unwrap()
+    }
+
+    /// Reads to the end, which must be followed by nothing.
+    pub(crate) fn output(mut self) -> Output {
+        let (mut pieces, mut gaps) = (Vec::new(), Vec::new());
+        loop {
+            match self.frame().expect("a process ends before its stream") {
+                Frame::Output { stream, offset, bytes } => pieces.push((stream, offset, bytes)),
+                control => match control.read().unwrap() {
+                    Reply::Gap { from, to } => gaps.push((from, to)),
+                    Reply::Ended(ended) => {
+                        assert_eq!(self.frame(), None);
+                        return Output { pieces, gaps, ended };
+                    }
+                    other => panic!("unexpected {other:?}"),
+                },
+            }
+        }
+    }
+
+    pub(crate) fn stream(&mut self) -> &mut UnixStream {
+        &mut self.stream
+    }
+}
+
+impl Output {
+    pub(crate) fn exit(&self) -> Exit {
+        self.ended.exit
+    }
+
+    /// All bytes of one stream.
+    pub(crate) fn of(&self, stream: StreamTag) -> String {
+        let bytes = self.pieces.iter().filter(|(tag, _, _)| *tag == stream).flat_map(|(_, _, bytes)| bytes);
+        String::from_utf8(bytes.copied().collect()).unwrap()
+    }
+
+    pub(crate) fn stdout(&self) -> String {
+        self.of(StreamTag::Stdout)
+    }
+
+    /// All bytes in their order, having checked that offsets and gaps leave nothing out and
+    /// repeat nothing from `start` on.
+    pub(crate) fn bytes_from(&self, start: u64) -> Vec<u8> {
+        let mut parts: Vec<(u64, u64, &[u8])> = Vec::new();
+        for (_, offset, bytes) in &self.pieces {
+            parts.push((*offset, *offset + bytes.len() as u64, bytes));
+        }
+        parts.extend(self.gaps.iter().map(|(from, to)| (*from, *to, [].as_slice())));
+        parts.sort_by_key(|(from, _, _)| *from);
+        let mut next = start;
+        let mut all = Vec::new();
+        for (from, to, bytes) in parts {
+            assert_eq!(from, next, "a byte is missing or doubled");
+            next = to;
+            all.extend_from_slice(bytes);
+        }
+        assert_eq!(next, self.ended.written);
+        all
+    }
+}

@@ -1,0 +1,259 @@
+//! Starting commands: what they are given, what is told when they cannot be started.
+
+use std::collections::BTreeMap;
+
+use wire::process::{Directory, Exit, Identity, Missing, TerminalSize};
+use wire::{FaultKind, Frame, Reply, Request, StreamTag};
+
+use crate::client::{argv, shell};
+use crate::harness::{TestAgent, Trees, both_ways};
+
+#[test]
+fn output_comes_whole_and_in_order() {
+    both_ways(|agent| {
+        let output =
+            agent.run(shell("order", "for i in 1 2 3; do echo out $i; echo err $i >&2; done; exit 3"));
+        assert_eq!(output.stdout(), "out 1\nout 2\nout 3\n");
+        assert_eq!(output.of(StreamTag::Stderr), "err 1\nerr 2\nerr 3\n");
+        assert_eq!(output.exit(), Exit::Code(3));
+        assert_eq!(output.ended.written, 36);
+        output.bytes_from(0);
+    });
+}
+
+#[test]
+fn words_reach_the_program_without_a_shell() {
+    both_ways(|agent| {
+        let output = agent.run(argv("words", &["printf", "%s|", "a b", "$HOME", "*", "", "ü"]));
+        assert_eq!(output.stdout(), "a b|$HOME|*||ü|");
+    });
+}
+
+#[test]
+fn a_program_that_is_not_there_is_a_fault_and_leaves_nothing() {
+    both_ways(|agent| {
+        let fault = agent.fault(Request::Start(argv("none", &["no-such-program"])));
+        assert_eq!(
+            (fault.kind, fault.errno, fault.operation.as_str(), fault.subject.as_str()),
+            (FaultKind::NotFound, Some(2), "exec", "no-such-program")
+        );
+        let denied = agent.fault(Request::Start(argv("none", &["/etc/passwd"])));
+        assert_eq!((denied.kind, denied.errno), (FaultKind::Permission, Some(13)));
+        assert_eq!(agent.reply(Request::Processes), Reply::Statuses(Vec::new()));
+        assert!(!agent.journal("none").exists());
+        assert_eq!(agent.run(argv("none", &["true"])).exit(), Exit::Code(0));
+    });
+}
+
+#[test]
+fn a_name_is_used_once_and_is_no_path() {
+    both_ways(|agent| {
+        agent.run(shell("once", "true"));
+        assert_eq!(agent.fault(Request::Start(shell("once", "true"))).kind, FaultKind::AlreadyExists);
+        for name in ["", "..", "a/b", "a\0b", &"x".repeat(65)] {
+            assert_eq!(agent.fault(Request::Start(shell(name, "true"))).kind, FaultKind::Invalid, "{name}");
+        }
+    });
+}
+
+#[test]
+fn the_environment_is_the_sandboxes_then_the_accounts_then_the_requests() {
+    let agent = TestAgent::with_config(Trees::Runners, |config| {
+        config.env.insert("HOME".to_owned(), "/overridden".to_owned());
+        config.env.insert("SHARED".to_owned(), "config".to_owned());
+        config.env.insert("KEPT".to_owned(), "kept".to_owned());
+    });
+    let mut start = argv("env", &["env"]);
+    start.env = BTreeMap::from([("SHARED".to_owned(), "request".to_owned())]);
+    let text = agent.run(start).stdout();
+    let mut lines: Vec<&str> = text.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(
+        lines,
+        [
+            "HOME=/root",
+            "KEPT=kept",
+            "LOGNAME=root",
+            "PATH=/usr/local/bin:/usr/bin:/bin",
+            "SHARED=request",
+            "SHELL=/bin/bash",
+            "USER=root"
+        ]
+    );
+    let mut wrong = argv("wrong", &["env"]);
+    wrong.env = BTreeMap::from([("A=B".to_owned(), String::new())]);
+    assert_eq!(agent.fault(Request::Start(wrong)).kind, FaultKind::Invalid);
+}
+
+#[test]
+fn a_missing_directory_fails_is_made_or_is_ignored() {
+    both_ways(|agent| {
+        let home = agent.home().to_str().unwrap().to_owned();
+        let in_directory = |name: &str, path: &str, missing, expand| {
+            let mut start = argv(name, &["pwd"]);
+            start.env = BTreeMap::from([("HOME".to_owned(), home.clone()), ("D".to_owned(), "d".to_owned())]);
+            start.directory = Some(Directory { path: path.to_owned(), missing, expand });
+            start
+        };
+        let fault = agent.fault(Request::Start(in_directory("a", "/no/such", Missing::Fail, false)));
+        assert_eq!((fault.kind, fault.operation.as_str()), (FaultKind::NotFound, "change directory"));
+        assert_eq!(fault.subject, "/no/such");
+        let made = agent.run(in_directory("b", "~/new/$D/deep", Missing::Create, true));
+        assert_eq!(made.stdout(), format!("{home}/new/d/deep\n"));
+        let literal = agent.run(in_directory("c", "~/$D", Missing::Create, false));
+        assert_eq!(literal.stdout(), format!("{home}/$D\n"));
+        let ignored = agent.run(in_directory("d", "/no/such", Missing::Ignore, false));
+        assert_eq!(ignored.stdout(), format!("{home}\n"));
+        assert_eq!(agent.run(argv("e", &["pwd"])).stdout(), format!("{home}\n"));
+    });
+}
+
+#[test]
+fn long_shell_text_runs_though_it_fits_no_argument() {
+    both_ways(|agent| {
+        let text = format!("# {}\necho long; exit 4", "x".repeat(300_000));
+        let output = agent.run(shell("long", &text));
+        assert_eq!((output.stdout().as_str(), output.exit()), ("long\n", Exit::Code(4)));
+    });
+}
+
+#[test]
+fn a_command_inherits_three_descriptors_and_no_blocked_signal() {
+    both_ways(|agent| {
+        let output = agent.run(shell("fds", "ls /proc/self/fd; grep -E 'Sig(Blk|Ign)' /proc/self/status"));
+        let mut lines: Vec<String> = output.stdout().lines().map(str::to_owned).collect();
+        // The listing itself has the directory open as the fourth.
+        assert_eq!(lines.drain(..4).collect::<Vec<_>>(), ["0", "1", "2", "3"]);
+        assert_eq!(lines, ["SigBlk:\t0000000000000000", "SigIgn:\t0000000000000000"]);
+    });
+}
+
+#[test]
+fn another_user_keeps_no_capability_and_gets_its_groups() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: there is one user only");
+        return;
+    }
+    both_ways(|agent| {
+        let mut start =
+            shell("user", "id -u; id -g; grep -E 'Cap(Eff|Prm|Bnd|Amb)|NoNewPrivs' /proc/self/status");
+        start.identity = Identity::Ids { uid: 4242, gid: 4343 };
+        let none = "0000000000000000";
+        let expected = format!(
+            "4242\n4343\nCapPrm:\t{none}\nCapEff:\t{none}\nCapBnd:\t{none}\nCapAmb:\t{none}\nNoNewPrivs:\t1\n"
+        );
+        assert_eq!(agent.run(start).stdout(), expected);
+        let mut start = shell("nobody", "whoami; echo $HOME; echo to-stdout > /dev/stdout");
+        start.identity = Identity::User("nobody".to_owned());
+        assert_eq!(agent.run(start).stdout(), "nobody\n/nonexistent\nto-stdout\n");
+        let mut start = argv("stranger", &["true"]);
+        start.identity = Identity::User("no-such-user".to_owned());
+        let fault = agent.fault(Request::Start(start));
+        assert_eq!((fault.kind, fault.subject.as_str()), (FaultKind::NotFound, "no-such-user"));
+        let mut start = argv("minus-one", &["true"]);
+        start.identity = Identity::Ids { uid: u32::MAX, gid: 0 };
+        assert_eq!(agent.fault(Request::Start(start)).kind, FaultKind::Invalid);
+    });
+}
+
+#[test]
+fn root_keeps_what_the_configuration_leaves_it() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: there is nothing to keep");
+        return;
+    }
+    let agent = TestAgent::with_config(Trees::Runners, |config| config.command_capabilities = 0b11);
+    let output = agent.run(shell("caps", "grep -E 'Cap(Eff|Prm|Bnd)' /proc/self/status"));
+    let kept = "0000000000000003";
+    assert_eq!(output.stdout(), format!("CapPrm:\t{kept}\nCapEff:\t{kept}\nCapBnd:\t{kept}\n"));
+}
+
+#[test]
+fn a_sandbox_with_one_user_refuses_others_by_name() {
+    let agent = TestAgent::with_config(Trees::Runners, |config| config.single_user = true);
+    let mut start = argv("other", &["true"]);
+    start.identity = Identity::User("nobody".to_owned());
+    let fault = agent.fault(Request::Start(start));
+    assert_eq!(fault.kind, FaultKind::Permission);
+    assert!(fault.subject.contains("nobody"), "{}", fault.subject);
+    assert_eq!(agent.run(argv("root", &["true"])).exit(), Exit::Code(0));
+}
+
+#[test]
+fn input_reaches_the_process_and_its_end_does_too() {
+    both_ways(|agent| {
+        let mut start = shell("cat", "cat; echo done");
+        start.stdin = true;
+        let following = agent.start(start);
+        let mut talk = agent.ask(Request::Input { process: "cat".to_owned() });
+        assert_eq!(talk.reply(), Reply::Ok);
+        // More than any pipe holds, so the feeder has to wait for the reader.
+        let line = "0123456789".repeat(10_000);
+        for _ in 0..10 {
+            talk.send(&Frame::Data(line.clone().into_bytes()));
+        }
+        drop(talk);
+        // A connection that just ends leaves the input open for the next one.
+        let mut talk = agent.ask(Request::Input { process: "cat".to_owned() });
+        assert_eq!(talk.reply(), Reply::Ok);
+        talk.send(&Frame::Data(b"last\n".to_vec()));
+        talk.send(&Frame::End);
+        assert_eq!(talk.frame(), None);
+        assert_eq!(following.output().stdout(), format!("{}last\ndone\n", line.repeat(10)));
+        let fault = agent.fault(Request::Input { process: "cat".to_owned() });
+        assert_eq!(fault.kind, FaultKind::Invalid);
+    });
+}
+
+#[test]
+fn without_input_there_is_nothing_to_read() {
+    both_ways(|agent| {
+        assert_eq!(agent.run(argv("empty", &["cat"])).exit(), Exit::Code(0));
+        assert_eq!(agent.fault(Request::Input { process: "none".to_owned() }).kind, FaultKind::NotFound);
+    });
+}
+
+#[test]
+fn a_terminal_is_one_and_can_be_resized() {
+    both_ways(|agent| {
+        let script = "trap 'stty size; exit 5' WINCH; test -t 0 && stty size; while :; do sleep 0.01; done";
+        let mut start = shell("tty", script);
+        start.terminal = Some(TerminalSize { columns: 80, rows: 24 });
+        let mut talk = agent.start(start);
+        assert_eq!(talk.read_text(7), "24 80\r\n");
+        let resize = Request::Resize { process: "tty".to_owned(), columns: 132, rows: 43 };
+        assert_eq!(agent.reply(resize), Reply::Ok);
+        let output = talk.output();
+        assert_eq!(output.of(StreamTag::Terminal), "43 132\r\n");
+        assert_eq!(output.exit(), Exit::Code(5));
+    });
+}
+
+#[test]
+fn a_terminal_takes_input_and_the_end_of_it() {
+    both_ways(|agent| {
+        let mut start = shell("tty", "cat; echo bye");
+        start.terminal = Some(TerminalSize { columns: 80, rows: 24 });
+        let following = agent.start(start);
+        let mut talk = agent.ask(Request::Input { process: "tty".to_owned() });
+        assert_eq!(talk.reply(), Reply::Ok);
+        talk.send(&Frame::Data(b"hello\n".to_vec()));
+        talk.send(&Frame::End);
+        assert_eq!(following.output().of(StreamTag::Terminal), "hello\r\nhello\r\nbye\r\n");
+    });
+}
+
+#[test]
+fn more_processes_than_allowed_are_refused() {
+    let agent = TestAgent::with_config(Trees::Runners, |config| config.max_processes = 2);
+    let mut first = shell("first", "read x");
+    first.stdin = true;
+    let mut second = first.clone();
+    second.process = "second".to_owned();
+    let first = agent.start(first);
+    let _second = agent.start(second);
+    assert_eq!(agent.fault(Request::Start(argv("third", &["true"]))).kind, FaultKind::Busy);
+    agent.signal("first", 9, wire::process::Reach::Tree);
+    first.output();
+    assert_eq!(agent.run(argv("third", &["true"])).exit(), Exit::Code(0));
+}

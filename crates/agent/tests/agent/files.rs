@@ -1,0 +1,443 @@
+//! File operations.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+
+use wire::files::{Attributes, Edit, FileInfo, FileKind, FileOperation, FileRequest};
+use wire::process::Identity;
+use wire::{Fault, FaultKind, Frame, Reply, Request};
+
+use crate::client::Talk;
+use crate::harness::{TestAgent, Trees, both_ways};
+
+/// Names that trip up whoever treats them as text, words or options.
+const ODD_NAMES: [&str; 8] =
+    ["with space", "-rf", "new\nline", "quote'\"`$x", "ünï→文", "*?[a]", ".hidden", "back\\slash"];
+
+impl TestAgent {
+    pub(crate) fn file(&self, operation: FileOperation) -> Talk {
+        self.ask(Request::File(FileRequest { identity: Identity::Default, operation }))
+    }
+
+    fn file_reply(&self, operation: FileOperation) -> Reply {
+        self.file(operation).reply()
+    }
+
+    fn file_fault(&self, operation: FileOperation) -> Fault {
+        match self.file_reply(operation) {
+            Reply::Fault(fault) => fault,
+            other => panic!("expected a fault, got {other:?}"),
+        }
+    }
+
+    fn write(&self, path: &str, pieces: &[&[u8]]) -> Reply {
+        let attributes = Attributes::default();
+        self.file(FileOperation::Write { path: path.to_owned(), attributes }).upload(pieces)
+    }
+
+    fn read(&self, path: &str, offset: u64, length: Option<u64>) -> (u64, Vec<u8>) {
+        let mut talk = self.file(FileOperation::Read { path: path.to_owned(), offset, length });
+        match talk.reply() {
+            Reply::Reading { size } => (size, talk.download()),
+            other => panic!("expected Reading, got {other:?}"),
+        }
+    }
+
+    fn entries(&self, operation: FileOperation) -> Vec<FileInfo> {
+        let mut talk = self.file(operation);
+        let mut entries = Vec::new();
+        loop {
+            match talk.frame().expect("a listing has an end") {
+                Frame::End => return entries,
+                page => match page.read().unwrap() {
+                    Reply::Entries(page) => entries.extend(page),
+                    other => panic!("expected Entries, got {other:?}"),
+                },
+            }
+        }
+    }
+
+    fn stat(&self, path: &str) -> FileInfo {
+        match self.file_reply(FileOperation::Stat { paths: vec![path.to_owned()] }) {
+            Reply::Info(mut infos) => infos.remove(0),
+            other => panic!("expected Info, got {other:?}"),
+        }
+    }
+}
+
+impl Talk {
+    fn upload(&mut self, pieces: &[&[u8]]) -> Reply {
+        for piece in pieces {
+            self.send(&Frame::Data(piece.to_vec()));
+        }
+        self.send(&Frame::End);
+        self.reply()
+    }
+
+    fn download(&mut self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        loop {
+            match self.frame().expect("a download has an end") {
+                Frame::Data(piece) => bytes.extend(piece),
+                Frame::End => return bytes,
+                other => panic!("unexpected {other:?}"),
+            }
+        }
+    }
+}
+
+fn names_in(directory: &Path) -> BTreeSet<String> {
+    let entries = std::fs::read_dir(directory).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+#[test]
+fn what_was_written_is_read_under_any_name() {
+    both_ways(|agent| {
+        let bytes: Vec<u8> = (0..=255).cycle().take(1_000_003).collect();
+        let (first, second) = bytes.split_at(123_456);
+        for name in ODD_NAMES {
+            let path = format!("deep/{name}/{name}");
+            assert_eq!(agent.write(&path, &[first, second]), Reply::Ok, "{name}");
+            assert_eq!(agent.read(&path, 0, None), (bytes.len() as u64, bytes.clone()), "{name}");
+            let on_disk = agent.home().join("deep").join(name).join(name);
+            assert_eq!(std::fs::metadata(&on_disk).unwrap().mode() & 0o7777, 0o644);
+        }
+        assert_eq!(names_in(&agent.home().join("deep")), ODD_NAMES.map(str::to_owned).into());
+        assert_eq!(agent.write("empty", &[]), Reply::Ok);
+        assert_eq!(agent.read("empty", 0, None), (0, Vec::new()));
+    });
+}
+
+#[test]
+fn ranges_are_clamped() {
+    let agent = TestAgent::with_trees(Trees::Runners);
+    agent.write("digits", &[b"0123456789"]);
+    for (offset, length, expected) in [
+        (0, Some(3), "012"),
+        (4, None, "456789"),
+        (4, Some(2), "45"),
+        (8, Some(100), "89"),
+        (10, None, ""),
+        (99, Some(1), ""),
+        (0, Some(u64::MAX), "0123456789"),
+        (u64::MAX, Some(u64::MAX), ""),
+        (3, Some(0), ""),
+    ] {
+        let (size, bytes) = agent.read("digits", offset, length);
+        assert_eq!((size, bytes.as_slice()), (10, expected.as_bytes()), "{offset} {length:?}");
+    }
+}
+
+#[test]
+fn a_write_that_breaks_off_leaves_the_old_file() {
+    both_ways(|agent| {
+        agent.write("file", &[b"old"]);
+        let attributes = Attributes::default();
+        let mut talk = agent.file(FileOperation::Write { path: "file".to_owned(), attributes });
+        talk.send(&Frame::Data(b"half".to_vec()));
+        drop(talk);
+        // The worker notices, cleans up and ends; then nothing but the old file is there.
+        while names_in(&agent.home()).len() > 1 {
+            std::thread::yield_now();
+        }
+        assert_eq!(std::fs::read(agent.home().join("file")).unwrap(), b"old");
+    });
+}
+
+#[test]
+fn attributes_are_those_asked_for_or_those_of_the_old_file() {
+    let agent = TestAgent::with_trees(Trees::Runners);
+    let path = agent.home().join("file");
+    let attributes = Attributes { mode: Some(0o4750), ..Attributes::default() };
+    let mut talk = agent.file(FileOperation::Write { path: "file".to_owned(), attributes });
+    assert_eq!(talk.upload(&[b"x"]), Reply::Ok);
+    assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o4750);
+    assert_eq!(agent.write("file", &[b"y"]), Reply::Ok);
+    assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o4750, "the old mode is kept");
+    let attributes = Attributes { owner: Some("no-such-user".to_owned()), ..Attributes::default() };
+    let fault = agent.file_fault(FileOperation::Write { path: "file".to_owned(), attributes });
+    assert_eq!((fault.kind, fault.operation.as_str()), (FaultKind::NotFound, "find user"));
+    if rustix::process::geteuid().is_root() {
+        let attributes =
+            Attributes { owner: Some("nobody".to_owned()), group: Some("7".to_owned()), mode: Some(0o600) };
+        let set = FileOperation::SetAttributes { path: "file".to_owned(), attributes };
+        assert_eq!(agent.file_reply(set), Reply::Ok);
+        let info = agent.stat("file");
+        assert_eq!((info.owner.as_str(), info.gid, info.mode), ("nobody", 7, 0o600));
+    }
+    let missing = FileOperation::SetAttributes { path: "none".to_owned(), attributes: Attributes::default() };
+    assert_eq!(agent.file_fault(missing).kind, FaultKind::NotFound);
+}
+
+#[test]
+fn writing_through_a_link_keeps_the_link() {
+    let agent = TestAgent::with_trees(Trees::Runners);
+    agent.write("target", &[b"old"]);
+    symlink("target", agent.home().join("link")).unwrap();
+    assert_eq!(agent.write("link", &[b"new"]), Reply::Ok);
+    assert_eq!(agent.stat("link").kind, FileKind::Symlink);
+    assert_eq!(std::fs::read(agent.home().join("target")).unwrap(), b"new");
+    symlink("loop", agent.home().join("loop")).unwrap();
+    let attributes = Attributes::default();
+    assert_eq!(
+        agent.file_fault(FileOperation::Write { path: "loop".to_owned(), attributes }).kind,
+        FaultKind::Invalid
+    );
+}
+
+#[test]
+fn pipes_and_devices_are_refused_instead_of_waited_for() {
+    let agent = TestAgent::with_trees(Trees::Runners);
+    rustix::fs::mkfifoat(rustix::fs::CWD, agent.home().join("pipe"), rustix::fs::Mode::RWXU).unwrap();
+    for path in ["pipe", "/dev/zero", "/dev/null"] {
+        let path = path.to_owned();
+        let read = FileOperation::Read { path: path.clone(), offset: 0, length: None };
+        assert_eq!(agent.file_fault(read).kind, FaultKind::Invalid, "{path}");
+        let write = FileOperation::Write { path: path.clone(), attributes: Attributes::default() };
+        assert_eq!(agent.file_fault(write).kind, FaultKind::Invalid, "{path}");
+    }
+    assert!(Path::new("/dev/null").metadata().unwrap().file_type().is_char_device());
+}
+
+#[test]
+fn appenders_lose_nothing_and_keep_their_bytes_together() {
+    both_ways(|agent| {
+        let lines: Vec<String> = (0..10).map(|number| format!("{number}").repeat(50_000) + "\n").collect();
+        std::thread::scope(|scope| {
+            for line in &lines {
+                scope.spawn(move || {
+                    let operation =
+                        FileOperation::Append { path: "log".to_owned(), attributes: Attributes::default() };
+                    let (one, two) = line.as_bytes().split_at(20_000);
+                    assert_eq!(agent.file(operation).upload(&[one, two]), Reply::Ok);
+                });
+            }
+        });
+        let text = std::fs::read_to_string(agent.home().join("log")).unwrap();
+        let mut found: Vec<String> = text.lines().map(|line| format!("{line}\n")).collect();
+        found.sort_unstable();
+        assert_eq!(found, lines);
+    });
+}
+
+#[test]
+fn an_appender_that_breaks_off_takes_its_bytes_back() {
+    let agent = TestAgent::with_trees(Trees::Runners);
+    agent.write("log", &[b"old\n"]);
+    let append = || FileOperation::Append { path: "log".to_owned(), attributes: Attributes::default() };
+    let mut talk = agent.file(append());
+    talk.send(&Frame::Data(b"half".to_vec()));
+    drop(talk);
+    // It holds the lock until it is done, so the next one comes after it.
+    assert_eq!(agent.file(append()).upload(&[b"new\n"]), Reply::Ok);
+    assert_eq!(std::fs::read(agent.home().join("log")).unwrap(), b"old\nnew\n");
+}
+
+#[test]
+fn facts_about_files_are_told() {
+    let agent = TestAgent::with_trees(Trees::Runners);
+    agent.write("file", &[b"four"]);
+    symlink("file", agent.home().join("link")).unwrap();
+    let info = agent.stat("file");
+    assert_eq!((info.kind, info.size, info.mode, info.owner.as_str()), (FileKind::File, 4, 0o644, "root"));
+    assert_eq!(info.path, agent.home().join("file").to_str().unwrap());
+    assert!((info.created_ms - info.modified_ms).abs() < 2000, "{info:?}");
+    let link = agent.stat("link");
+    assert_eq!((link.kind, link.link_target.as_deref()), (FileKind::Symlink, Some("file")));
+    assert_eq!(agent.stat("~").kind, FileKind::Directory);
+    let both = FileOperation::Stat { paths: vec!["file".to_owned(), "none".to_owned()] };
+    let fault = agent.file_fault(both);
+    assert_eq!((fault.kind, fault.errno), (FaultKind::NotFound, Some(2)));
+    assert!(fault.subject.ends_with("/none"), "{}", fault.subject);
+}
+
+#[test]
+fn a_listing_is_depth_first_in_the_order_of_names() {
+    let agent = TestAgent::with_trees(Trees::Runners);
+    for path in ["b/2/x", "b/1", "a", "c/deep/deeper/file"] {
+        agent.write(path, &[]);
+    }
+    symlink("b", agent.home().join("d")).unwrap();
+    let list = |depth| {
+        let home = agent.home().to_str().unwrap().to_owned();
+        let entries = agent.entries(FileOperation::List { path: home.clone(), depth });
+        let shown = entries.iter().map(|entry| entry.path[home.len() + 1..].to_owned());
+        shown.collect::<Vec<_>>()
+    };
+    assert_eq!(list(0), [""; 0]);
+    assert_eq!(list(1), ["a", "b", "c", "d"]);
+    assert_eq!(list(2), ["a", "b", "b/1", "b/2", "c", "c/deep", "d"]);
+    assert_eq!(
+        list(9),
+        ["a", "b", "b/1", "b/2", "b/2/x", "c", "c/deep", "c/deep/deeper", "c/deep/deeper/file", "d"]
+    );
+    let list = |path: &str| agent.file_fault(FileOperation::List { path: path.to_owned(), depth: 1 }).kind;
+    assert_eq!((list("a"), list("none")), (FaultKind::NotADirectory, FaultKind::NotFound));
+}
+
+#[test]
+fn a_search_finds_files_by_their_base_name() {
+    let agent = TestAgent::with_trees(Trees::Runners);
+    for number in 0..250 {
+        agent.write(&format!("many/{number:03}.txt"), &[]);
+    }
+    agent.write("src/a.py", &[]);
+    agent.write("src/deep/b.py", &[]);
+    std::fs::create_dir(agent.home().join("src/dir.py")).unwrap();
+    let search = |pattern: &str| {
+        let home = agent.home().to_str().unwrap().to_owned();
+        let found = agent.entries(FileOperation::Search { path: home.clone(), pattern: pattern.to_owned() });
+        found.iter().map(|entry| entry.path[home.len() + 1..].to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(search("*.py"), ["src/a.py", "src/deep/b.py"]);
+    assert_eq!(search("**/*.py"), ["src/a.py", "src/deep/b.py"]);
+    assert_eq!(search("[ab].{py,rs}"), ["src/a.py", "src/deep/b.py"]);
+    assert_eq!(search("**").len(), 252);
+    assert_eq!(search("none"), [""; 0]);
+    let wrong = FileOperation::Search { path: "~".to_owned(), pattern: "[".to_owned() };
+    assert_eq!(agent.file_fault(wrong).kind, FaultKind::Invalid);
+}
+
+#[test]
+fn moving_makes_parents_and_respects_what_is_there() {
+    let agent = TestAgent::with_trees(Trees::Runners);
+    let moved = |from: &str, to: &str, overwrite| {
+        agent.file_reply(FileOperation::Move { from: from.to_owned(), to: to.to_owned(), overwrite })
+    };
+    agent.write("one", &[b"1"]);
+    agent.write("two", &[b"2"]);
+    assert_eq!(moved("one", "new/place/one", false), Reply::Ok);
+    let Reply::Fault(fault) = moved("two", "new/place/one", false) else { panic!("a fault") };
+    assert_eq!(fault.kind, FaultKind::AlreadyExists);
+    assert_eq!(agent.read("new/place/one", 0, None).1, b"1");
+    assert_eq!(moved("two", "new/place/one", true), Reply::Ok);
+    assert_eq!(agent.read("new/place/one", 0, None).1, b"2");
+    let Reply::Fault(fault) = moved("none", "elsewhere/none", true) else { panic!("a fault") };
+    assert_eq!(fault.kind, FaultKind::NotFound);
+    assert!(!agent.home().join("elsewhere").exists());
+    assert_eq!(moved("new", "renamed", false), Reply::Ok);
+    assert_eq!(agent.read("renamed/place/one", 0, None).1, b"2");
+}
+
+#[test]
+fn moving_to_another_filesystem_copies_everything() {
+    let agent = TestAgent::with_trees(Trees::Runners);
+    let other = tempfile::tempdir_in("/dev/shm").unwrap();
+    assert_ne!(other.path().metadata().unwrap().dev(), agent.home().metadata().unwrap().dev());
+    agent.write("tree/sub/file", &[b"bytes"]);
+    symlink("file", agent.home().join("tree/sub/link")).unwrap();
+    rustix::fs::mkfifoat(rustix::fs::CWD, agent.home().join("tree/pipe"), rustix::fs::Mode::RUSR).unwrap();
+    std::fs::set_permissions(agent.home().join("tree/sub"), PermissionsExt::from_mode(0o711)).unwrap();
+    let to = other.path().join("a/tree");
+    let operation = FileOperation::Move {
+        from: "tree".to_owned(),
+        to: to.to_str().unwrap().to_owned(),
+        overwrite: false,
+    };
+    assert_eq!(agent.file_reply(operation), Reply::Ok);
+    assert!(!agent.home().join("tree").exists());
+    assert_eq!(std::fs::read(to.join("sub/link")).unwrap(), b"bytes");
+    assert_eq!(std::fs::read_link(to.join("sub/link")).unwrap(), Path::new("file"));
+    assert_eq!(to.join("sub").metadata().unwrap().mode() & 0o7777, 0o711);
+    assert_eq!(names_in(&to), BTreeSet::from(["pipe".to_owned(), "sub".to_owned()]));
+    assert_eq!(names_in(to.parent().unwrap()), BTreeSet::from(["tree".to_owned()]));
+}
+
+#[test]
+fn removing_never_follows_a_link() {
+    let agent = TestAgent::with_trees(Trees::Runners);
+    agent.write("precious/file", &[b"x"]);
+    agent.write("tree/sub/file", &[b"x"]);
+    symlink("../precious", agent.home().join("tree/link")).unwrap();
+    symlink("precious", agent.home().join("outer")).unwrap();
+    let remove =
+        |path: &str, recursive| agent.file_reply(FileOperation::Remove { path: path.to_owned(), recursive });
+    let Reply::Fault(fault) = remove("tree", false) else { panic!("a fault") };
+    assert_eq!(fault.kind, FaultKind::IsADirectory);
+    assert_eq!(remove("tree", true), Reply::Ok);
+    assert_eq!(remove("outer", true), Reply::Ok);
+    assert_eq!(remove("tree", true), Reply::Ok, "what is gone is removed");
+    assert_eq!(remove("precious/file", false), Reply::Ok);
+    assert_eq!(names_in(&agent.home()), BTreeSet::from(["precious".to_owned()]));
+}
+
+#[test]
+fn a_new_directory_has_exactly_the_mode_asked_for() {
+    let agent = TestAgent::with_trees(Trees::Runners);
+    let make = |path: &str, mode| {
+        let attributes = Attributes { mode, ..Attributes::default() };
+        agent.file_reply(FileOperation::MakeDirectory { path: path.to_owned(), attributes })
+    };
+    assert_eq!(make("a/b", Some(0o2777)), Reply::Ok);
+    assert_eq!((agent.stat("a").mode, agent.stat("a/b").mode), (0o2777, 0o2777));
+    assert_eq!(make("a/b", Some(0o700)), Reply::Ok);
+    assert_eq!(agent.stat("a/b").mode, 0o2777, "it was not made anew");
+    assert_eq!(make("odd/deep", Some(0o644)), Reply::Ok);
+    assert_eq!(agent.stat("odd").mode, 0o644);
+    agent.write("file", &[]);
+    let Reply::Fault(fault) = make("file", None) else { panic!("a fault") };
+    assert_eq!(fault.kind, FaultKind::AlreadyExists);
+}
+
+#[test]
+fn text_is_replaced_in_whole_files() {
+    let agent = TestAgent::with_trees(Trees::Runners);
+    agent.write("one", &[b"a b a \xff a"]);
+    agent.write("two", &[b"nothing"]);
+    let edit = |path: &str, old: &str, new: &str| Edit {
+        path: path.to_owned(),
+        old: old.to_owned(),
+        new: new.to_owned(),
+    };
+    let edits = vec![edit("one", "a", "xyz"), edit("two", "a", "b")];
+    assert_eq!(agent.file_reply(FileOperation::Replace { edits }), Reply::Replaced(vec![3, 0]));
+    assert_eq!(agent.read("one", 0, None).1, b"xyz b xyz \xff xyz");
+    let edits = vec![edit("one", "", "x")];
+    assert_eq!(agent.file_fault(FileOperation::Replace { edits }).kind, FaultKind::Invalid);
+    let edits = vec![edit("none", "a", "x")];
+    assert_eq!(agent.file_fault(FileOperation::Replace { edits }).kind, FaultKind::NotFound);
+}
+
+#[test]
+fn an_ordinary_user_is_held_to_its_permissions() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: there is one user only");
+        return;
+    }
+    both_ways(|agent| {
+        let as_nobody = |operation| {
+            let identity = Identity::User("nobody".to_owned());
+            agent.reply(Request::File(FileRequest { identity, operation }))
+        };
+        std::fs::set_permissions(agent.home(), PermissionsExt::from_mode(0o755)).unwrap();
+        std::fs::set_permissions(agent.home().parent().unwrap(), PermissionsExt::from_mode(0o755)).unwrap();
+        agent.write("secret", &[b"x"]);
+        std::fs::set_permissions(agent.home().join("secret"), PermissionsExt::from_mode(0o600)).unwrap();
+        let read = FileOperation::Read { path: "secret".to_owned(), offset: 0, length: None };
+        let Reply::Fault(fault) = as_nobody(read) else { panic!("a fault") };
+        assert_eq!((fault.kind, fault.errno), (FaultKind::Permission, Some(13)));
+        let write = FileOperation::Write { path: "mine".to_owned(), attributes: Attributes::default() };
+        let Reply::Fault(fault) = as_nobody(write) else { panic!("a fault") };
+        assert_eq!(fault.kind, FaultKind::Permission);
+        std::fs::set_permissions(agent.home(), PermissionsExt::from_mode(0o777)).unwrap();
+        let make =
+            FileOperation::MakeDirectory { path: "mine".to_owned(), attributes: Attributes::default() };
+        assert_eq!(as_nobody(make), Reply::Ok);
+        assert_eq!(agent.stat("mine").owner, "nobody");
+        assert_eq!(agent.read("secret", 0, None).1, b"x", "root reads everything");
+    });
+}
+
+#[test]
+fn more_operations_than_workers_wait_and_disturb_nobody() {
+    both_ways(|agent| {
+        let append = || FileOperation::Write { path: "x".to_owned(), attributes: Attributes::default() };
+        let stuck: Vec<Talk> = (0..80).map(|_| agent.file(append())).collect();
+        assert_eq!(agent.reply(Request::Ping), Reply::Ok);
+        let mut waiting = agent.file(FileOperation::Stat { paths: vec!["~".to_owned()] });
+        drop(stuck);
+        assert!(matches!(waiting.reply(), Reply::Info(_)));
+    });
+}

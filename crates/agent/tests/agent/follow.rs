@@ -1,0 +1,166 @@
+//! Journals and those who read them.
+
+use std::io::Read;
+
+use wire::process::{Exit, Retention};
+use wire::{FaultKind, Frame, Reply, Request};
+
+use crate::client::shell;
+use crate::harness::both_ways;
+
+#[test]
+fn a_process_can_be_followed_late_twice_from_anywhere_and_after_its_end() {
+    both_ways(|agent| {
+        let whole = agent.run(shell("seq", "seq 1 50000")).bytes_from(0);
+        for from in [0, 1, 7, 65_535, 65_536, 200_001, whole.len() as u64 - 1] {
+            let again = agent.follow("seq", from).output();
+            let place = usize::try_from(from).unwrap();
+            assert_eq!(again.bytes_from(from), whole[place..], "from {from}");
+        }
+        let behind = agent.follow("seq", whole.len() as u64 + 5).output();
+        assert!(behind.pieces.is_empty() && behind.gaps.is_empty());
+    });
+}
+
+#[test]
+fn followers_that_come_while_it_runs_see_every_byte() {
+    both_ways(|agent| {
+        let mut start = shell("slow", "echo one; read x; echo two");
+        start.stdin = true;
+        let mut first = agent.start(start);
+        assert_eq!(first.read_text(4), "one\n");
+        let second = agent.follow("slow", 0);
+        let third = agent.follow("slow", 2);
+        let mut input = agent.ask(Request::Input { process: "slow".to_owned() });
+        input.send(&Frame::Data(b"\n".to_vec()));
+        assert_eq!(first.output().stdout(), "two\n");
+        assert_eq!(second.output().stdout(), "one\ntwo\n");
+        assert_eq!(third.output().stdout(), "e\ntwo\n");
+    });
+}
+
+#[test]
+fn what_is_beyond_the_bound_is_an_exact_gap() {
+    both_ways(|agent| {
+        let mut start = shell("much", "seq 1 500000");
+        start.retention = Retention { first: 1000, last: 100_000, hold: false };
+        let live = agent.run(start);
+        let written = live.ended.written;
+        live.bytes_from(0);
+        let expected: String = (1..=500_000).map(|number| format!("{number}\n")).collect();
+        assert_eq!(written, expected.len() as u64);
+        let late = agent.follow("much", 0).output();
+        late.bytes_from(0);
+        let [(from, to)] = late.gaps[..] else { panic!("one gap, not {:?}", late.gaps) };
+        assert_eq!(from, 1000);
+        assert!(to <= written - 100_000, "the last bytes are kept: {to}");
+        assert!(to > written - 400_000, "the middle is not kept: {to}");
+        for (_, offset, bytes) in &late.pieces {
+            let place = usize::try_from(*offset).unwrap();
+            assert_eq!(&expected.as_bytes()[place..place + bytes.len()], bytes);
+        }
+        let inside = agent.follow("much", from + 5).output();
+        assert_eq!(inside.gaps, [(from + 5, to)]);
+        let metadata = std::fs::metadata(agent.journal("much")).unwrap();
+        let used = std::os::unix::fs::MetadataExt::blocks(&metadata) * 512;
+        assert!(used < metadata.len() / 4, "the hole was given back: {used} of {}", metadata.len());
+    });
+}
+
+#[test]
+fn a_follower_that_does_not_read_stalls_nobody() {
+    both_ways(|agent| {
+        let mut start = shell("flood", "head -c 52428800 /dev/zero; echo end");
+        start.retention = Retention { first: 1 << 20, last: 1 << 20, hold: false };
+        start.follow = false;
+        agent.start(start);
+        let mut sleeper = agent.follow("flood", 0);
+        let quick = agent.follow("flood", 0).output();
+        quick.bytes_from(0);
+        assert_eq!(quick.ended.written, 52_428_804);
+        // The sleeper got a bounded piece, and the rest when it woke up, or was told the gap.
+        let mut byte = [0];
+        sleeper.stream().read_exact(&mut byte).unwrap();
+        assert_eq!(agent.reply(Request::Ping), Reply::Ok);
+    });
+}
+
+#[test]
+fn a_held_command_waits_for_its_reader_and_loses_nothing() {
+    both_ways(|agent| {
+        // Far more than is kept, so every byte can only arrive if the command waited.
+        let mut start = shell("held", "head -c 20000000 /dev/zero; echo end");
+        start.retention = Retention { first: 0, last: 1 << 20, hold: true };
+        let mut talk = agent.start(start);
+        // Each answer is a turn of the agent's loop in which it could have read a whole pipe: in
+        // so many turns everything would have been read, and most of it dropped.
+        for _ in 0..1000 {
+            assert_eq!(agent.reply(Request::Ping), Reply::Ok);
+        }
+        let output = talk.output();
+        assert_eq!(output.gaps, []);
+        assert_eq!(output.ended.written, 20_000_004);
+    });
+}
+
+#[test]
+fn a_caller_that_goes_away_kills_nothing() {
+    both_ways(|agent| {
+        let mut start = shell("alone", "echo first; read x; echo last");
+        start.stdin = true;
+        let mut talk = agent.start(start);
+        talk.read_text(6);
+        drop(talk);
+        let mut input = agent.ask(Request::Input { process: "alone".to_owned() });
+        input.send(&Frame::Data(b"\n".to_vec()));
+        let output = agent.follow("alone", 0).output();
+        assert_eq!((output.stdout().as_str(), output.exit()), ("first\nlast\n", Exit::Code(0)));
+    });
+}
+
+#[test]
+fn the_end_does_not_wait_for_children_that_hold_the_pipes() {
+    both_ways(|agent| {
+        // The child would be killed by a closed pipe, or block on a full one.
+        let script = "(read x < fifo; head -c 1000000 /dev/zero; echo survived > proof) & echo parent";
+        let fifo = agent.home().join("fifo");
+        std::fs::remove_file(agent.home().join("proof")).ok();
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RWXU).unwrap();
+        let output = agent.run(shell("parent", script));
+        assert_eq!(output.stdout(), "parent\n");
+        std::fs::write(&fifo, "\n").unwrap();
+        let wait = agent.run(shell("wait", "until test -s proof; do sleep 0.01; done; cat proof"));
+        assert_eq!(wait.stdout(), "survived\n");
+        assert_eq!(agent.follow("parent", 0).output().stdout(), "parent\n");
+    });
+}
+
+#[test]
+fn a_finished_process_is_remembered_until_it_is_forgotten() {
+    both_ways(|agent| {
+        let mut start = shell("tagged", "echo hi");
+        start.tag = Some("mine".to_owned());
+        let output = agent.run(start);
+        let Reply::Statuses(list) = agent.reply(Request::Processes) else { panic!("statuses") };
+        let [status] = &list[..] else { panic!("one process, not {list:?}") };
+        assert_eq!((status.tag.as_deref(), status.command.as_str()), (Some("mine"), "echo hi"));
+        assert_eq!((status.written, status.ended.as_ref()), (3, Some(&output.ended)));
+        assert!(agent.journal("tagged").exists());
+        assert_eq!(agent.reply(Request::Forget { process: "tagged".to_owned() }), Reply::Ok);
+        assert!(!agent.journal("tagged").exists());
+        assert_eq!(agent.fault(Request::Status { process: "tagged".to_owned() }).kind, FaultKind::NotFound);
+        assert_eq!(agent.fault(Request::Forget { process: "tagged".to_owned() }).kind, FaultKind::NotFound);
+    });
+}
+
+#[test]
+fn a_running_process_is_not_forgotten() {
+    both_ways(|agent| {
+        let mut start = shell("busy", "read x");
+        start.stdin = true;
+        let talk = agent.start(start);
+        assert_eq!(agent.fault(Request::Forget { process: "busy".to_owned() }).kind, FaultKind::Busy);
+        agent.signal("busy", 9, wire::process::Reach::Tree);
+        talk.output();
+    });
+}

@@ -1,0 +1,93 @@
+//! Bytes that are not what they should be.
+
+use std::io::{Read, Write};
+
+use wire::{Decoder, FaultKind, Frame, Reply, Request};
+
+use crate::client::shell;
+use crate::harness::{TestAgent, Trees};
+
+/// Sends bytes and returns the fault that comes back.
+fn answer_to(agent: &TestAgent, bytes: &[u8]) -> FaultKind {
+    let mut stream = agent.connect();
+    stream.write_all(bytes).unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    let mut decoder = Decoder::new();
+    decoder.feed(&answer);
+    decoder.next_frame().unwrap().expect("a greeting");
+    match decoder.next_frame().unwrap().expect("an answer").read().unwrap() {
+        Reply::Fault(fault) => fault.kind,
+        other => panic!("expected a fault, got {other:?}"),
+    }
+}
+
+fn frame(json: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    Frame::Control(json.as_bytes().to_vec()).encode(&mut bytes);
+    bytes
+}
+
+#[test]
+fn nonsense_is_answered_and_the_agent_stays_well() {
+    let agent = TestAgent::with_trees(Trees::Runners);
+    for (bytes, expected) in [
+        (b"GET / HTTP/1.1\r\n\r\n".to_vec(), FaultKind::Invalid),
+        (vec![0xff; 64], FaultKind::Invalid),
+        (vec![0, 0, 0, 0, 9], FaultKind::Invalid),
+        (vec![0, 0, 0, 0, 2], FaultKind::Invalid),
+        (frame(""), FaultKind::Invalid),
+        (frame("{}"), FaultKind::Invalid),
+        (frame("[[[["), FaultKind::Invalid),
+        (frame(&"[".repeat(100_000)), FaultKind::Invalid),
+        (frame(r#"{"version":1,"request":{"start":{}}}"#), FaultKind::Invalid),
+        (frame(r#"{"version":1,"request":{"teleport":{}}}"#), FaultKind::Unsupported),
+        (frame(r#"{"version":2,"request":"levitate"}"#), FaultKind::Unsupported),
+    ] {
+        assert_eq!(
+            answer_to(&agent, &bytes),
+            expected,
+            "{:?}",
+            String::from_utf8_lossy(&bytes[..bytes.len().min(60)])
+        );
+    }
+    assert_eq!(agent.reply(Request::Ping), Reply::Ok);
+}
+
+#[test]
+fn a_newer_server_with_fields_we_do_not_know_is_understood() {
+    let agent = TestAgent::with_trees(Trees::Runners);
+    let mut stream = agent.connect();
+    stream.write_all(&frame(r#"{"version":7,"request":"ping","trace":"abc"}"#)).unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    let text = String::from_utf8_lossy(&answer);
+    assert!(text.contains(r#"{"version":1}"#) && text.contains(r#""ok""#), "{text}");
+}
+
+#[test]
+fn connections_that_say_nothing_or_half_a_word_harm_nobody() {
+    let agent = TestAgent::with_trees(Trees::Runners);
+    let silent: Vec<_> = (0..100).map(|_| agent.connect()).collect();
+    let mut halves = Vec::new();
+    for length in 1..20 {
+        let mut stream = agent.connect();
+        stream.write_all(&frame(r#"{"version":1,"request":"ping"}"#)[..length]).unwrap();
+        halves.push(stream);
+    }
+    drop(halves);
+    assert_eq!(agent.run(shell("well", "echo well")).stdout(), "well\n");
+    drop(silent);
+    assert_eq!(agent.reply(Request::Ping), Reply::Ok);
+}
+
+#[test]
+fn too_many_connections_are_told_so() {
+    let agent = TestAgent::with_trees(Trees::Runners);
+    let crowd: Vec<_> = (0..512).map(|_| agent.connect()).collect();
+    let fault = agent.fault(Request::Ping);
+    assert_eq!(fault.kind, FaultKind::Busy);
+    drop(crowd);
+    // The places are free again as soon as the agent has noticed.
+    while agent.reply(Request::Ping) != Reply::Ok {}
+}

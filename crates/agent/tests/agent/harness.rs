@@ -1,0 +1,147 @@
+//! Starting an agent for a test, and making sure that nothing of it remains.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use tempfile::TempDir;
+use wire::AgentConfig;
+
+/// Who kills trees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trees {
+    Groups,
+    Runners,
+}
+
+pub(crate) struct TestAgent {
+    process: Child,
+    directory: TempDir,
+    group: Option<PathBuf>,
+}
+
+/// Runs a check against an agent with groups, where there are any, and one with runners.
+pub(crate) fn both_ways(check: impl Fn(&TestAgent)) {
+    check(&TestAgent::with_trees(Trees::Runners));
+    match groups_root() {
+        Some(_) => check(&TestAgent::with_trees(Trees::Groups)),
+        None => eprintln!("SKIPPED: groups cannot be made here; only runners were tested"),
+    }
+}
+
+/// Where v2 groups can be made: root, and a hierarchy that is mounted.
+fn groups_root() -> Option<&'static Path> {
+    let roots = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"].map(Path::new);
+    let root = roots.into_iter().find(|root| root.join("cgroup.procs").exists())?;
+    rustix::process::geteuid().is_root().then_some(root)
+}
+
+impl TestAgent {
+    pub(crate) fn with_trees(trees: Trees) -> Self {
+        Self::with_config(trees, |_| {})
+    }
+
+    pub(crate) fn with_config(trees: Trees, change: impl FnOnce(&mut AgentConfig)) -> Self {
+        let directory = tempfile::Builder::new().prefix("agent").tempdir_in("/tmp").unwrap();
+        std::fs::create_dir(directory.path().join("journals")).unwrap();
+        let home = directory.path().join("home");
+        std::fs::create_dir(&home).unwrap();
+        let root = rustix::process::geteuid().is_root();
+        let mut config = AgentConfig {
+            version: wire::VERSION,
+            listen_fd: -1,
+            ready_fd: -1,
+            journal_fd: -1,
+            commands_fd: None,
+            tasks_fds: Vec::new(),
+            oom_fd: None,
+            command_filter: Vec::new(),
+            command_capabilities: u64::MAX,
+            process_rlimit: None,
+            single_user: !root,
+            default_user: "root".to_owned(),
+            default_directory: home.to_str().unwrap().to_owned(),
+            env: BTreeMap::from([("PATH".to_owned(), "/usr/local/bin:/usr/bin:/bin".to_owned())]),
+            max_processes: 100,
+        };
+        change(&mut config);
+        let group = (trees == Trees::Groups).then(|| make_group(directory.path()));
+        let mut command = starter(root);
+        command.arg(directory.path().join("socket")).arg(directory.path().join("journals"));
+        command.arg(serde_json::to_string(&config).unwrap()).args(&group);
+        let mut process = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut ready = [0];
+        process.stdout.take().unwrap().read_exact(&mut ready).unwrap();
+        Self { process, directory, group }
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.directory.path().join("socket")
+    }
+
+    pub(crate) fn home(&self) -> PathBuf {
+        self.directory.path().join("home")
+    }
+
+    pub(crate) fn journal(&self, process: &str) -> PathBuf {
+        self.directory.path().join("journals").join(process)
+    }
+
+    /// The agent's own process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// The groups of commands that still exist.
+    pub(crate) fn command_groups(&self) -> Vec<PathBuf> {
+        let group = self.group.as_ref().unwrap();
+        let entries = std::fs::read_dir(group).unwrap().map(|entry| entry.unwrap().path());
+        entries.filter(|path| path.is_dir()).collect()
+    }
+}
+
+/// As an ordinary user the agent is root in a user namespace of its own, as it is in a jail.
+fn starter(root: bool) -> Command {
+    let agent = env!("CARGO_BIN_EXE_bare-agent");
+    if root {
+        return Command::new(agent);
+    }
+    let mut command = Command::new("unshare");
+    command.args(["--map-root-user", agent]);
+    command
+}
+
+fn make_group(directory: &Path) -> PathBuf {
+    let name = directory.file_name().unwrap();
+    let group = groups_root().unwrap().join(format!("coracle-test-{}", name.to_str().unwrap()));
+    std::fs::create_dir(&group).unwrap();
+    group
+}
+
+impl Drop for TestAgent {
+    fn drop(&mut self) {
+        if let Some(group) = &self.group {
+            std::fs::write(group.join("cgroup.kill"), "1").unwrap();
+        }
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+        if let Some(group) = &self.group {
+            remove_group(group);
+        }
+    }
+}
+
+/// A group can be removed a moment after its last process was killed, when that has been
+/// collected; its `cgroup.events` says when.
+fn remove_group(group: &Path) {
+    for entry in std::fs::read_dir(group).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            remove_group(&path);
+        }
+    }
+    while std::fs::remove_dir(group).is_err() {
+        std::thread::yield_now();
+    }
+}

@@ -1,0 +1,70 @@
+//! Tunnels to ports.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener};
+
+use wire::{FaultKind, Reply, Request};
+
+use crate::harness::{TestAgent, Trees};
+
+fn check_half_close(address: &str) {
+    let agent = TestAgent::with_trees(Trees::Runners);
+    let listener = TcpListener::bind(address).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let sent: Vec<u8> = (0..=255).cycle().take(3_000_000).collect();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Answers only when it has heard everything, so the tunnel has to pass on the end.
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut heard = Vec::new();
+            stream.read_to_end(&mut heard).unwrap();
+            heard.reverse();
+            stream.write_all(&heard).unwrap();
+        });
+        let mut talk = agent.ask(Request::Tunnel { port });
+        assert_eq!(talk.reply(), Reply::Ok);
+        let stream = talk.stream();
+        stream.write_all(&sent).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        answer.reverse();
+        assert!(answer == sent, "{} bytes came back", answer.len());
+    });
+}
+
+#[test]
+fn each_direction_of_a_tunnel_ends_on_its_own() {
+    check_half_close("127.0.0.1:0");
+}
+
+#[test]
+fn a_port_on_the_other_loopback_is_found_too() {
+    check_half_close("[::1]:0");
+}
+
+#[test]
+fn bytes_behind_the_request_are_part_of_the_tunnel() {
+    let agent = TestAgent::with_trees(Trees::Runners);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let call = wire::Call { version: wire::VERSION, request: Request::Tunnel { port } };
+    let mut bytes = Vec::new();
+    wire::Frame::message(&call).encode(&mut bytes);
+    bytes.extend_from_slice(b"early");
+    let mut near = agent.connect();
+    near.write_all(&bytes).unwrap();
+    let (mut far, _) = listener.accept().unwrap();
+    let mut heard = [0; 5];
+    far.read_exact(&mut heard).unwrap();
+    assert_eq!(&heard, b"early");
+}
+
+#[test]
+fn a_port_on_which_nobody_listens_is_refused() {
+    let agent = TestAgent::with_trees(Trees::Runners);
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let fault = agent.fault(Request::Tunnel { port });
+    assert_eq!((fault.kind, fault.subject), (FaultKind::Refused, port.to_string()));
+    assert_eq!(agent.reply(Request::Ping), Reply::Ok);
+}

@@ -1,0 +1,146 @@
+//! Signals, deadlines, and the ends they lead to.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use wire::process::{Exit, Reach};
+use wire::{FaultKind, Reply};
+
+use crate::client::shell;
+use crate::harness::{TestAgent, Trees, both_ways};
+
+/// Starts a child that has left its process group, its session and its parent, prints its pid,
+/// and ignores what can be ignored.
+const DAEMON: &str =
+    "(setsid sh -c 'trap \"\" TERM INT HUP; (echo $$; exec sleep 1000) &') & wait; read x < /dev/zero";
+
+/// Waits for the end of a process that is not ours.
+fn wait_until_gone(pid: i32) {
+    let begun = Instant::now();
+    let stat = format!("/proc/{pid}/stat");
+    while Path::new(&stat).exists() {
+        assert!(begun.elapsed() < Duration::from_secs(10), "process {pid} still runs");
+        std::thread::yield_now();
+    }
+}
+
+fn daemon_pid(output: &str) -> i32 {
+    output.trim().parse().expect("the daemon prints its pid")
+}
+
+#[test]
+fn a_code_a_signal_and_a_deadline_are_told_apart() {
+    both_ways(|agent| {
+        assert_eq!(agent.run(shell("code", "exit 143")).exit(), Exit::Code(143));
+        assert_eq!(agent.run(shell("signal", "kill -TERM $$")).exit(), Exit::Signal(15));
+        let mut start = shell("deadline", "echo before; exec sleep 1000");
+        start.deadline_ms = Some(100);
+        let output = agent.run(start);
+        assert_eq!((output.exit(), output.stdout().as_str()), (Exit::Deadline, "before\n"));
+        assert!((100..5000).contains(&output.ended.duration_ms), "{:?}", output.ended);
+        let mut start = shell("early", "exit 0");
+        start.deadline_ms = Some(60_000);
+        assert_eq!(agent.run(start).exit(), Exit::Code(0));
+    });
+}
+
+#[test]
+fn a_deadline_reaches_a_child_that_has_left_everything() {
+    both_ways(|agent| {
+        let mut start = shell("daemon", DAEMON);
+        start.deadline_ms = Some(300);
+        let output = agent.run(start);
+        assert_eq!(output.exit(), Exit::Deadline);
+        wait_until_gone(daemon_pid(&output.stdout()));
+    });
+}
+
+#[test]
+fn what_a_finished_command_left_running_can_still_be_killed() {
+    both_ways(|agent| {
+        let output = agent.run(shell("left", "setsid sleep 1000 & echo $!"));
+        let pid = daemon_pid(&output.stdout());
+        assert!(Path::new(&format!("/proc/{pid}")).exists());
+        assert_eq!(agent.signal("left", 9, Reach::Tree), Reply::Ok);
+        wait_until_gone(pid);
+    });
+}
+
+#[test]
+fn a_signal_to_the_group_spares_what_has_left_it() {
+    both_ways(|agent| {
+        let script = "trap 'echo caught; exit 9' INT; setsid sh -c 'echo $$; exec sleep 1000' & while :; do sleep 0.01; done";
+        let mut talk = agent.start(shell("group", script));
+        let pid: i32 = talk.read_text(2).trim().parse().unwrap();
+        assert_eq!(agent.signal("group", 2, Reach::Group), Reply::Ok);
+        let output = talk.output();
+        assert_eq!((output.stdout().as_str(), output.exit()), ("caught\n", Exit::Code(9)));
+        assert!(Path::new(&format!("/proc/{pid}")).exists());
+        assert_eq!(agent.signal("group", 15, Reach::Tree), Reply::Ok);
+        wait_until_gone(pid);
+    });
+}
+
+#[test]
+fn a_signal_to_nobody_is_not_found() {
+    both_ways(|agent| {
+        agent.run(shell("gone", "true"));
+        // The group or the runner is gone a moment after the end was told.
+        let begun = Instant::now();
+        loop {
+            match agent.signal("gone", 15, Reach::Tree) {
+                Reply::Fault(fault) if fault.kind == FaultKind::NotFound => break,
+                other => assert!(begun.elapsed() < Duration::from_secs(10), "{other:?}"),
+            }
+        }
+        let Reply::Fault(fault) = agent.signal("unknown", 9, Reach::Tree) else { panic!("a fault") };
+        assert_eq!(fault.kind, FaultKind::NotFound);
+        let Reply::Fault(fault) = agent.signal("gone", 12_345, Reach::Tree) else { panic!("a fault") };
+        assert_eq!(fault.kind, FaultKind::Invalid);
+    });
+}
+
+#[test]
+fn groups_of_finished_commands_are_removed() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: groups cannot be made here");
+        return;
+    }
+    let agent = TestAgent::with_trees(Trees::Groups);
+    for number in 0..20 {
+        agent.run(shell(&format!("n{number}"), "true"));
+    }
+    let left = agent.run(shell("left", "sleep 1000 & echo $!"));
+    let begun = Instant::now();
+    while agent.command_groups().len() > 1 {
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", agent.command_groups());
+    }
+    agent.signal("left", 9, Reach::Tree);
+    wait_until_gone(daemon_pid(&left.stdout()));
+    while !agent.command_groups().is_empty() {
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", agent.command_groups());
+    }
+}
+
+#[test]
+fn signals_from_inside_do_not_reach_the_agent() {
+    both_ways(|agent| {
+        let pid = agent.pid();
+        for signal in ["TERM", "INT", "HUP", "USR1", "PIPE", "CHLD", "ALRM"] {
+            agent.run(shell(signal, &format!("kill -{signal} {pid}")));
+        }
+        assert_eq!(agent.reply(wire::Request::Ping), Reply::Ok);
+    });
+}
+
+#[test]
+fn orphans_are_collected() {
+    both_ways(|agent| {
+        let output = agent.run(shell("orphan", "(setsid sh -c 'echo $$; exec true' &)"));
+        // It has become a child of the agent or of the runner, and ended.
+        if let Ok(pid) = output.stdout().trim().parse() {
+            wait_until_gone(pid);
+        }
+        assert_eq!(output.exit(), Exit::Code(0));
+    });
+}

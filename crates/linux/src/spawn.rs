@@ -1,0 +1,134 @@
+//! Making processes and collecting them: clone3(2), execve(2), wait4(2).
+
+use std::ffi::{CStr, CString, c_char};
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
+
+use rustix::process::Pid;
+
+use crate::{check, check_long};
+
+/// The proof that this process has one thread, so that a forked child may go on with ordinary
+/// code: no other thread can have held a lock in that moment.
+#[derive(Debug)]
+pub struct SingleThread(PhantomData<*const ()>);
+
+/// On which side of a fork we are.
+#[derive(Debug)]
+pub enum Forked {
+    Child,
+    Parent(Pid),
+}
+
+/// A child that ended, and what it and its collected children used.
+#[derive(Clone, Copy, Debug)]
+pub struct Reaped {
+    pub pid: Pid,
+    pub end: End,
+    pub usage: Usage,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    Code(i32),
+    Signal(i32),
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub user_ms: u64,
+    pub system_ms: u64,
+    pub max_rss_kib: u64,
+}
+
+/// Words for execve(2), with the array of pointers already made, so that nothing is
+/// allocated between fork and exec.
+#[derive(Debug)]
+pub struct Words {
+    pointers: Vec<*const c_char>,
+    words: Vec<CString>,
+}
+
+impl SingleThread {
+    /// Counts the threads. The caller promises to start none later.
+    pub fn prove() -> io::Result<Self> {
+        match std::fs::read_dir("/proc/self/task")?.count() {
+            1 => Ok(Self(PhantomData)),
+            more => Err(io::Error::other(format!("{more} threads run where one may"))),
+        }
+    }
+
+    /// Forks, into the given v2 group if there is one. Signal handlers are not inherited, and
+    /// the end of the child is signalled with SIGCHLD.
+    pub fn fork(&self, group: Option<BorrowedFd<'_>>) -> io::Result<Forked> {
+        const CLEAR_SIGNAL_HANDLERS: u64 = 0x1_0000_0000;
+        const INTO_GROUP: u64 = 0x2_0000_0000;
+        // SAFETY: the structure is made of integers, for which zero means absent.
+        let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
+        args.flags = CLEAR_SIGNAL_HANDLERS;
+        args.exit_signal = u64::from(libc::SIGCHLD.unsigned_abs());
+        if let Some(group) = group {
+            args.flags |= INTO_GROUP;
+            args.cgroup = u64::from(group.as_raw_fd().unsigned_abs());
+        }
+        // SAFETY: without CLONE_VM this is a fork: the child has its own copy of our memory and
+        // of this stack. We are the only thread, so the copy is consistent and no lock in it is
+        // held by someone who does not exist in the child.
+        let result =
+            check_long(unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of_val(&args)) })?;
+        let pid = i32::try_from(result).map_err(io::Error::other)?;
+        Ok(Pid::from_raw(pid).map_or(Forked::Child, Forked::Parent))
+    }
+}
+
+impl Words {
+    pub fn new(words: Vec<CString>) -> Self {
+        let pointers = words.iter().map(|word| word.as_ptr()).chain([ptr::null()]).collect();
+        Self { pointers, words }
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &CStr> {
+        self.words.iter().map(CString::as_c_str)
+    }
+}
+
+/// Becomes another program. Returns only the reason why not. Allocates nothing.
+pub fn exec(program: &CStr, arguments: &Words, environment: &Words) -> io::Error {
+    // SAFETY: each array ends in a null pointer and each pointer before it is a C string that
+    // the same `Words` owns; the kernel only reads them.
+    unsafe { libc::execve(program.as_ptr(), arguments.pointers.as_ptr(), environment.pointers.as_ptr()) };
+    io::Error::last_os_error()
+}
+
+/// Ends a forked child at once: nothing that the parent also has is cleaned up.
+pub fn exit_now(code: i32) -> ! {
+    // SAFETY: the call takes an integer and does not return.
+    unsafe { libc::_exit(code) }
+}
+
+/// Collects one child that has ended. `None` if none has, an error (ECHILD) if there is none.
+pub fn reap() -> io::Result<Option<Reaped>> {
+    let mut status = 0;
+    // SAFETY: the structure is made of integers, for which zero is a value.
+    let mut used: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: both pointers are to live values of the types the kernel writes.
+    let pid = check(unsafe { libc::wait4(-1, &raw mut status, libc::WNOHANG, &raw mut used) })?;
+    let Some(pid) = Pid::from_raw(pid) else { return Ok(None) };
+    let end = if libc::WIFSIGNALED(status) {
+        End::Signal(libc::WTERMSIG(status))
+    } else {
+        End::Code(libc::WEXITSTATUS(status))
+    };
+    let usage = Usage {
+        user_ms: milliseconds(used.ru_utime),
+        system_ms: milliseconds(used.ru_stime),
+        max_rss_kib: used.ru_maxrss.unsigned_abs(),
+    };
+    Ok(Some(Reaped { pid, end, usage }))
+}
+
+fn milliseconds(time: libc::timeval) -> u64 {
+    time.tv_sec.unsigned_abs() * 1000 + time.tv_usec.unsigned_abs() / 1000
+}

@@ -1,2 +1,0 @@
-//! Attacks.
-fn main() {}

@@ -1,7 +1,0 @@
-//! All.
-mod limits {
-    #[test]
-    fn trivial() {
-        assert!(std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists());
-    }
-}
