@@ -19,6 +19,7 @@ use crate::place::Place;
 use crate::poll::{Poll, Token};
 use crate::ports::{Dial, Tunnel};
 use crate::process::Process;
+use crate::session::Session;
 use crate::worker::Job;
 
 /// Everything the agent knows. The parts of its behaviour are in the files that are named
@@ -36,6 +37,8 @@ pub(crate) struct Agent {
     pub(crate) children: HashMap<Pid, Child>,
     /// Bodies that have ended and whose groups may still be in use.
     pub(crate) lingering: BTreeSet<u64>,
+    pub(crate) sessions: HashMap<u64, Session>,
+    pub(crate) session_names: HashMap<String, u64>,
     /// File operations that wait for a worker.
     pub(crate) jobs: VecDeque<Job>,
     pub(crate) workers: usize,
@@ -88,6 +91,8 @@ impl Agent {
             finished: VecDeque::new(),
             children: HashMap::new(),
             lingering: BTreeSet::new(),
+            sessions: HashMap::new(),
+            session_names: HashMap::new(),
             jobs: VecDeque::new(),
             workers: 0,
             watchers: 0,
@@ -124,6 +129,8 @@ impl Agent {
             Token::Input(body) => self.on_input(body),
             Token::Report(body) => self.on_report(body),
             Token::Runner(body) => self.on_runner(body),
+            Token::Orders(session) => self.on_orders(session),
+            Token::Verdict(session) => self.on_verdict(session),
         }
     }
 

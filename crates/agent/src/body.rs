@@ -42,6 +42,7 @@ pub(crate) struct Body {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
     Process(u64),
+    Session(u64),
     Nobody,
 }
 
@@ -110,6 +111,7 @@ impl Agent {
         }
         match owner {
             Owner::Process(process) => self.process_started(process, outcome),
+            Owner::Session(session) => self.shell_started(session, outcome),
             Owner::Nobody => {}
         }
     }
@@ -147,6 +149,7 @@ impl Agent {
     fn take_output(&mut self, owner: Owner, stream: StreamTag, bytes: &[u8]) {
         let process = match owner {
             Owner::Process(process) => Some(process),
+            Owner::Session(session) => self.current_run(session),
             Owner::Nobody => None,
         };
         if let Some(process) = process {
@@ -219,6 +222,7 @@ impl Agent {
         self.disown(number);
         match owner {
             Owner::Process(process) => self.process_ended(process, end, usage),
+            Owner::Session(session) => self.shell_ended(session, end, usage),
             Owner::Nobody => {}
         }
         self.bury(number);

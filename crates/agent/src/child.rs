@@ -181,7 +181,7 @@ fn keep(kept: &[OwnedFd]) -> io::Result<()> {
 }
 
 fn limit(place: &Place) -> rustix::io::Result<()> {
-    rustix::process::setrlimit(Resource::Nofile, place.open_files.clone())?;
+    rustix::process::setrlimit(Resource::Nofile, place.open_files)?;
     rustix::process::setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
     match place.config.process_rlimit {
         Some(most) => {

@@ -120,18 +120,14 @@ impl Workdir {
         let default =
             || Directory { path: config.default_directory.clone(), missing: Missing::Ignore, expand: false };
         let wanted = directory.cloned().unwrap_or_else(default);
-        let path = expand_path(config, env, &wanted);
+        let path = expand_path(&config.default_directory, env, &wanted);
         let fallback = if directory.is_some() { config.default_directory.as_str() } else { "/" };
         Ok(Self { path: c_string(&path)?, missing: wanted.missing, fallback: c_string(fallback)? })
     }
 }
 
-/// Replaces `~` at the start and, if asked, variables, and makes the path absolute.
-pub(crate) fn expand_path(
-    config: &AgentConfig,
-    env: &BTreeMap<String, String>,
-    directory: &Directory,
-) -> String {
+/// Replaces `~` at the start and, if asked, variables; a relative path starts at `base`.
+pub(crate) fn expand_path(base: &str, env: &BTreeMap<String, String>, directory: &Directory) -> String {
     let home = env.get("HOME").map_or("/", String::as_str);
     let path = match directory.path.strip_prefix('~') {
         Some(rest) if rest.is_empty() || rest.starts_with('/') => format!("{home}{rest}"),
@@ -139,9 +135,9 @@ pub(crate) fn expand_path(
     };
     let path = if directory.expand { expand_variables(&path, env) } else { path };
     match path.as_str() {
-        "" => config.default_directory.clone(),
+        "" => base.to_owned(),
         absolute if absolute.starts_with('/') => path,
-        relative => format!("{}/{relative}", config.default_directory),
+        relative => format!("{base}/{relative}"),
     }
 }
 

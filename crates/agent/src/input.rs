@@ -35,6 +35,10 @@ impl Input {
         Self { source, waiting: Vec::new(), close_when_empty: false, terminal: true }
     }
 
+    pub(crate) fn add(&mut self, bytes: &[u8]) {
+        self.waiting.extend_from_slice(bytes);
+    }
+
     fn full(&self) -> bool {
         self.waiting.len() >= MOST_WAITING
     }
@@ -48,7 +52,7 @@ impl Input {
     }
 
     /// Writes what the process takes now. True while more is waiting.
-    fn pump(&mut self) -> rustix::io::Result<bool> {
+    pub(crate) fn pump(&mut self) -> rustix::io::Result<bool> {
         while !self.waiting.is_empty() {
             match rustix::io::write(self.source.as_fd(), &self.waiting) {
                 Ok(count) => drop(self.waiting.drain(..count)),
@@ -78,7 +82,7 @@ impl Agent {
                 return;
             }
             match asking.decoder.next_frame() {
-                Ok(Some(Frame::Data(bytes))) => input.waiting.extend_from_slice(&bytes),
+                Ok(Some(Frame::Data(bytes))) => input.add(&bytes),
                 Ok(Some(Frame::End)) => {
                     input.end();
                     asking.stage = Stage::Fed(number);

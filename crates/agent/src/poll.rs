@@ -34,6 +34,9 @@ pub(crate) enum Token {
     /// Says whether an exec succeeded.
     Report(u64),
     Runner(u64),
+    /// Where a session's shell reads what to run, and where it says how that ended.
+    Orders(u64),
+    Verdict(u64),
 }
 
 /// A descriptor on the list.
@@ -68,6 +71,8 @@ impl Token {
             Self::Report(number) => (8, number),
             Self::Runner(number) => (9, number),
             Self::Far(number) => (10, number),
+            Self::Orders(number) => (11, number),
+            Self::Verdict(number) => (12, number),
         };
         kind << NUMBER_BITS | number
     }
@@ -85,7 +90,9 @@ impl Token {
             7 => Self::Input(number),
             8 => Self::Report(number),
             9 => Self::Runner(number),
-            _ => Self::Far(number),
+            10 => Self::Far(number),
+            11 => Self::Orders(number),
+            _ => Self::Verdict(number),
         }
     }
 }
@@ -184,7 +191,9 @@ mod tests {
             Token::Report(7),
             Token::Runner(8),
             Token::Near(9),
-            Token::Far((1 << NUMBER_BITS) - 1),
+            Token::Far(10),
+            Token::Orders(11),
+            Token::Verdict((1 << NUMBER_BITS) - 1),
         ] {
             assert_eq!(Token::from_word(token.to_word()), token);
         }

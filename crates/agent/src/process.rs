@@ -25,6 +25,9 @@ use crate::journal::Journal;
 /// this bounds what one that does not would cost.
 const MOST_FINISHED: usize = 4096;
 
+/// The longest name of a process or a session.
+const LONGEST_NAME: usize = 64;
+
 /// How much of a command's text is shown.
 const SHOWN_TEXT: usize = 4096;
 
@@ -112,6 +115,12 @@ impl Process {
         }
     }
 
+    /// A run that had to wait begins now.
+    pub(crate) fn begin(&mut self) {
+        self.started = Instant::now();
+        self.started_ms = now_ms();
+    }
+
     fn ended_as(&self, exit: Exit, usage: Usage) -> Ended {
         Ended {
             exit,
@@ -164,8 +173,7 @@ impl Agent {
 
     /// Whether a process may be started under this name. It becomes the name of a file.
     pub(crate) fn check_new_name(&self, name: &str) -> Result<(), Fault> {
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
-        if name.is_empty() || name.len() > 64 || !name.bytes().all(plain) {
+        if !is_plain(name) {
             return Err(fault::plain(FaultKind::Invalid, "start", "the name of the process"));
         }
         if self.process_names.contains_key(name) {
@@ -247,6 +255,7 @@ impl Agent {
         let Some(process) = self.processes.get_mut(&number) else { return };
         process.journal.append(self.place.journals.as_fd(), stream, bytes, now_ms());
         self.pump_followers(number);
+        self.balance(number);
     }
 
     /// The main process has ended and its output was taken in.
@@ -292,6 +301,12 @@ impl Agent {
     fn oom_kills(&self) -> u64 {
         self.place.oom.as_ref().and_then(read_oom_kills).unwrap_or(0)
     }
+}
+
+/// Whether it is a name that can do no harm as that of a file.
+pub(crate) fn is_plain(name: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    (1..=LONGEST_NAME).contains(&name.len()) && name.bytes().all(plain)
 }
 
 fn shorten(mut text: String) -> String {

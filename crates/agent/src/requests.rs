@@ -62,7 +62,16 @@ impl Agent {
             }
             Request::File(request) => self.work(connection, request)?,
             Request::Tunnel { port } => self.dial(connection, port)?,
-            _ => return Err(fault::plain(FaultKind::Unsupported, "read", "this request")),
+            Request::OpenSession(open) => self.open_session(connection, open)?,
+            Request::Run(run) => self.run_in_session(connection, run)?,
+            Request::Sessions => {
+                let statuses = self.session_statuses();
+                self.answer(connection, &Reply::Sessions(statuses));
+            }
+            Request::CloseSession { session } => {
+                self.close_session(&session)?;
+                self.answer(connection, &Reply::Ok);
+            }
         }
         Ok(())
     }

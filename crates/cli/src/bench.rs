@@ -22,6 +22,7 @@ mod statistics;
 mod transfer;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Result;
 
@@ -49,6 +50,12 @@ struct Rounds {
 impl Rounds {
     const FULL: Self = Self { many: 200, spaced: 50, burst: 100, idle: 1000, file: 1 << 30 };
     const QUICK: Self = Self { many: 40, spaced: 10, burst: 20, idle: 100, file: 128 << 20 };
+}
+
+/// Lets time pass between two runs or two looks.
+#[expect(clippy::disallowed_methods, reason = "the pause itself is wanted; there is no event to wait for")]
+fn pause(time: Duration) {
+    std::thread::sleep(time);
 }
 
 /// Measures, prints, and fails when a bar was missed.

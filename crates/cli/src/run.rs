@@ -83,12 +83,12 @@ impl Sandbox {
     }
 
     fn end(mut self, keep: bool, printer: &Printer) -> Result<()> {
-        if keep {
-            printer.warn("nothing can be kept: snapshots come later");
-        }
         self.launcher.destroy_and_wait(&self.id).context("could not remove the sandbox")?;
         self.launcher.close()?;
         std::fs::remove_file(&self.alive_path)?;
+        if keep {
+            printer.remark(format!("kept what was written in {}", self.launcher.kept(&self.id).display()));
+        }
         Ok(())
     }
 }
@@ -164,6 +164,7 @@ fn plan(args: &RunArgs, config: &Config) -> Result<JailPlan> {
             directories: Vec::new(),
         },
         max_processes: 8,
+        keep: args.keep,
     })
 }
 
@@ -188,7 +189,7 @@ fn start(args: &RunArgs, plan: &JailPlan) -> Result<Start> {
         stdin: true,
         tag: None,
         deadline_ms: args.timeout.map(|timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX)),
-        retention: Retention { first: 0, last: 4 << 20 },
+        retention: Retention { first: 0, last: 4 << 20, hold: true },
         follow: true,
     })
 }

@@ -323,6 +323,7 @@ impl Driver {
         self.record.sandbox.phase = phase;
         self.record.sandbox.phase_since = self.core.clock.now().wall;
         self.publish();
+        self.core.registry.set_phase(&self.handle, phase);
     }
 
     fn publish(&self) -> Sandbox {

@@ -84,7 +84,9 @@ pub(crate) fn set_clock() -> Attempt {
     const TICK: u32 = 0x4000;
     // `struct timex`: the mode is its first word, the tick lies further on.
     let mut clock = [0_u64; 32];
-    call(libc::SYS_adjtimex, &[pointer_mut(&mut clock)]).map_err(|error| format!("adjtimex: {error}"))?;
-    clock[0] = u64::from(TICK);
-    decide("adjtimex", call(libc::SYS_adjtimex, &[pointer_mut(&mut clock)]))
+    let set = call(libc::SYS_adjtimex, &[pointer_mut(&mut clock)]).and_then(|_| {
+        clock[0] = u64::from(TICK);
+        call(libc::SYS_adjtimex, &[pointer_mut(&mut clock)])
+    });
+    decide("adjtimex", set)
 }

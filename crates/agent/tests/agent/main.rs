@@ -12,5 +12,6 @@ mod follow;
 mod garbage;
 mod harness;
 mod ports;
+mod sessions;
 mod signals;
 mod watch;

@@ -86,6 +86,8 @@ pub enum EntryVolume {
     Given,
     /// A tmpfs of this many bytes, charged to memory.
     Tmpfs(u64),
+    /// A directory of ours, cloned here.
+    Directory(PathBuf),
 }
 
 pub struct EntryMount {
@@ -201,6 +203,11 @@ fn build_root(entry: &Entry, layers: &mut Layers) -> Result<(), JailError> {
         (EntryVolume::Tmpfs(bytes), _) => {
             make_tmpfs_volume(&volume, *bytes, &entry.trees).at(Step::Scratch)?
         }
+        (EntryVolume::Directory(path), _) => {
+            let own = Attributes::NO_SUID.and(Attributes::NO_DEV);
+            let directory = clone(path, Depth::Single, own).at(Step::CloneVolume)?;
+            mounts::attach(directory.as_fd(), &volume).at(Step::AttachLayers)?;
+        }
         (EntryVolume::Given, None) => return Err(io::Error::other("no volume came")).at(Step::Handover),
     }
     for (place, (tree, lowers)) in entry.trees.iter().zip(std::mem::take(&mut layers.trees)).enumerate() {
@@ -224,6 +231,11 @@ fn make_tmpfs_volume(volume: &Path, bytes: u64, trees: &[EntryTree]) -> io::Resu
     let inodes = (bytes / 4096).max(1024);
     let options = format!("mode=0755,size={bytes},nr_inodes={inodes}");
     mounts::mount("tmpfs", volume, Attributes::NO_SUID.and(Attributes::NO_DEV), &options)?;
+    make_uppers(volume, trees)
+}
+
+/// Makes the directories of each tree in an empty volume.
+pub fn make_uppers(volume: &Path, trees: &[EntryTree]) -> io::Result<()> {
     for tree in trees {
         let upper = volume.join(format!("{}.upper", tree.name));
         fs::create_dir(&upper)?;

@@ -22,6 +22,10 @@ pub struct JailPlan {
     pub env: BTreeMap<String, String>,
     pub guest: GuestPlan,
     pub max_processes: u32,
+    /// Whether what is written stays behind when the sandbox ends. Only for sandboxes that end
+    /// with their maker; the disk has no limit then.
+    #[serde(default)]
+    pub keep: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

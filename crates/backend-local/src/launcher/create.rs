@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use domain::Bytes;
 use linux::namespaces::Setgroups;
@@ -18,7 +18,7 @@ use super::{Launcher, PREPARED_DISK, Rights, Root};
 use crate::cgroups::Groups;
 use crate::images::{self, ImageError, Resolved};
 use crate::jail::build::{self, Begun, Failure, NetworkPart, Owners, Ownership, Parts};
-use crate::jail::enter::{COMMAND_CAPABILITIES, Entry, EntryMount, EntryTree, EntryVolume};
+use crate::jail::enter::{COMMAND_CAPABILITIES, Entry, EntryMount, EntryTree, EntryVolume, make_uppers};
 use crate::jail::owners;
 use crate::jail::plan::{JailPlan, LimitName};
 use crate::jail::step::{At, JailError, Step};
@@ -96,8 +96,11 @@ impl Launcher {
     /// Says what will be in force, or refuses what cannot be.
     fn judge(&self, plan: &JailPlan, image: &Resolved) -> Result<Holds, Refusal> {
         let mut holds = Holds { image: image.name.clone(), ..Holds::default() };
+        if plan.keep && self.settings.lifetime == Lifetime::Own {
+            return Err(Refusal::unsupported("only a sandbox that ends with its maker is kept", None));
+        }
         for limit in [LimitName::Memory, LimitName::Cpus, LimitName::Pids, LimitName::Disk] {
-            if self.enforces(limit) {
+            if self.enforces(limit) && !(plan.keep && limit == LimitName::Disk) {
                 holds.measures.push((limit.word().to_owned(), self.describe(limit, plan)));
             } else if plan.named.contains(&limit) || plan.require_limits {
                 let message = format!("this host cannot enforce the limit on {}", limit.word());
@@ -193,20 +196,30 @@ impl Launcher {
         trees: &[EntryTree],
         mounts: &[EntryMount],
     ) -> Result<Resources, JailError> {
+        let kept = plan.keep.then(|| self.kept(&plan.id));
+        if let Some(kept) = &kept {
+            std::fs::create_dir_all(kept).at(Step::Volume)?;
+            make_uppers(kept, trees).at(Step::Volume)?;
+        }
         match &mut self.rights {
-            Rights::Root(root) => root.resources(plan, trees, mounts),
+            Rights::Root(root) => root.resources(plan, trees, mounts, kept),
             Rights::User { uid, gid } => {
                 let journal = self.settings.state_dir.join("journals").join(&plan.id);
                 std::fs::create_dir(&journal).at(Step::Volume)?;
                 Ok(Resources {
                     groups: None,
-                    volume: EntryVolume::Tmpfs(plan.limits.disk),
+                    volume: kept.map_or(EntryVolume::Tmpfs(plan.limits.disk), EntryVolume::Directory),
                     network: NetworkPart::New,
                     ownership: Ownership::Single { uid: *uid, gid: *gid, journal },
                     setgroups: Setgroups::Deny,
                 })
             }
         }
+    }
+
+    /// Where what a sandbox wrote stays behind.
+    pub fn kept(&self, id: &str) -> PathBuf {
+        self.settings.state_dir.join("kept").join(id)
     }
 
     /// Binds the agent's socket; the agent itself listens on it, so that a dialler sees that
@@ -270,6 +283,7 @@ impl Root {
         plan: &JailPlan,
         trees: &[EntryTree],
         mounts: &[EntryMount],
+        kept: Option<PathBuf>,
     ) -> Result<Resources, JailError> {
         let base = self.ranges.allocate(&plan.id).map_err(io::Error::other).at(Step::UidRange)?.first;
         let groups = self.groups.make(&plan.id, &plan.limits, base).at(Step::Groups)?;
@@ -294,7 +308,7 @@ impl Root {
             network: NetworkPart::Prepared { namespace, home },
             ownership: Ownership::Range {
                 base,
-                volume: volume.disk,
+                volume: kept.unwrap_or(volume.disk),
                 journal: volume.journal,
                 mounts: owners,
             },

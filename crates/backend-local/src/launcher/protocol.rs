@@ -6,6 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::jail::plan::JailPlan;
 use crate::jail::step::JailError;
+use crate::range::RangeError;
+use crate::volumes::VolumeError;
 
 /// The version both must have; they are started by the same supervisor.
 pub const VERSION: u32 = 1;
@@ -137,14 +139,21 @@ impl Refusal {
 
 impl From<JailError> for Refusal {
     fn from(error: JailError) -> Self {
+        let inner = error.source.get_ref();
+        let volume = inner.and_then(|inner| inner.downcast_ref::<VolumeError>());
+        let range = inner.and_then(|inner| inner.downcast_ref::<RangeError>());
+        let own = volume.and_then(VolumeError::hint).or(range.and_then(RangeError::hint));
+        let full = matches!(volume, Some(VolumeError::NoRoom { .. }))
+            || matches!(range, Some(RangeError::Exhausted));
         let mut message = error.source.to_string();
         let mut cause = std::error::Error::source(&error.source);
         while let Some(source) = cause {
             message = format!("{message}: {source}");
             cause = source.source();
         }
-        let hint = error.step.hint(&error.source).map(str::to_owned);
-        Self { kind: RefusalKind::Step(error.step.to_string()), message, hint }
+        let hint = own.or_else(|| error.step.hint(&error.source)).map(str::to_owned);
+        let kind = if full { RefusalKind::Exhausted } else { RefusalKind::Step(error.step.to_string()) };
+        Self { kind, message, hint }
     }
 }
 

@@ -77,10 +77,24 @@ impl Client {
         Ok(())
     }
 
-    /// One page of the list.
-    pub(crate) fn list(&mut self) -> Result<()> {
+    /// One page of the list, as ids.
+    pub(crate) fn list(&mut self) -> Result<Vec<String>> {
         let status = self.send("GET", "/v1/sandboxes?pageSize=10", "", b"")?;
-        self.json(status, 200).map(drop)
+        let page = self.json(status, 200)?;
+        let items = page["items"].as_array().context("the list has no items")?;
+        Ok(items.iter().filter_map(|item| item["id"].as_str()).map(str::to_owned).collect())
+    }
+
+    pub(crate) fn delete_all(&mut self) -> Result<()> {
+        loop {
+            let ids = self.list()?;
+            if ids.is_empty() {
+                return Ok(());
+            }
+            for id in ids {
+                self.delete(&Sandbox { id, headers: String::new() })?;
+            }
+        }
     }
 
     /// Writes a file of `size` bytes inside, without holding it.

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use serde_json::json;
 
-use super::Rounds;
 use super::client::Client;
 use super::floor::{Floor, Task};
 use super::report::Report;
 use super::server::Server;
 use super::statistics::Samples;
+use super::{Rounds, pause};
 
 /// Real traffic leaves pauses in which a kernel's grace periods show; a tight loop hides them.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -38,15 +38,15 @@ struct Pairs {
 }
 
 /// Runs the floor and ours in turn, so that both see the same machine.
-fn pairs(server: &Server, runs: usize, pause: Duration) -> Result<Pairs> {
+fn pairs(server: &Server, runs: usize, apart: Duration) -> Result<Pairs> {
     let mut floor = Floor::start(server.directory())?;
     let mut client = server.client()?;
     let mut pairs = Pairs { floor: Samples::default(), ours: Samples::default() };
     // The first of each fills caches and is not counted.
     for run in 0..=runs {
-        std::thread::sleep(pause);
+        pause(apart);
         let bare = floor.run(Task::Sandbox)?;
-        std::thread::sleep(pause);
+        pause(apart);
         let ours = create_once(&mut client)?;
         if run > 0 {
             pairs.floor.push(bare);

@@ -1,6 +1,6 @@
 //! A server of the benchmark's own: default configuration, a state directory that goes with it.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -27,15 +27,15 @@ impl Server {
             .args(["serve", "--listen", "127.0.0.1:0", "--state-dir"])
             .arg(directory.join("state"))
             .env_remove("CORACLE_API_KEY")
-            .env("RUST_LOG", "error")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
+            .stderr(File::create(directory.join("log"))?)
             .spawn()
             .context("could not start the server")?;
         let mut lines = BufReader::new(process.stdout.take().context("no standard output")?).lines();
         let address = lines
             .find_map(|line| line.ok()?.split_once(READY).map(|(_, address)| address.to_owned()))
-            .context("the server ended before it was ready")?;
+            .with_context(|| format!("the server did not start: {}", last_words(&directory)))?;
         // A full pipe must never stop the server.
         std::thread::spawn(move || lines.count());
         let address = address.trim_end_matches('/').parse().context("the server names no address")?;
@@ -56,8 +56,13 @@ impl Server {
         family(self.process.id()).into_iter().filter_map(resident).sum()
     }
 
-    /// Ends the server. Its sandboxes were removed by those who made them.
+    /// Removes the sandboxes that are left, ends the server and removes its directory.
     pub(crate) fn stop(mut self) -> Result<()> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.client()?.delete_all()?;
         let pid = rustix::process::Pid::from_child(&self.process);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
         self.process.wait().context("could not wait for the server")?;
@@ -66,12 +71,18 @@ impl Server {
 }
 
 impl Drop for Server {
-    /// After an error: the server must not outlive the benchmark. Its state directory is left,
-    /// since sandboxes may still be recorded there.
+    /// After an error nothing must stay either; what then fails as well is not the first error.
     fn drop(&mut self) {
-        self.process.kill().ok();
-        self.process.wait().ok();
+        if self.directory.exists() {
+            self.end().ok();
+        }
     }
+}
+
+/// The last line of the server's log.
+fn last_words(directory: &Path) -> String {
+    let log = fs::read_to_string(directory.join("log")).unwrap_or_default();
+    log.lines().last().unwrap_or("it said nothing").to_owned()
 }
 
 /// A process and its descendants in the same pid namespace, which leaves sandboxes out.

@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde_json::json;
 
-use super::Rounds;
 use super::client::Client;
 use super::peers::find;
 use super::report::Report;
 use super::server::Server;
 use super::statistics::Samples;
+use super::{Rounds, pause};
 
 /// The growth of the server's memory that a transfer may cause, in MiB: buffers, not the file.
 const FLAT: f64 = 32.0;
@@ -75,7 +75,7 @@ fn growth_during(server: &Server, work: impl FnOnce() -> Result<()>) -> Result<f
             let mut highest = before;
             while !ended.load(Ordering::Relaxed) {
                 highest = highest.max(server.resident());
-                std::thread::sleep(STEP);
+                pause(STEP);
             }
             highest
         });
@@ -126,7 +126,7 @@ impl Nginx {
             if TcpStream::connect(self.address).is_ok() {
                 return Ok(());
             }
-            std::thread::sleep(STEP);
+            pause(STEP);
         }
         bail!("nginx does not answer")
     }

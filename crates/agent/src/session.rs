@@ -1,0 +1,452 @@
+//! Sessions: shells that are kept open between runs.
+//!
+//! ```text
+//! open ─► idle ⇄ running (one run at a time; others are refused or wait)
+//!           │        │ the shell ends, whoever ended it
+//!           ▼        ▼
+//!          without a shell ── next run ─► a new shell with the last known directory and exports
+//! ```
+//! A run is a process with its own journal. Its body is the shell's, so that signals and
+//! deadlines reach everything the session has started.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use linux::spawn::{End, Usage};
+use rustix::event::epoll::EventFlags;
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, pipe_with};
+use wire::process::{Directory, Missing, OpenSession, RunInSession, SessionStatus};
+use wire::{Fault, FaultKind, Reply};
+
+use crate::agent::{Agent, Alarm};
+use crate::body::Owner;
+use crate::child::Failure;
+use crate::command::{self, Command, Surroundings};
+use crate::exec::Wiring;
+use crate::fault;
+use crate::input::Input;
+use crate::poll::{Source, Token};
+use crate::process::{Caller, NewProcess, Subjects, is_plain};
+use crate::shell::{self, Dialect, Kind};
+
+/// How many runs may wait for their turn in one session.
+const MOST_QUEUED: usize = 64;
+
+#[derive(Debug)]
+pub(crate) struct Session {
+    name: String,
+    open: OpenSession,
+    shell: Option<Shell>,
+    /// What the next shell starts with.
+    directory: Option<String>,
+    exports: String,
+    current: Option<Run>,
+    queue: VecDeque<(u64, RunInSession)>,
+    /// The connection that waits for the first shell.
+    opener: Option<u64>,
+    closing: bool,
+}
+
+/// A shell that runs, and the private ways to it.
+#[derive(Debug)]
+struct Shell {
+    body: u64,
+    dialect: Dialect,
+    orders: Input,
+    verdicts: Source,
+    heard: Vec<u8>,
+    started: bool,
+    /// It was started in the place of one that had died.
+    forgetful: bool,
+    subjects: Subjects,
+}
+
+/// The run that is on.
+#[derive(Debug)]
+struct Run {
+    process: u64,
+    key: String,
+    request: RunInSession,
+}
+
+impl Agent {
+    /// Opens a session; answered when its shell runs.
+    pub(crate) fn open_session(&mut self, connection: u64, open: OpenSession) -> Result<(), Fault> {
+        if !is_plain(&open.session) {
+            return Err(fault::plain(FaultKind::Invalid, "open session", "the name of the session"));
+        }
+        if self.session_names.contains_key(&open.session) {
+            return Err(fault::plain(FaultKind::AlreadyExists, "open session", &open.session));
+        }
+        if self.sessions.len() >= usize::try_from(self.place.config.max_processes).unwrap_or(usize::MAX) {
+            return Err(fault::plain(FaultKind::Busy, "open session", "too many sessions"));
+        }
+        let number = self.next_number();
+        let session = Session {
+            name: open.session.clone(),
+            open,
+            shell: None,
+            directory: None,
+            exports: String::new(),
+            current: None,
+            queue: VecDeque::new(),
+            opener: Some(connection),
+            closing: false,
+        };
+        self.session_names.insert(session.name.clone(), number);
+        self.sessions.insert(number, session);
+        self.start_shell(number).inspect_err(|_| self.drop_session(number))
+    }
+
+    /// Runs text in a session, now or in its turn.
+    pub(crate) fn run_in_session(&mut self, connection: u64, run: RunInSession) -> Result<(), Fault> {
+        let number = self.session(&run.session)?;
+        self.check_new_name(&run.process)?;
+        if run.text.contains('\0') {
+            return Err(fault::plain(FaultKind::Invalid, "run", "a text with a zero byte in it"));
+        }
+        let session = self.sessions.get_mut(&number).expect("it was just found");
+        if session.current.is_none() {
+            return self.begin_run(number, connection, run);
+        }
+        if !run.queue || session.queue.len() >= MOST_QUEUED {
+            return Err(fault::plain(FaultKind::Busy, "run", &run.session));
+        }
+        session.queue.push_back((connection, run));
+        Ok(())
+    }
+
+    pub(crate) fn session_statuses(&self) -> Vec<SessionStatus> {
+        let status = |session: &Session| {
+            let body = session.shell.as_ref().and_then(|shell| self.bodies.get(&shell.body));
+            SessionStatus {
+                session: session.name.clone(),
+                busy: session.current.is_some(),
+                terminal: session.open.terminal.is_some(),
+                pid: body.and_then(|body| body.pid).map(rustix::process::Pid::as_raw_pid),
+            }
+        };
+        let mut statuses: Vec<_> = self.sessions.values().filter(|s| !s.closing).map(status).collect();
+        statuses.sort_unstable_by(|a, b| a.session.cmp(&b.session));
+        statuses
+    }
+
+    /// Ends a session with everything in it.
+    pub(crate) fn close_session(&mut self, name: &str) -> Result<(), Fault> {
+        let number = self.session(name)?;
+        self.session_names.remove(name);
+        let session = self.sessions.get_mut(&number).expect("it was just found");
+        session.closing = true;
+        for (connection, _) in std::mem::take(&mut session.queue) {
+            self.refuse(connection, fault::plain(FaultKind::NotFound, "find session", name));
+        }
+        self.kill_shell(number);
+        self.drop_if_closed(number);
+        Ok(())
+    }
+
+    fn session(&self, name: &str) -> Result<u64, Fault> {
+        let number = self.session_names.get(name).copied();
+        number.ok_or_else(|| fault::plain(FaultKind::NotFound, "find session", name))
+    }
+
+    fn drop_session(&mut self, number: u64) {
+        if let Some(session) = self.sessions.remove(&number) {
+            self.session_names.remove(&session.name);
+        }
+    }
+
+    fn drop_if_closed(&mut self, number: u64) {
+        if self.sessions.get(&number).is_some_and(|session| session.closing && session.shell.is_none()) {
+            self.sessions.remove(&number);
+        }
+    }
+
+    fn kill_shell(&self, number: u64) {
+        let shell = self.sessions.get(&number).and_then(|session| session.shell.as_ref());
+        if let Some(body) = shell.and_then(|shell| self.bodies.get(&shell.body)) {
+            // A tree that cannot be killed has ended already.
+            body.tree.kill(self.place.commands.as_ref(), body.pid).ok();
+        }
+    }
+
+    fn begin_run(&mut self, number: u64, connection: u64, request: RunInSession) -> Result<(), Fault> {
+        let session = self.sessions.get(&number).expect("the caller has found it");
+        self.check_directory(session, request.directory.as_ref())?;
+        let key = new_key()?;
+        let process = self.add_process(NewProcess {
+            name: request.process.clone(),
+            tag: None,
+            session: Some(request.session.clone()),
+            command: request.text.clone(),
+            retention: request.retention,
+            caller: Some(Caller { connection, follow: request.follow }),
+            subjects: Subjects::default(),
+        });
+        let session = self.sessions.get_mut(&number).expect("it is still there");
+        session.current = Some(Run { process, key, request });
+        match &session.shell {
+            Some(shell) if shell.started => self.give_order(number),
+            Some(_) => {}
+            None => {
+                let started = self.start_shell(number);
+                started.inspect_err(|_| self.abandon_run(number))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn abandon_run(&mut self, number: u64) {
+        let run = self.sessions.get_mut(&number).and_then(|session| session.current.take());
+        if let Some(run) = run {
+            self.drop_process(run.process);
+        }
+    }
+
+    /// Where a run is to start must be known to exist before it starts.
+    fn check_directory(&self, session: &Session, directory: Option<&Directory>) -> Result<(), Fault> {
+        let Some(directory) = directory.filter(|directory| directory.missing == Missing::Fail) else {
+            return Ok(());
+        };
+        let path = self.run_directory(session, directory)?;
+        match rustix::fs::stat(path.as_str()) {
+            Err(errno @ (Errno::NOENT | Errno::NOTDIR)) => {
+                Err(fault::from_errno(errno, "change directory", &path))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn run_directory(&self, session: &Session, directory: &Directory) -> Result<String, Fault> {
+        let around = Surroundings::new(&self.place.config, &session.open.identity, &session.open.env, None)?;
+        let base = session.directory.as_deref().unwrap_or(&self.place.config.default_directory);
+        Ok(command::expand_path(base, &around.env, directory))
+    }
+
+    fn start_shell(&mut self, number: u64) -> Result<(), Fault> {
+        let session = self.sessions.get(&number).expect("the caller has found it");
+        let forgetful = session.directory.is_some() || !session.exports.is_empty();
+        // A shell in the place of another starts where that one was.
+        let last =
+            session.directory.clone().map(|path| Directory { path, missing: Missing::Ignore, expand: false });
+        let directory = last.as_ref().or(session.open.directory.as_ref());
+        let open = &session.open;
+        let around = Surroundings::new(&self.place.config, &open.identity, &open.env, directory)?;
+        let wiring = Wiring { terminal: open.terminal, stdin: false };
+        let failed = |errno| fault::from_errno(errno, "open session", &open.session);
+        let (their_orders, orders) = private_pipe(&around).map_err(failed)?;
+        let (verdicts, their_verdicts) = private_pipe(&around).map_err(failed)?;
+        for ours in [&orders, &verdicts] {
+            rustix::io::ioctl_fionbio(ours, true).map_err(failed)?;
+        }
+        let path = command::shell_path();
+        let dialect = Dialect::of(path);
+        let words = dialect.words(path, their_orders.as_raw_fd(), their_verdicts.as_raw_fd());
+        let command = Command::from_words(around, &words, vec![their_orders, their_verdicts])?;
+        let body = self.launch(Owner::Session(number), &command, wiring)?;
+        let watch = |fd, token, interest| {
+            self.poll.watch(fd, token, interest).map_err(|error| fault::from_io(&error, "open session", path))
+        };
+        let shell = Shell {
+            body,
+            dialect,
+            orders: Input::pipe(watch(orders, Token::Orders(number), EventFlags::empty())?),
+            verdicts: watch(verdicts, Token::Verdict(number), EventFlags::IN)?,
+            heard: Vec::new(),
+            started: false,
+            forgetful,
+            subjects: Subjects::of(&command),
+        };
+        self.sessions.get_mut(&number).expect("it is still there").shell = Some(shell);
+        Ok(())
+    }
+
+    /// The shell runs, or it is known why not.
+    pub(crate) fn shell_started(&mut self, number: u64, outcome: Result<(), Failure>) {
+        let Some(session) = self.sessions.get_mut(&number) else { return };
+        let Some(shell) = &mut session.shell else { return };
+        match outcome {
+            Ok(()) => {
+                shell.started = true;
+                if let Some(opener) = session.opener.take() {
+                    self.answer(opener, &Reply::Ok);
+                }
+                self.give_order(number);
+            }
+            Err(failure) => {
+                let fault = shell.subjects.fault(failure);
+                session.shell = None;
+                self.shell_failed(number, &fault);
+            }
+        }
+    }
+
+    fn shell_failed(&mut self, number: u64, fault: &Fault) {
+        let Some(session) = self.sessions.get_mut(&number) else { return };
+        if let Some(opener) = session.opener.take() {
+            self.drop_session(number);
+            self.refuse(opener, fault.clone());
+            return;
+        }
+        if let Some(run) = session.current.take() {
+            let caller = self.processes.get_mut(&run.process).and_then(|process| process.caller.take());
+            self.drop_process(run.process);
+            if let Some(caller) = caller {
+                self.refuse(caller.connection, fault.clone());
+            }
+        }
+        self.begin_next(number);
+    }
+
+    /// Hands the current run to the shell.
+    fn give_order(&mut self, number: u64) {
+        let Some(session) = self.sessions.get(&number) else { return };
+        let (Some(shell), Some(run)) = (&session.shell, &session.current) else { return };
+        let directory = run.request.directory.as_ref();
+        // It was found when the run was accepted, so it is found now.
+        let path = directory.and_then(|directory| self.run_directory(session, directory).ok());
+        let path = path.filter(|path| !ignored(directory, path));
+        let create = directory.is_some_and(|directory| directory.missing == Missing::Create);
+        let exports = if shell.forgetful { session.exports.as_str() } else { "" };
+        let text = shell::compose(exports, path.as_deref(), create, &run.request.text);
+        let order = shell.dialect.order(&text, &run.key);
+        let (body, process, deadline) = (shell.body, run.process, run.request.deadline_ms);
+
+        let session = self.sessions.get_mut(&number).expect("it is still there");
+        let shell = session.shell.as_mut().expect("it is still there");
+        shell.forgetful = false;
+        shell.orders.add(&order);
+        // A shell that does not read has ended, which is told otherwise.
+        shell.orders.pump().ok();
+        let pid = self.bodies.get(&body).and_then(|body| body.pid);
+        let Some(process_entry) = self.processes.get_mut(&process) else { return };
+        process_entry.body = Some(body);
+        process_entry.pid = pid;
+        process_entry.begin();
+        let caller = process_entry.caller.take();
+        if let Some(deadline) = deadline {
+            self.set_alarm(Duration::from_millis(deadline), Alarm::Deadline(process));
+        }
+        self.tell_started(process, caller);
+    }
+
+    pub(crate) fn on_orders(&mut self, number: u64) {
+        let shell = self.sessions.get_mut(&number).and_then(|session| session.shell.as_mut());
+        if let Some(shell) = shell {
+            // A shell that does not read has ended, which is told otherwise.
+            shell.orders.pump().ok();
+        }
+    }
+
+    /// The shell has said something.
+    pub(crate) fn on_verdict(&mut self, number: u64) {
+        loop {
+            let Some(session) = self.sessions.get_mut(&number) else { return };
+            let Some(shell) = &mut session.shell else { return };
+            match rustix::io::read(shell.verdicts.as_fd(), &mut self.scratch) {
+                Ok(count @ 1..) => shell.heard.extend_from_slice(&self.scratch[..count]),
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => return,
+                Ok(_) | Err(_) => {
+                    shell.verdicts.mute();
+                    return;
+                }
+            }
+            if shell.heard.len() > shell::LONGEST_VERDICT {
+                shell.heard.clear();
+                self.kill_shell(number);
+                return;
+            }
+            self.judge(number);
+        }
+    }
+
+    /// Takes in the verdicts that are complete. Those without the right key are not the shell's.
+    fn judge(&mut self, number: u64) {
+        loop {
+            let Some(session) = self.sessions.get_mut(&number) else { return };
+            let Some(shell) = &mut session.shell else { return };
+            let Some(verdict) = shell::take_verdict(&mut shell.heard) else { return };
+            let Some(verdict) = verdict else { continue };
+            if session.current.as_ref().is_none_or(|run| run.key != verdict.key) {
+                continue;
+            }
+            session.directory = Some(verdict.directory);
+            session.exports = verdict.exports;
+            if let Kind::Done(status) = verdict.kind {
+                let body = shell.body;
+                self.drain(body);
+                self.finish_run(number, End::Code(status), Usage::default());
+                self.begin_next(number);
+            }
+        }
+    }
+
+    fn finish_run(&mut self, number: u64, end: End, usage: Usage) {
+        let run = self.sessions.get_mut(&number).and_then(|session| session.current.take());
+        if let Some(run) = run {
+            self.process_ended(run.process, end, usage);
+            // The shell goes on; what it does next is not this run's.
+            if let Some(process) = self.processes.get_mut(&run.process) {
+                process.body = None;
+            }
+        }
+    }
+
+    /// Starts the run that has waited longest.
+    fn begin_next(&mut self, number: u64) {
+        loop {
+            let Some(session) = self.sessions.get_mut(&number) else { return };
+            if session.current.is_some() {
+                return;
+            }
+            let Some((connection, run)) = session.queue.pop_front() else { return };
+            let begun = self.check_new_name(&run.process);
+            match begun.and_then(|()| self.begin_run(number, connection, run)) {
+                Ok(()) => return,
+                Err(fault) => self.refuse(connection, fault),
+            }
+        }
+    }
+
+    /// The shell has ended. Its run ends with it, and the session waits for the next.
+    pub(crate) fn shell_ended(&mut self, number: u64, end: End, usage: Usage) {
+        self.on_verdict(number);
+        let Some(session) = self.sessions.get_mut(&number) else { return };
+        session.shell = None;
+        self.finish_run(number, end, usage);
+        self.begin_next(number);
+        self.drop_if_closed(number);
+    }
+
+    /// Whose output it is that the shell's pipes carry now.
+    pub(crate) fn current_run(&self, number: u64) -> Option<u64> {
+        self.sessions.get(&number)?.current.as_ref().map(|run| run.process)
+    }
+}
+
+/// A directory that is missing, and may be.
+fn ignored(directory: Option<&Directory>, path: &str) -> bool {
+    directory.is_some_and(|directory| directory.missing == Missing::Ignore) && rustix::fs::stat(path).is_err()
+}
+
+/// A pipe between us and a shell. The ends have high numbers, since the shell keeps one of them
+/// open under the number it has here. It belongs to the user, so that it may be opened by name.
+fn private_pipe(around: &Surroundings) -> rustix::io::Result<(OwnedFd, OwnedFd)> {
+    let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
+    let read = rustix::io::fcntl_dupfd_cloexec(&read, shell::PRIVATE_FDS)?;
+    let write = rustix::io::fcntl_dupfd_cloexec(&write, shell::PRIVATE_FDS)?;
+    if !around.who.is_root() {
+        rustix::fs::fchown(&read, Some(around.who.uid), Some(around.who.gid))?;
+    }
+    Ok((read, write))
+}
+
+fn new_key() -> Result<String, Fault> {
+    let mut random = [0; 16];
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
+        .map_err(|errno| fault::from_errno(errno, "choose key", "a run"))?;
+    Ok(format!("{:032x}", u128::from_le_bytes(random)))
+}

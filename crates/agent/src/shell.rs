@@ -1,0 +1,234 @@
+//! What a session's shell is told and what it tells.
+//!
+//! ```text
+//! agent ── orders ──►  length\n text key\n          shell reads text, runs it, reads key
+//! agent ◄─ verdicts ─  key kind status\0 directory\0 exports\0
+//! ```
+//! The text is evaluated by the shell itself, so variables, functions and the directory stay.
+//! While it runs, the two private descriptors are closed in the shell (bash keeps copies that
+//! no child inherits) and the key has not been read, so neither the text nor what it starts
+//! can forge a verdict without reaching into the shell on purpose. If it does, it misleads
+//! its own caller and nobody else.
+//!
+//! A plain `sh` can neither read a counted number of bytes nor number descriptors above nine:
+//! it gets its text on one line with everything unusual escaped, and opens the pipes by name.
+
+use std::fmt::Write;
+use std::os::fd::RawFd;
+
+/// Private descriptors start here, out of the way of those that scripts number themselves.
+pub(crate) const PRIVATE_FDS: RawFd = 200;
+
+/// The longest verdict. One that is longer comes from somebody else.
+pub(crate) const LONGEST_VERDICT: usize = 4 << 20;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Dialect {
+    Bash,
+    Sh,
+}
+
+/// What the shell said about a run.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Verdict {
+    pub(crate) key: String,
+    pub(crate) kind: Kind,
+    pub(crate) directory: String,
+    /// Text that makes the exported variables what they are now.
+    pub(crate) exports: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// The text has run, with this status.
+    Done(i32),
+    /// The shell itself is about to end; the kernel will tell how.
+    Leaving,
+}
+
+impl Dialect {
+    pub(crate) fn of(shell: &str) -> Self {
+        if shell.ends_with("bash") { Self::Bash } else { Self::Sh }
+    }
+
+    /// The words that start a shell which obeys orders.
+    pub(crate) fn words(self, shell: &str, orders: RawFd, verdicts: RawFd) -> Vec<String> {
+        let words: &[&str] = match self {
+            Self::Bash => &["--noprofile", "--norc", "-c"],
+            Self::Sh => &["-c"],
+        };
+        let script = match self {
+            Self::Bash => bash_script(orders, verdicts),
+            Self::Sh => sh_script(orders, verdicts),
+        };
+        let words = std::iter::once(&shell).chain(words).map(|word| (*word).to_owned());
+        words.chain([script, shell.to_owned()]).collect()
+    }
+
+    /// One order.
+    pub(crate) fn order(self, text: &str, key: &str) -> Vec<u8> {
+        match self {
+            Self::Bash => format!("{}\n{text}{key}\n", text.len()).into_bytes(),
+            Self::Sh => format!("{}\n{key}\n", escape(text)).into_bytes(),
+        }
+    }
+}
+
+/// Everything around the text is silent even if the user has asked for traces.
+fn bash_script(orders: RawFd, verdicts: RawFd) -> String {
+    format!(
+        r#"trap '{{ __coracle_status=$?
+builtin read -r -u {orders} __coracle_key
+builtin printf "%s leaving 0\0%s\0" "$__coracle_key" "$PWD"
+builtin export -p
+builtin printf "\0"; }} >&{verdicts} 2>/dev/null
+builtin exit "$__coracle_status"' EXIT
+while {{ IFS= builtin read -r -u {orders} __coracle_length &&
+LC_ALL=C IFS= builtin read -r -N "$__coracle_length" -u {orders} __coracle_text; }} 2>/dev/null; do
+eval "$__coracle_text" {orders}<&- {verdicts}>&-
+{{ __coracle_status=$?
+builtin read -r -u {orders} __coracle_key
+builtin printf "%s done %s\0%s\0" "$__coracle_key" "$__coracle_status" "$PWD"
+builtin export -p
+builtin printf "\0"; }} >&{verdicts} 2>/dev/null
+done"#
+    )
+}
+
+fn sh_script(orders: RawFd, verdicts: RawFd) -> String {
+    let (orders, verdicts) = (format!("/proc/self/fd/{orders}"), format!("/proc/self/fd/{verdicts}"));
+    format!(
+        r#"trap '{{ __coracle_status=$?
+read -r __coracle_key < {orders}
+printf "%s leaving 0\0%s\0" "$__coracle_key" "$PWD"
+export -p
+printf "\0"; }} > {verdicts} 2>/dev/null
+exit "$__coracle_status"' EXIT
+while IFS= read -r __coracle_text < {orders}; do
+eval "$(printf %b "$__coracle_text")"
+{{ __coracle_status=$?
+read -r __coracle_key < {orders}
+printf "%s done %s\0%s\0" "$__coracle_key" "$__coracle_status" "$PWD"
+export -p
+printf "\0"; }} > {verdicts} 2>/dev/null
+done"#
+    )
+}
+
+/// What is to be evaluated for one run: what a shell that died knew, the directory, the text.
+pub(crate) fn compose(exports: &str, directory: Option<&str>, create: bool, text: &str) -> String {
+    let mut order = String::new();
+    let restored =
+        if exports.is_empty() { String::new() } else { format!("eval {} 2>/dev/null\n", quote(exports)) };
+    order.push_str(&restored);
+    match directory {
+        None => order.push_str(text),
+        Some(directory) => {
+            let directory = quote(directory);
+            let made = if create { format!("mkdir -p -- {directory} && ") } else { String::new() };
+            order.push_str(&format!("{made}cd -- {directory} && eval {}", quote(text)));
+        }
+    }
+    order.push('\n');
+    order
+}
+
+/// Makes one word of any text.
+fn quote(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+/// One line for `printf %b`.
+fn escape(text: &str) -> String {
+    let mut line = String::with_capacity(text.len() * 2);
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b" _-./,:;=+@".contains(&byte) {
+            line.push(char::from(byte));
+        } else {
+            write!(line, "\\0{byte:03o}").expect("a string takes everything");
+        }
+    }
+    line
+}
+
+/// Takes the first complete verdict off the front of what has come. The outer `None` means that
+/// there is none yet, the inner one that it makes no sense.
+pub(crate) fn take_verdict(bytes: &mut Vec<u8>) -> Option<Option<Verdict>> {
+    let mut zeros = bytes.iter().enumerate().filter(|(_, byte)| **byte == 0).map(|(place, _)| place);
+    let end = zeros.nth(2)?;
+    let message: Vec<u8> = bytes.drain(..=end).collect();
+    Some(parse_verdict(&message))
+}
+
+fn parse_verdict(message: &[u8]) -> Option<Verdict> {
+    let mut fields = message.split(|byte| *byte == 0).map(String::from_utf8_lossy);
+    let (head, directory, exports) = (fields.next()?, fields.next()?, fields.next()?);
+    let mut words = head.split(' ');
+    let (key, kind, status) = (words.next()?, words.next()?, words.next()?.parse().ok()?);
+    let kind = match kind {
+        "done" => Kind::Done(status),
+        "leaving" => Kind::Leaving,
+        _ => return None,
+    };
+    Some(Verdict {
+        key: key.to_owned(),
+        kind,
+        directory: directory.into_owned(),
+        exports: exports.into_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_verdict_is_taken_when_it_is_complete() {
+        let mut bytes = b"k1 done 7\0/a b\0declare -x A=\"1\n2\"\n\0k2 lea".to_vec();
+        let verdict = take_verdict(&mut bytes).flatten().expect("the first one is complete");
+        assert_eq!((verdict.key.as_str(), verdict.kind), ("k1", Kind::Done(7)));
+        assert_eq!(
+            (verdict.directory.as_str(), verdict.exports.as_str()),
+            ("/a b", "declare -x A=\"1\n2\"\n")
+        );
+        assert_eq!(bytes, b"k2 lea");
+        assert_eq!(take_verdict(&mut bytes), None);
+        assert_eq!(take_verdict(&mut b"nonsense\0\0\0".to_vec()), Some(None));
+    }
+
+    #[test]
+    fn a_text_stays_itself_between_quotes_and_in_one_line() {
+        assert_eq!(quote("it's"), r"'it'\''s'");
+        assert_eq!(escape("a\n$b"), r"a\0012\0044b");
+        assert_eq!(compose("", None, false, "x"), "x\n");
+        assert_eq!(
+            compose("e", Some("d"), true, "x"),
+            "eval 'e' 2>/dev/null\nmkdir -p -- 'd' && cd -- 'd' && eval 'x'\n"
+        );
+    }
+
+    /// Drives a plain shell with its standard input and output as the private pipes.
+    #[test]
+    fn a_plain_shell_obeys_too() {
+        use std::io::{Read, Write};
+        use std::process::{Command, Stdio};
+        let words = Dialect::Sh.words("/bin/sh", 0, 1);
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut shell = command.spawn().expect("every host has a shell");
+        let mut orders = shell.stdin.take().expect("it was piped");
+        for (text, key) in [("cd /usr; A='x y'\nexport A; false", "k1"), ("echo \"$A\" >&2; exit 4", "k2")] {
+            orders.write_all(&Dialect::Sh.order(text, key)).expect("the shell reads");
+        }
+        let (mut told, mut printed) = (Vec::new(), String::new());
+        shell.stdout.take().expect("it was piped").read_to_end(&mut told).expect("the shell ends");
+        shell.stderr.take().expect("it was piped").read_to_string(&mut printed).expect("it is text");
+        assert_eq!(shell.wait().expect("it has ended").code(), Some(4));
+        assert_eq!(printed, "x y\n");
+        let first = take_verdict(&mut told).flatten().expect("the first run");
+        assert_eq!((first.key.as_str(), first.kind, first.directory.as_str()), ("k1", Kind::Done(1), "/usr"));
+        assert!(first.exports.contains("A='x y'"), "{}", first.exports);
+        let second = take_verdict(&mut told).flatten().expect("the second run");
+        assert_eq!((second.key.as_str(), second.kind), ("k2", Kind::Leaving));
+    }
+}

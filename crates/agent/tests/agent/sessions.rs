@@ -1,0 +1,272 @@
+//! Shells that are kept open.
+
+use std::collections::BTreeMap;
+
+use wire::process::{
+    Directory, Exit, Identity, Missing, OpenSession, Retention, RunInSession, SessionStatus,
+};
+use wire::process::{Reach, TerminalSize};
+use wire::{FaultKind, Frame, Reply, Request, StreamTag};
+
+use crate::client::{Output, Talk};
+use crate::harness::{TestAgent, both_ways};
+
+fn session() -> OpenSession {
+    OpenSession {
+        session: "s".to_owned(),
+        identity: Identity::Default,
+        directory: None,
+        env: BTreeMap::new(),
+        terminal: None,
+    }
+}
+
+fn run(process: &str, text: &str) -> RunInSession {
+    RunInSession {
+        session: "s".to_owned(),
+        process: process.to_owned(),
+        text: text.to_owned(),
+        directory: None,
+        deadline_ms: None,
+        retention: Retention { first: 1 << 20, last: 1 << 20, hold: false },
+        follow: true,
+        queue: false,
+    }
+}
+
+impl TestAgent {
+    fn open(&self, open: OpenSession) {
+        assert_eq!(self.reply(Request::OpenSession(open)), Reply::Ok);
+    }
+
+    fn begin(&self, run: RunInSession) -> Talk {
+        let mut talk = self.ask(Request::Run(run));
+        match talk.reply() {
+            Reply::Started { pid } => assert!(pid > 0),
+            other => panic!("expected Started, got {other:?}"),
+        }
+        talk
+    }
+
+    fn run_in(&self, run: RunInSession) -> Output {
+        self.begin(run).output()
+    }
+
+    fn sessions(&self) -> Vec<SessionStatus> {
+        match self.reply(Request::Sessions) {
+            Reply::Sessions(sessions) => sessions,
+            other => panic!("expected Sessions, got {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_session_keeps_its_directory_variables_and_functions() {
+    both_ways(|agent| {
+        agent.open(session());
+        let first =
+            agent.run_in(run("r1", "cd /usr; export A='x  y'; B=plain; f() { echo f $1; }; echo one"));
+        assert_eq!((first.stdout().as_str(), first.exit()), ("one\n", Exit::Code(0)));
+        let second = agent.run_in(run("r2", "pwd; echo \"$A\" $B; f 1; env | grep ^A="));
+        assert_eq!(second.stdout(), "/usr\nx  y plain\nf 1\nA=x  y\n");
+        let Reply::Status(status) = agent.reply(Request::Status { process: "r2".to_owned() }) else {
+            panic!("a status")
+        };
+        assert_eq!((status.session.as_deref(), status.pid), (Some("s"), agent.sessions()[0].pid.unwrap()));
+        assert_eq!(agent.follow("r1", 0).output().stdout(), "one\n");
+    });
+}
+
+#[test]
+fn exit_codes_are_exact() {
+    both_ways(|agent| {
+        agent.open(session());
+        for (number, (text, code)) in [
+            ("true", 0),
+            ("false", 1),
+            ("(exit 42)", 42),
+            ("sh -c 'kill -9 $$'", 137),
+            ("no-such-command", 127),
+            ("if", 2),
+            ("echo 'unclosed", 2),
+            ("", 0),
+            ("# a comment", 0),
+            ("cat <<X\nheredoc\nX", 0),
+            ("echo last line without an end; false", 1),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            assert_eq!(agent.run_in(run(&format!("r{number}"), text)).exit(), Exit::Code(code), "{text}");
+        }
+    });
+}
+
+#[test]
+fn output_ends_with_the_run_and_streams_stay_apart() {
+    both_ways(|agent| {
+        agent.open(session());
+        let output = agent.run_in(run("big", "seq 1 100000; echo err >&2; sleep 1000 & true"));
+        assert_eq!(output.stdout().lines().count(), 100_000);
+        assert_eq!(output.of(StreamTag::Stderr), "err\n");
+        output.bytes_from(0);
+        let quiet = agent.run_in(run("quiet", "set -x; true"));
+        assert_eq!(quiet.of(StreamTag::Stderr), "++ true\n", "our own doings are not traced");
+        let long = agent.run_in(run("long", &format!("set +x; # {}\necho ü end", "ü".repeat(200_000))));
+        assert_eq!(long.stdout(), "ü end\n");
+    });
+}
+
+#[test]
+fn input_is_empty_and_the_private_pipes_are_not_inherited() {
+    both_ways(|agent| {
+        agent.open(session());
+        let output = agent.run_in(run("fds", "cat; read x; ls /proc/self/fd"));
+        assert_eq!(output.stdout(), "0\n1\n2\n3\n");
+        let fault = agent.fault(Request::Input { process: "fds".to_owned() });
+        assert_eq!(fault.kind, FaultKind::Invalid);
+    });
+}
+
+#[test]
+fn a_shell_that_exits_is_replaced_and_remembers() {
+    both_ways(|agent| {
+        agent.open(session());
+        let before = agent.sessions()[0].pid;
+        let output = agent.run_in(run("r1", "cd /usr/lib; export KEPT=\"it's\"; echo out; exit 7"));
+        assert_eq!((output.stdout().as_str(), output.exit()), ("out\n", Exit::Code(7)));
+        let output = agent.run_in(run("r2", "pwd; echo $KEPT; (exit 3)"));
+        assert_eq!((output.stdout().as_str(), output.exit()), ("/usr/lib\nit's\n", Exit::Code(3)));
+        assert_ne!(agent.sessions()[0].pid, before);
+        let output = agent.run_in(run("r3", "set -e; false; echo not reached"));
+        assert_eq!((output.stdout().as_str(), output.exit()), ("", Exit::Code(1)));
+        let output = agent.run_in(run("r4", "exec sh -c 'echo replaced; exit 5'"));
+        assert_eq!((output.stdout().as_str(), output.exit()), ("replaced\n", Exit::Code(5)));
+        assert_eq!(agent.run_in(run("r5", "pwd")).stdout(), "/usr/lib\n");
+    });
+}
+
+#[test]
+fn a_shell_that_is_killed_heals() {
+    both_ways(|agent| {
+        agent.open(session());
+        agent.run_in(run("r1", "cd /usr; export A=1"));
+        let output = agent.run_in(run("r2", "cd /tmp; kill -9 $$; echo never"));
+        assert_eq!((output.stdout().as_str(), output.exit()), ("", Exit::Signal(9)));
+        assert_eq!(agent.run_in(run("r3", "pwd; echo $A")).stdout(), "/usr\n1\n");
+        let mut talk = agent.begin(run("r4", "echo here; exec sleep 1000"));
+        talk.read_text(5);
+        assert_eq!(agent.signal("r4", 9, Reach::Tree), Reply::Ok);
+        assert_eq!(talk.output().exit(), Exit::Signal(9));
+        assert_eq!(agent.run_in(run("r5", "echo well")).stdout(), "well\n");
+    });
+}
+
+#[test]
+fn a_deadline_ends_the_run_and_the_session_goes_on() {
+    both_ways(|agent| {
+        agent.open(session());
+        agent.run_in(run("r1", "cd /usr"));
+        let mut late = run("r2", "echo before; sleep 1000; echo after");
+        late.deadline_ms = Some(200);
+        let output = agent.run_in(late);
+        assert_eq!((output.stdout().as_str(), output.exit()), ("before\n", Exit::Deadline));
+        assert_eq!(agent.run_in(run("r3", "pwd")).stdout(), "/usr\n");
+    });
+}
+
+#[test]
+fn a_second_run_is_refused_or_waits() {
+    both_ways(|agent| {
+        agent.open(session());
+        let fifo = agent.home().join("fifo");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RWXU).unwrap();
+        let first = agent.begin(run("r1", "read x < fifo; echo first"));
+        assert!(agent.sessions()[0].busy);
+        assert_eq!(agent.fault(Request::Run(run("r2", "true"))).kind, FaultKind::Busy);
+        let mut queued = run("r3", "echo third");
+        queued.queue = true;
+        let mut third = agent.ask(Request::Run(queued));
+        std::fs::write(&fifo, "\n").unwrap();
+        assert_eq!(first.output().stdout(), "first\n");
+        assert!(matches!(third.reply(), Reply::Started { .. }));
+        assert_eq!(third.output().stdout(), "third\n");
+        assert!(!agent.sessions()[0].busy);
+    });
+}
+
+#[test]
+fn a_run_may_start_in_another_directory_and_stays_there() {
+    both_ways(|agent| {
+        agent.open(session());
+        let in_directory = |name: &str, path: &str, missing| {
+            let mut run = run(name, "pwd");
+            run.directory = Some(Directory { path: path.to_owned(), missing, expand: false });
+            run
+        };
+        assert_eq!(agent.run_in(in_directory("r1", "/usr", Missing::Fail)).stdout(), "/usr\n");
+        assert_eq!(agent.run_in(run("r2", "pwd")).stdout(), "/usr\n");
+        assert_eq!(agent.run_in(in_directory("r3", "lib", Missing::Fail)).stdout(), "/usr/lib\n");
+        let fault = agent.fault(Request::Run(in_directory("r4", "/no/such", Missing::Fail)));
+        assert_eq!(fault.kind, FaultKind::NotFound);
+        assert_eq!(agent.run_in(in_directory("r5", "/no/such", Missing::Ignore)).stdout(), "/usr/lib\n");
+        let made = agent.home().join("it's new/deep");
+        let made = made.to_str().unwrap();
+        assert_eq!(agent.run_in(in_directory("r6", made, Missing::Create)).stdout(), format!("{made}\n"));
+    });
+}
+
+#[test]
+fn a_session_on_a_terminal_takes_input() {
+    both_ways(|agent| {
+        let terminal = Some(TerminalSize { columns: 80, rows: 24 });
+        agent.open(OpenSession { terminal, ..session() });
+        assert!(agent.sessions()[0].terminal);
+        let mut talk =
+            agent.begin(run("r1", "test -t 0 && test -t 1 && stty -echo && echo tty; read x; echo got $x"));
+        assert_eq!(talk.read_text(5), "tty\r\n");
+        let mut input = agent.ask(Request::Input { process: "r1".to_owned() });
+        assert_eq!(input.reply(), Reply::Ok);
+        input.send(&Frame::Data(b"word\n".to_vec()));
+        let output = talk.output();
+        assert_eq!((output.of(StreamTag::Terminal).as_str(), output.exit()), ("got word\r\n", Exit::Code(0)));
+        let resize = Request::Resize { process: "r2".to_owned(), columns: 99, rows: 11 };
+        let mut talk = agent
+            .begin(run("r2", "trap 'stty size; R=1' WINCH; echo on; until test $R; do sleep 0.01; done"));
+        talk.read_text(4);
+        assert_eq!(agent.reply(resize), Reply::Ok);
+        assert_eq!(talk.output().of(StreamTag::Terminal), "11 99\r\n");
+    });
+}
+
+#[test]
+fn a_closed_session_is_gone_with_everything_in_it() {
+    both_ways(|agent| {
+        agent.open(session());
+        let again = Request::OpenSession(session());
+        assert_eq!(agent.fault(again).kind, FaultKind::AlreadyExists);
+        let mut talk = agent.begin(run("r1", "echo on; sleep 1000"));
+        talk.read_text(3);
+        assert_eq!(agent.reply(Request::CloseSession { session: "s".to_owned() }), Reply::Ok);
+        assert_eq!(talk.output().exit(), Exit::Signal(9));
+        assert_eq!(agent.sessions(), []);
+        assert_eq!(agent.fault(Request::Run(run("r2", "true"))).kind, FaultKind::NotFound);
+        assert_eq!(agent.fault(Request::CloseSession { session: "s".to_owned() }).kind, FaultKind::NotFound);
+        agent.open(session());
+        assert_eq!(agent.run_in(run("r3", "echo new")).stdout(), "new\n");
+    });
+}
+
+#[test]
+fn a_session_that_cannot_start_says_why() {
+    both_ways(|agent| {
+        let directory = Directory { path: "/no/such".to_owned(), missing: Missing::Fail, expand: false };
+        let open = OpenSession { directory: Some(directory), ..session() };
+        let fault = agent.fault(Request::OpenSession(open));
+        assert_eq!((fault.kind, fault.operation.as_str()), (FaultKind::NotFound, "change directory"));
+        assert_eq!(agent.sessions(), []);
+        agent.open(session());
+        assert_eq!(agent.fault(Request::Run(run("bad/name", "true"))).kind, FaultKind::Invalid);
+        assert_eq!(agent.fault(Request::Run(run("zero", "a\0b"))).kind, FaultKind::Invalid);
+    });
+}
