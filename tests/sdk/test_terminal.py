@@ -13,7 +13,8 @@ class Client:
     def __init__(self, box, session, query="pty=1"):
         endpoint = box.endpoint(44772)
         url = f"ws://{endpoint['endpoint']}/pty/{session}/ws?{query}"
-        self.socket = connect(url, additional_headers=endpoint["headers"], open_timeout=20)
+        self.connection = connect(url, additional_headers=endpoint["headers"], open_timeout=20)
+        self.socket = self.connection.__enter__()
         self.seen = b""
 
     def word(self):

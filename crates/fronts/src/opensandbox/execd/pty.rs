@@ -8,9 +8,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::Json;
+use axum::extract::State;
 use axum::extract::ws::WebSocketUpgrade;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
-use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use domain::{Owner, ProcessId, SandboxId};
 use http::{StatusCode, Uri};
@@ -20,7 +20,7 @@ use tokio::sync::watch;
 
 use super::fault::{Fault, Wish};
 use super::interrupt::SIGKILL;
-use super::{Scope, socket};
+use super::{Name, Scope, socket};
 use crate::opensandbox::Front;
 use crate::opensandbox::query::Query;
 use crate::trace::unique_hex;
@@ -201,7 +201,7 @@ pub(super) struct Look {
 pub(super) async fn look(
     State(front): State<Front>,
     scope: Scope,
-    Path(name): Path<String>,
+    Name(name): Name,
 ) -> Result<Json<Look>, Fault> {
     let terminal = find(&front, &scope, &name).await?;
     let running = terminal.process.lock().await.clone();
@@ -220,7 +220,7 @@ pub(super) async fn look(
 pub(super) async fn delete(
     State(front): State<Front>,
     scope: Scope,
-    Path(name): Path<String>,
+    Name(name): Name,
 ) -> Result<StatusCode, Fault> {
     let terminal = find(&front, &scope, &name).await?;
     let running = terminal.process.lock().await.clone();
@@ -242,7 +242,7 @@ pub(super) async fn delete(
 pub(super) async fn attach(
     State(front): State<Front>,
     scope: Scope,
-    Path(name): Path<String>,
+    Name(name): Name,
     uri: Uri,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, Fault> {
