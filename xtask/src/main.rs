@@ -1,11 +1,53 @@
-//! Chores of the project: `cargo xtask test`.
+//! Chores of the project, started as `cargo xtask CHORE`.
 
-use std::process::{Command, ExitCode};
+mod check;
+mod packages;
+mod report;
+mod sdk;
+mod server;
+mod test;
+mod tools;
+mod vm;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use report::say;
+
+const USAGE: &str = "\
+usage: cargo xtask CHORE
+
+  test    set up what is needed and run every test there is
+  check   check the invariants of ARCHITECTURE.md
+  sdk     run only the tests with the official SDK; `--binary PATH` names the program
+  vm      run the limit tests on a kernel with cgroup v2 only, under emulation";
 
 fn main() -> ExitCode {
-    let passed = Command::new(env!("CARGO"))
-        .args(["test", "--workspace", "--locked"])
-        .status()
-        .is_ok_and(|status| status.success());
-    if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let passed = match args.split_first() {
+        Some((chore, [])) if chore == "test" => test::test(),
+        Some((chore, [])) if chore == "check" => check::check().map(|()| true),
+        Some((chore, rest)) if chore == "sdk" => test::sdk_alone(rest),
+        Some((chore, rest)) if chore == "vm" => run_vm(rest),
+        _ => {
+            say(format_args!("{USAGE}"));
+            return ExitCode::from(2);
+        }
+    };
+    match passed {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            say(format_args!("error: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs the machine and says in one line how it ended. A skip is no failure.
+fn run_vm(args: &[String]) -> Result<bool> {
+    let outcome = vm::vm(args)?;
+    say(format_args!("{}", outcome.line()));
+    Ok(!matches!(outcome, vm::VmOutcome::Failed { .. }))
 }

@@ -31,6 +31,8 @@ impl Agent {
         if process.followers.is_empty() {
             process.journal.rest();
         }
+        let number = process.number;
+        self.balance(number);
     }
 
     /// Moves a follower on as far as its socket takes it.
@@ -64,10 +66,12 @@ impl Agent {
             self.push(connection);
             return;
         }
+        let number = process.number;
         match following.flush() {
             Ok(()) => following.set_interest(more),
-            Err(_) => self.close(connection),
+            Err(_) => return self.close(connection),
         }
+        self.balance(number);
     }
 
     /// Tells the followers that there is more.

@@ -139,6 +139,10 @@ impl Journal {
         }
     }
 
+    pub(crate) fn retention(&self) -> Retention {
+        self.retention
+    }
+
     /// The overall offset behind the last byte.
     pub(crate) fn written(&self) -> u64 {
         self.written

@@ -269,6 +269,7 @@ impl Agent {
         let Some(process) = self.processes.get_mut(&number) else { return };
         process.journal.append(self.place.journals.as_fd(), stream, bytes, now_ms());
         self.pump_followers(number);
+        self.balance(number);
     }
 
     /// The main process has ended and its output was taken in.

@@ -1,1 +1,14 @@
-//! To be filled.
+//! Sandboxes on this host: namespaces, overlays, control groups and filters.
+//!
+//! `native` is the backend as the service sees it; it talks to the `launcher`, the one process
+//! with privileges, which builds each `jail` from a plan.
+
+pub mod cgroups;
+pub mod images;
+pub mod jail;
+pub mod launcher;
+pub mod native;
+pub mod probe;
+pub mod range;
+pub mod settings;
+pub mod volumes;

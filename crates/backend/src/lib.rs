@@ -50,7 +50,7 @@ pub struct Capabilities {
     pub pause: bool,
     pub attach: bool,
     /// The limits that are enforced, by name: `memory`, `cpu`, `pids`, `disk`.
-    pub limits: Vec<&'static str>,
+    pub limits: Vec<String>,
     /// What holds less than it should here, each as a sentence.
     pub weaker: Vec<String>,
 }

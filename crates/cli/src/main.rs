@@ -1,1 +1,101 @@
-fn main() {}
+//! The one binary. This file only reads the command line and hands over.
+
+mod args;
+mod bench;
+mod client;
+mod commands;
+mod config;
+mod doctor;
+mod output;
+mod run;
+mod serve;
+mod tracing_output;
+mod values;
+
+use std::io;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{CommandFactory, Parser};
+
+use args::{Cli, Command};
+use client::Server;
+use commands::{block_on, copy, exec, image, logs, sandboxes, shell};
+use output::Printer;
+
+fn main() -> ExitCode {
+    if let Some(code) = other_role() {
+        return code;
+    }
+    let cli = Cli::parse();
+    let printer = Printer::new(cli.json);
+    let failed = failure_code(&cli.command);
+    match dispatch(cli, &printer) {
+        Ok(code) => code,
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            printer.error(&error);
+            failed
+        }
+    }
+}
+
+/// The roles in which we start ourselves. They are no commands for people: the agent reads
+/// nothing but its descriptors, and the other two take over descriptors by number, which has to
+/// happen before anything else is opened.
+fn other_role() -> Option<ExitCode> {
+    let mut arguments = std::env::args().skip(1);
+    let role = arguments.next()?;
+    let arguments: Vec<String> = arguments.collect();
+    let printer = Printer::new(false);
+    let outcome = match role.as_str() {
+        // Its standard error leads nowhere; whoever started it sees that it ended.
+        "__agent" => return Some(agent::run().map_or(ExitCode::FAILURE, |never| match never {})),
+        "__launcher" => serve::launcher::launcher(&arguments),
+        bench::floor::WORD => bench::floor::serve(&arguments),
+        "__server" => serve::server::server(&arguments, &printer),
+        _ => return None,
+    };
+    Some(outcome.unwrap_or_else(|error| {
+        printer.error(&error);
+        ExitCode::FAILURE
+    }))
+}
+
+fn dispatch(cli: Cli, printer: &Printer) -> Result<ExitCode> {
+    let server = || Server::new(&cli.url, std::env::var("CORACLE_API_KEY").ok().as_deref());
+    match cli.command {
+        Command::Serve(args) => serve::serve(&args),
+        Command::Run(args) => run::run(&args, printer),
+        Command::Doctor(args) => doctor::doctor(&args, printer),
+        Command::Bench(args) => bench::bench(&args, printer),
+        Command::Create(args) => block_on(sandboxes::create(&server()?, args, printer)),
+        Command::Ls(args) => block_on(sandboxes::list(&server()?, args, printer)),
+        Command::Rm(args) => block_on(sandboxes::remove(&server()?, args, printer)),
+        Command::Exec(args) => block_on(exec::exec(&server()?, args, printer)),
+        Command::Shell(args) => block_on(shell::shell(&server()?, args, printer)),
+        Command::Cp(args) => block_on(copy::copy(&server()?, args, printer)),
+        Command::Logs(args) => block_on(logs::logs(&server()?, args, printer)),
+        Command::Image(command) => image::image(&command, printer),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "coracle", &mut script);
+            printer.raw(&script)?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+/// What we answer when we fail ourselves. Where the exit code is that of somebody's command,
+/// ours must not be mistaken for it.
+fn failure_code(command: &Command) -> ExitCode {
+    match command {
+        Command::Run(_) | Command::Exec(_) | Command::Shell(_) => ExitCode::from(commands::NOT_RUN),
+        _ => ExitCode::FAILURE,
+    }
+}
+
+/// Whether the reader of our output has gone, as `head` does; that is no failure of ours.
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}

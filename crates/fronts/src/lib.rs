@@ -1,1 +1,25 @@
-//! To be filled.
+//! The HTTP surface: compatible APIs, each in its own folder, on one listener.
+//!
+//! A front turns requests into calls of `service` and its answers into the words of one API. It
+//! knows nothing below `service`, and no front knows another. [`router`] puts them together,
+//! [`serve`] speaks HTTP.
+
+#![cfg_attr(test, expect(clippy::unwrap_used, reason = "a test may panic"))]
+
+mod answer;
+mod auth;
+mod limits;
+mod router;
+mod serve;
+mod settings;
+mod trace;
+
+#[cfg(feature = "opensandbox")]
+mod opensandbox;
+#[cfg(feature = "operator")]
+mod operator;
+
+pub use router::router;
+pub use serve::serve;
+pub use settings::{Lines, NotADialect, Settings};
+pub use trace::install_metrics;

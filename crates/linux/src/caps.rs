@@ -15,6 +15,7 @@ pub const FSETID: u32 = 4;
 pub const KILL: u32 = 5;
 pub const SETGID: u32 = 6;
 pub const SETUID: u32 = 7;
+pub const SETPCAP: u32 = 8;
 pub const SYS_ADMIN: u32 = 21;
 
 /// The highest number a kernel could know; dropping one it does not know is harmless.

@@ -2,12 +2,20 @@
 //! `unsafe`, and it is synchronous.
 #![expect(unsafe_code, reason = "the kernel interfaces that no crate wraps are wrapped here, and only here")]
 
+pub mod btrfs;
 pub mod caps;
+pub mod descriptors;
+pub mod fs;
 pub mod inherit;
+pub mod landlock;
+pub mod loopdev;
+pub mod mounts;
+pub mod namespaces;
 pub mod pty;
 pub mod seccomp;
 pub mod signals;
 pub mod spawn;
+pub mod stop;
 
 use std::io;
 

@@ -1,1 +1,256 @@
-//! The one core that every front calls.
+//! The one core that every front calls: [`Service`], whose methods are the use cases.
+//!
+//! All that exists is held in memory, in the registry; the store is its durable copy. Each
+//! sandbox has a driver, the only one that changes its phase. Commands and files go straight
+//! to the agent inside, over a connection of their own.
+
+mod activity;
+mod agent_client;
+mod clock;
+mod commands;
+mod core;
+mod driver;
+mod entrypoint;
+mod error;
+mod faults;
+mod files;
+mod following;
+mod listing;
+mod measure;
+mod processes;
+mod reaper;
+mod reconcile;
+mod registry;
+mod sessions;
+mod store;
+#[cfg(test)]
+mod tests;
+mod tokens;
+mod transfer;
+mod translate;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use backend::SharedBackend;
+use domain::{Labels, Owner, Phase, SandboxId, Spec};
+
+use crate::clock::Clock;
+use crate::core::Core;
+use crate::driver::Command;
+use crate::registry::Handle;
+
+pub use agent_client::AgentError;
+pub use backend::{AgentStream, Capabilities, InForce, Usage};
+pub use error::{ErrorKind, FileError, FileFault, ServiceError};
+pub use files::{Attributes, Change, Edit, FileInfo, FileKind, WatchEvent, WriteMode};
+pub use following::{Event, Following, Input};
+pub use processes::{Ended, ProcessStatus, Reach};
+pub use sessions::{Busy, OpenSession, Run, SessionStatus};
+pub use store::StoreError;
+pub use tokens::Secret;
+pub use transfer::{Reading, Watching, Writing};
+
+/// How long a backend may take to say what a sandbox uses.
+const USAGE: Duration = Duration::from_secs(10);
+
+/// The core. A clone is a handle to the same one.
+#[derive(Clone)]
+pub struct Service(Arc<Core>);
+
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Holds the database `coracle.db` and the server's secret.
+    pub state_dir: PathBuf,
+    /// How many sandboxes there may be at once.
+    pub sandboxes: usize,
+    pub commands_per_sandbox: u32,
+    /// The longest time to live that a client may ask for.
+    pub longest_timeout: Option<Duration>,
+}
+
+/// What became of a request that was not refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Done,
+    /// It already held: nothing changed.
+    AlreadySo,
+}
+
+/// A sandbox to be made.
+#[derive(Clone, Debug)]
+pub struct Create {
+    /// The front that asks.
+    pub origin: &'static str,
+    pub spec: Spec,
+    pub labels: Labels,
+    /// Bytes that the front stores and alone understands.
+    pub notes: Vec<u8>,
+    pub timeout: Option<Duration>,
+    pub idle_timeout: Option<Duration>,
+}
+
+/// A sandbox as it is at one moment.
+#[derive(Clone, Debug)]
+pub struct Sandbox {
+    pub id: SandboxId,
+    pub owner: Owner,
+    pub origin: String,
+    pub spec: Spec,
+    pub labels: Labels,
+    pub notes: Vec<u8>,
+    pub phase: Phase,
+    pub phase_since: SystemTime,
+    pub created: SystemTime,
+    pub expires: Option<SystemTime>,
+    pub in_force: InForce,
+}
+
+/// Which sandboxes to list: those with all of `labels` whose phase passes.
+pub struct Filter<'a> {
+    pub labels: Labels,
+    pub phase: &'a (dyn Fn(&Phase) -> bool + Sync),
+    pub offset: usize,
+    pub limit: usize,
+}
+
+/// A part of a list.
+#[derive(Clone, Debug)]
+pub struct Page {
+    pub items: Vec<Sandbox>,
+    /// How many there are in all that pass the filter.
+    pub total: usize,
+}
+
+impl Service {
+    /// Opens the store, adopts what lives, finishes half-done work and starts the reaper.
+    pub async fn start(config: Config, backend: SharedBackend) -> Result<Self, ServiceError> {
+        Self::start_at(config, backend, Clock::host()).await
+    }
+
+    async fn start_at(config: Config, backend: SharedBackend, clock: Clock) -> Result<Self, ServiceError> {
+        measure::describe();
+        let deaths = backend.deaths();
+        let (core, records) = Core::open(config, backend, clock).await?;
+        reconcile::reconcile(&core, records).await?;
+        core.tasks.spawn(Arc::clone(&core).hear_of_deaths(deaths));
+        core.tasks.spawn(reaper::reap(Arc::clone(&core)));
+        Ok(Self(core))
+    }
+
+    /// Stops the drivers and the store; sandboxes stay. Returns how many stay.
+    pub async fn stop(&self) -> usize {
+        self.0.stop.cancel();
+        self.0.tasks.close();
+        self.0.tasks.wait().await;
+        self.0.store.close().await;
+        let alive = |handle: &Arc<Handle>| !matches!(handle.phase(), Phase::Failed(_) | Phase::Stopped);
+        self.0.registry.all().iter().filter(|handle| alive(handle)).count()
+    }
+
+    /// Answers when a command can run. Dropping the future undoes it.
+    pub async fn create(&self, owner: &Owner, wish: Create) -> Result<Sandbox, ServiceError> {
+        let began = Instant::now();
+        let created = self.0.create(owner, wish).await.inspect_err(measure::failure("create"))?;
+        measure::created(began.elapsed());
+        tracing::info!(sandbox = %created.id, origin = created.origin, "a sandbox was created");
+        Ok(created)
+    }
+
+    pub fn get(&self, owner: &Owner, id: &SandboxId) -> Result<Sandbox, ServiceError> {
+        Ok(self.0.find(owner, id)?.state.borrow().clone())
+    }
+
+    /// Newest first.
+    pub fn list(&self, owner: &Owner, filter: &Filter<'_>) -> Page {
+        self.0.registry.list(owner, filter)
+    }
+
+    /// Sets the labels that have a value and removes those that have none.
+    pub async fn patch_labels(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        patch: BTreeMap<String, Option<String>>,
+    ) -> Result<Sandbox, ServiceError> {
+        let handle = self.0.find(owner, id)?;
+        self.0.order(&handle, |answer| Command::PatchLabels(patch, answer)).await
+    }
+
+    /// Moves the expiry, to earlier or later. A sandbox that never expires is a conflict.
+    pub async fn renew(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        expires: SystemTime,
+    ) -> Result<Sandbox, ServiceError> {
+        let handle = self.0.find(owner, id)?;
+        let expires = clock::whole_micros(expires);
+        self.0.order(&handle, |answer| Command::Renew(expires, answer)).await
+    }
+
+    /// Returns when it is paused.
+    pub async fn pause(&self, owner: &Owner, id: &SandboxId) -> Result<Outcome, ServiceError> {
+        let handle = self.0.find(owner, id)?;
+        self.0.order(&handle, Command::Pause).await.inspect_err(measure::failure("pause"))
+    }
+
+    /// Returns when it runs.
+    pub async fn resume(&self, owner: &Owner, id: &SandboxId) -> Result<Outcome, ServiceError> {
+        let handle = self.0.find(owner, id)?;
+        self.0.order(&handle, Command::Resume).await.inspect_err(measure::failure("resume"))
+    }
+
+    /// Returns when it is gone.
+    pub async fn destroy(&self, owner: &Owner, id: &SandboxId) -> Result<Outcome, ServiceError> {
+        let handle = self.0.find(owner, id)?;
+        match self.0.order(&handle, Command::Destroy).await {
+            // It went while the order was on its way: somebody else's, or its time was over.
+            Err(ServiceError::NoSandbox(_)) => Ok(Outcome::AlreadySo),
+            outcome => outcome.inspect_err(measure::failure("destroy")),
+        }
+    }
+
+    pub async fn usage(&self, owner: &Owner, id: &SandboxId) -> Result<Usage, ServiceError> {
+        self.0.find(owner, id)?;
+        self.0.ask_backend("measure", id, USAGE, self.0.backend.usage(id)).await
+    }
+
+    pub fn capabilities(&self) -> &Capabilities {
+        &self.0.capabilities
+    }
+
+    /// How many sandboxes there are in each phase, by its name.
+    pub fn counts(&self) -> BTreeMap<&'static str, usize> {
+        self.0.registry.counts()
+    }
+
+    /// The token that opens one sandbox for one purpose; the same after a restart.
+    pub fn token(&self, id: &SandboxId, purpose: &'static str) -> Secret {
+        let epoch = self.0.registry.find(id).map_or(0, |handle| handle.epoch);
+        self.0.mint.token(id, purpose, epoch)
+    }
+
+    /// Whose sandbox it is, if the token is right.
+    pub fn owner_by_token(&self, id: &SandboxId, purpose: &'static str, presented: &str) -> Option<Owner> {
+        let handle = self.0.registry.find(id)?;
+        let right = self.0.mint.is_right(id, purpose, handle.epoch, presented);
+        right.then(|| handle.owner.clone())
+    }
+
+    /// Sets the one key of the configuration; its owner is [`Owner::single`].
+    pub fn set_single_key(&self, key: Option<&str>) {
+        self.0.keys.write().expect("nobody panics while setting a key").set_single(key);
+    }
+
+    pub fn owner_by_key(&self, presented: &str) -> Option<Owner> {
+        self.0.keys.read().expect("nobody panics while setting a key").owner(presented)
+    }
+
+    /// Whether there is no key at all, so that nobody is asked for one.
+    pub fn keyless(&self) -> bool {
+        self.0.keys.read().expect("nobody panics while setting a key").is_empty()
+    }
+}

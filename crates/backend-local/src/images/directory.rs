@@ -1,0 +1,88 @@
+//! Root file systems that lie unpacked in a directory.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use linux::fs::Root;
+use rustix::fs::{AtFlags, FileType, Stat};
+
+use super::layer::{Layer, Marks, hostile};
+use super::{During, ImageError};
+
+/// How deep a source may be; each level holds a descriptor.
+const MOST_DEPTH: usize = 200;
+
+/// Copies the directory `source` into `layer`. Other file systems mounted in it stay empty
+/// directories, and so does the place the copy itself is written to.
+pub(super) fn copy(source: &Path, layer: &mut Layer<'_>) -> Result<(), ImageError> {
+    let root = Root::open(source).during("open", source)?;
+    let top = rustix::fs::fstat(&root).map_err(std::io::Error::from).during("look at", source)?;
+    let own = rustix::fs::fstat(layer.root()).map_err(std::io::Error::from).during("look at", source)?;
+    let mut copy = Copy { layer, device: top.st_dev, own: (own.st_dev, own.st_ino), linked: HashMap::new() };
+    copy.fill(&root, Path::new(""))
+}
+
+struct Copy<'layer, 'progress> {
+    layer: &'layer mut Layer<'progress>,
+    device: u64,
+    own: (u64, u64),
+    /// Files with several names, by the first name they were met under.
+    linked: HashMap<u64, PathBuf>,
+}
+
+impl Copy<'_, '_> {
+    fn fill(&mut self, directory: &Root, below: &Path) -> Result<(), ImageError> {
+        if below.components().count() > MOST_DEPTH {
+            return Err(hostile(below, "it lies too deep"));
+        }
+        for entry in directory.entries().during("list", below)? {
+            let name = Path::new(OsStr::from_bytes(entry.name.to_bytes()));
+            let path = below.join(name);
+            let found = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)
+                .map_err(std::io::Error::from)
+                .during("look at", &path)?;
+            self.place(directory, name, &path, &found)?;
+        }
+        Ok(())
+    }
+
+    fn place(&mut self, directory: &Root, name: &Path, path: &Path, found: &Stat) -> Result<(), ImageError> {
+        let marks = marks(found);
+        match FileType::from_raw_mode(found.st_mode) {
+            FileType::Directory => {
+                self.layer.directory(path, marks)?;
+                if found.st_dev != self.device || (found.st_dev, found.st_ino) == self.own {
+                    return Ok(());
+                }
+                let below = directory.directory(name).during("open", path)?;
+                self.fill(&below, path)
+            }
+            FileType::RegularFile => self.file(directory, name, path, found),
+            FileType::Symlink => {
+                let target = directory.read_link(name).during("read the link", path)?;
+                self.layer.symlink(path, Path::new(OsStr::from_bytes(target.to_bytes())), marks)
+            }
+            FileType::Fifo => self.layer.fifo(path, marks),
+            FileType::CharacterDevice | FileType::BlockDevice => self.layer.device(path),
+            // A socket means nothing without the process that listened on it.
+            _ => Ok(()),
+        }
+    }
+
+    fn file(&mut self, directory: &Root, name: &Path, path: &Path, found: &Stat) -> Result<(), ImageError> {
+        if found.st_nlink > 1 {
+            if let Some(first) = self.linked.get(&found.st_ino) {
+                return self.layer.hard_link(path, first);
+            }
+            self.linked.insert(found.st_ino, path.to_owned());
+        }
+        let mut content = directory.read(name).during("open", path)?;
+        self.layer.file(path, marks(found), &mut content)
+    }
+}
+
+fn marks(found: &Stat) -> Marks {
+    Marks { mode: found.st_mode, uid: found.st_uid, gid: found.st_gid, modified: found.st_mtime }
+}

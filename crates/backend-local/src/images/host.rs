@@ -1,0 +1,285 @@
+//! The image `host`: the host's own `/usr` under a skeleton that holds everything else.
+//!
+//! The skeleton is an allow-list. What is not named here or in [`essentials`] is not inside: no
+//! home, no `/var`, no live `/etc`. It is kept under a name that follows from its content, so
+//! sandboxes of an earlier start keep theirs.
+
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use linux::fs::Root;
+
+use super::skeleton::Plan;
+use super::{During, ImageError, Tree, essentials};
+
+/// The host image as it is on this host now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostImage {
+    /// In the order in which they must be mounted.
+    pub trees: Vec<Tree>,
+}
+
+/// On most hosts these are links into `/usr`; where they are directories, each is a tree.
+const MERGED: [&str; 7] = ["bin", "sbin", "lib", "lib32", "lib64", "libx32", "libo32"];
+
+const EMPTY: [(&str, u32); 22] = [
+    ("dev", 0o755),
+    ("etc", 0o755),
+    ("home", 0o755),
+    ("media", 0o755),
+    ("mnt", 0o755),
+    ("opt", 0o755),
+    ("proc", 0o555),
+    ("root", 0o700),
+    ("run", 0o755),
+    ("run/lock", 0o1777),
+    ("srv", 0o755),
+    ("sys", 0o555),
+    ("tmp", 0o1777),
+    ("usr", 0o755),
+    ("var", 0o755),
+    ("var/cache", 0o755),
+    ("var/lib", 0o755),
+    ("var/log", 0o755),
+    ("var/mail", 0o755),
+    ("var/opt", 0o755),
+    ("var/spool", 0o755),
+    ("var/tmp", 0o1777),
+];
+
+const LINKS: [(&str, &str); 3] =
+    [("var/run", "/run"), ("var/lock", "/run/lock"), ("etc/mtab", "../proc/self/mounts")];
+
+const PASSWD: &str = "\
+root:x:0:0:root:/root:/bin/sh
+daemon:x:1:1:daemon:/usr/sbin:/usr/sbin/nologin
+bin:x:2:2:bin:/bin:/usr/sbin/nologin
+sys:x:3:3:sys:/dev:/usr/sbin/nologin
+man:x:6:12:man:/var/cache/man:/usr/sbin/nologin
+mail:x:8:8:mail:/var/mail:/usr/sbin/nologin
+www-data:x:33:33:www-data:/var/www:/usr/sbin/nologin
+nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
+";
+const GROUP: &str = "\
+root:x:0:
+daemon:x:1:
+bin:x:2:
+sys:x:3:
+adm:x:4:
+tty:x:5:
+disk:x:6:
+mail:x:8:
+man:x:12:
+www-data:x:33:
+shadow:x:42:
+utmp:x:43:
+staff:x:50:
+users:x:100:
+nogroup:x:65534:
+";
+const SHADOW: &str = "root:*:19000:0:99999:7:::\n";
+const HOSTS: &str = "127.0.0.1 localhost sandbox\n::1 localhost ip6-localhost ip6-loopback\n";
+const RESOLV: &str = "# There is no name server: the network is off.\n";
+const NSSWITCH: &str = "\
+passwd: files
+group: files
+shadow: files
+hosts: files dns
+networks: files
+protocols: files
+services: files
+";
+const SHELLS: &str = "/bin/sh\n/bin/bash\n/usr/bin/sh\n/usr/bin/bash\n";
+const PROFILE: &str = "\
+export PATH=\"${PATH:-/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin}\"
+if [ -n \"${BASH-}\" ] && [ \"$BASH\" != /bin/sh ] && [ -r /etc/bash.bashrc ]; then
+    . /etc/bash.bashrc
+fi
+";
+
+/// Makes the skeleton of this host below `dir`, unless it is there already, and says of which
+/// trees the image consists.
+pub fn host_skeleton(dir: &Path) -> Result<HostImage, ImageError> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).during("make", dir)?;
+    let (plan, split) = plan()?;
+    let version = PathBuf::from(plan.version());
+    let store = Root::open(dir).during("open", dir)?;
+    if store.stat(&version).is_err() {
+        write(&store, &plan, &version)?;
+    }
+    Ok(HostImage { trees: trees(dir.join(version), &split)? })
+}
+
+/// Writes a draft and moves it into place when it is whole; another process may do the same.
+fn write(store: &Root, plan: &Plan, version: &Path) -> Result<(), ImageError> {
+    let draft = PathBuf::from(format!(".draft-{}", rustix::process::getpid().as_raw_nonzero()));
+    store.remove_tree(&draft).during("remove", &draft)?;
+    store.make_directory(&draft, 0o755).during("make", &draft)?;
+    store.set_mode(&draft, 0o755).during("mark", &draft)?;
+    let tree = store.directory(&draft).during("open", &draft)?;
+    plan.write(&tree)?;
+    match store.rename_new(&draft, version) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            store.remove_tree(&draft).during("remove", &draft)
+        }
+        renamed => renamed.during("keep the skeleton", version),
+    }
+}
+
+/// Removes the skeletons of earlier starts. Call it when no sandbox is alive that could use one.
+pub fn remove_old_skeletons(dir: &Path, current: &HostImage) -> Result<(), ImageError> {
+    let store = Root::open(dir).during("open", dir)?;
+    let kept = current.trees.first().and_then(|tree| tree.lowers.first()).and_then(|path| path.file_name());
+    for entry in store.entries().during("list", dir)? {
+        let name = std::ffi::OsStr::from_bytes(entry.name.to_bytes());
+        if Some(name) != kept {
+            store.remove_tree(Path::new(name)).during("remove", Path::new(name))?;
+        }
+    }
+    Ok(())
+}
+
+/// Directories of `/usr` to make in the upper layer when the host's owners cannot be mapped:
+/// without them an ordinary user could install nothing there.
+pub fn premade_in_usr() -> Vec<PathBuf> {
+    let names = [
+        "bin",
+        "sbin",
+        "lib",
+        "libexec",
+        "include",
+        "share",
+        "share/man",
+        "share/man/man1",
+        "lib/node_modules",
+        "lib/python3",
+        "lib/python3/dist-packages",
+        "local",
+        "local/bin",
+        "local/etc",
+        "local/include",
+        "local/lib",
+        "local/lib/node_modules",
+        "local/sbin",
+        "local/share",
+        "local/src",
+    ];
+    let fixed = names.iter().map(PathBuf::from);
+    let python = fs::read_dir("/usr/local/lib").into_iter().flatten().flatten();
+    let python = python.filter(|entry| entry.file_name().as_bytes().starts_with(b"python3"));
+    let packages = python.flat_map(|entry| {
+        let library = Path::new("local/lib").join(entry.file_name());
+        [library.clone(), library.join("dist-packages"), library.join("site-packages")]
+    });
+    let is_directory =
+        |path: &PathBuf| fs::symlink_metadata(Path::new("/usr").join(path)).is_ok_and(|found| found.is_dir());
+    fixed.chain(packages).filter(is_directory).collect()
+}
+
+fn trees(skeleton: PathBuf, split: &[String]) -> Result<Vec<Tree>, ImageError> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo")
+        .during("read the mounts of", Path::new("/proc/self/mountinfo"))?;
+    let same = |path: &str| Tree { mount_point: path.to_owned(), lowers: vec![PathBuf::from(path)] };
+    let mut trees = vec![Tree { mount_point: "/".to_owned(), lowers: vec![skeleton] }, same("/usr")];
+    trees.extend(split.iter().map(|name| same(&format!("/{name}"))));
+    trees.extend(mounts_below_usr(&mounts).iter().map(|path| same(path)));
+    Ok(trees)
+}
+
+/// The places below `/usr` where something else is mounted; an overlay does not show these.
+fn mounts_below_usr(mountinfo: &str) -> Vec<String> {
+    let points = mountinfo.lines().filter_map(|line| {
+        let kind = line.split(" - ").nth(1)?.split(' ').next()?;
+        (kind != "autofs").then_some(line.split(' ').nth(4)?)
+    });
+    let mut found: Vec<String> = points.filter(|point| point.starts_with("/usr/")).map(unescape).collect();
+    found.sort();
+    found.dedup();
+    found
+}
+
+/// Blanks and backslashes are written as three octal digits. See proc_pid_mountinfo(5).
+fn unescape(text: &str) -> String {
+    let mut parts = text.split('\\');
+    let mut plain = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let code = part.get(..3).and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        match code {
+            Some(code) => {
+                plain.push(char::from(code));
+                plain.push_str(&part[3..]);
+            }
+            None => plain.push_str(part),
+        }
+    }
+    plain
+}
+
+/// Plans the skeleton; answers also which of the merged names are directories on this host.
+fn plan() -> Result<(Plan, Vec<String>), ImageError> {
+    let mut plan = Plan::default();
+    for (path, mode) in EMPTY {
+        plan.directory(Path::new(path), mode);
+    }
+    for (path, target) in LINKS {
+        plan.link(Path::new(path), Path::new(target));
+    }
+    essentials::plan(&mut plan)?;
+    synthetic(&mut plan);
+    let split = merged(&mut plan)?;
+    Ok((plan, split))
+}
+
+fn synthetic(plan: &mut Plan) {
+    let bash = Path::new("/bin/bash").exists();
+    let passwd = if bash { PASSWD.replacen("/bin/sh", "/bin/bash", 1) } else { PASSWD.to_owned() };
+    for (name, mode, text) in [
+        ("passwd", 0o644, passwd.as_str()),
+        ("group", 0o644, GROUP),
+        ("shadow", 0o600, SHADOW),
+        ("hosts", 0o644, HOSTS),
+        ("hostname", 0o644, "sandbox\n"),
+        ("resolv.conf", 0o644, RESOLV),
+        ("nsswitch.conf", 0o644, NSSWITCH),
+        ("shells", 0o644, SHELLS),
+        ("profile", 0o644, PROFILE),
+        ("machine-id", 0o444, ""),
+    ] {
+        plan.text(&Path::new("etc").join(name), mode, text);
+    }
+}
+
+fn merged(plan: &mut Plan) -> Result<Vec<String>, ImageError> {
+    let mut split = Vec::new();
+    for name in MERGED {
+        let source = Path::new("/").join(name);
+        let Ok(found) = fs::symlink_metadata(&source) else { continue };
+        if found.is_symlink() {
+            plan.link(Path::new(name), &fs::read_link(&source).during("read the link", &source)?);
+        } else if found.is_dir() {
+            plan.directory(Path::new(name), 0o755);
+            split.push(name.to_owned());
+        }
+    }
+    Ok(split)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mounts_below_usr_are_trees_of_their_own() {
+        let mountinfo = "\
+22 1 8:1 / / rw - ext4 /dev/sda1 rw
+30 22 8:2 / /usr/local\\040x rw,relatime shared:1 - ext4 /dev/sda2 rw
+31 22 8:3 / /usr/share rw - ext4 /dev/sda3 rw
+32 22 8:3 / /usr/auto rw - autofs systemd-1 rw
+33 22 8:4 / /usrx rw - ext4 /dev/sda4 rw
+";
+        assert_eq!(mounts_below_usr(mountinfo), ["/usr/local x", "/usr/share"]);
+    }
+}

@@ -1,0 +1,130 @@
+//! A skeleton as data: what it consists of, which name follows from that, and writing it.
+//!
+//! The name is a hash over the plan, in which a copied file stands with its size, times and
+//! inode. So a skeleton that is there already is recognised without reading a single file.
+
+use std::collections::BTreeMap;
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use linux::fs::Root;
+
+use super::layer::write_text;
+use super::{During, ImageError};
+
+/// Changes when the same plan would be written differently.
+const FORMAT: u64 = 1;
+
+/// The largest file that is copied, in bytes.
+pub(super) const LARGEST_FILE: u64 = 16 << 20;
+
+/// What a skeleton consists of, by path without the leading `/`.
+#[derive(Debug, Default)]
+pub(super) struct Plan {
+    items: BTreeMap<PathBuf, Item>,
+}
+
+#[derive(Debug)]
+enum Item {
+    Directory { mode: u32 },
+    Link { target: PathBuf },
+    Text { mode: u32, text: String },
+    Copy { source: PathBuf, mode: u32, stamp: [u64; 6] },
+}
+
+impl Plan {
+    pub(super) fn directory(&mut self, path: &Path, mode: u32) {
+        self.items.entry(path.to_owned()).or_insert(Item::Directory { mode });
+    }
+
+    pub(super) fn link(&mut self, path: &Path, target: &Path) {
+        self.items.insert(path.to_owned(), Item::Link { target: target.to_owned() });
+    }
+
+    pub(super) fn text(&mut self, path: &Path, mode: u32, text: &str) {
+        self.items.insert(path.to_owned(), Item::Text { mode, text: text.to_owned() });
+    }
+
+    /// Plans a copy of `source`, of which `found` was seen.
+    pub(super) fn copy(&mut self, path: &Path, source: &Path, found: &Metadata) {
+        let mode = 0o644 | (found.mode() & 0o111);
+        let times = [found.mtime(), found.mtime_nsec(), found.ctime()].map(i64::cast_unsigned);
+        let stamp = [found.dev(), found.ino(), found.len(), times[0], times[1], times[2]];
+        self.items.insert(path.to_owned(), Item::Copy { source: source.to_owned(), mode, stamp });
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// The name that follows from the content.
+    pub(super) fn version(&self) -> String {
+        let mut hash = blake3::Hasher::new();
+        hash.update(&FORMAT.to_le_bytes());
+        for (path, item) in &self.items {
+            note(&mut hash, path.as_os_str().as_bytes());
+            match item {
+                Item::Directory { mode } => note(&mut hash, &mode.to_le_bytes()),
+                Item::Link { target } => note(&mut hash, target.as_os_str().as_bytes()),
+                Item::Text { mode, text } => {
+                    note(&mut hash, &mode.to_le_bytes());
+                    note(&mut hash, text.as_bytes());
+                }
+                Item::Copy { source, mode, stamp } => {
+                    note(&mut hash, source.as_os_str().as_bytes());
+                    note(&mut hash, &mode.to_le_bytes());
+                    stamp.iter().for_each(|number| note(&mut hash, &number.to_le_bytes()));
+                }
+            }
+        }
+        hash.finalize().to_hex().as_str()[..16].to_owned()
+    }
+
+    /// Writes all of it below `tree`, which is empty. A directory sorts before what is in it.
+    pub(super) fn write(&self, tree: &Root) -> Result<(), ImageError> {
+        for (path, item) in &self.items {
+            match item {
+                Item::Directory { mode } => {
+                    let made = tree.make_directory(path, *mode);
+                    made.and_then(|()| tree.set_mode(path, *mode)).during("make", path)?;
+                }
+                Item::Link { target } => tree.symlink(target, path).during("make", path)?,
+                Item::Text { mode, text } => {
+                    write_text(tree, path, *mode, text.as_bytes()).during("write", path)?;
+                }
+                Item::Copy { source, mode, .. } => {
+                    let text = read_as_anybody(source).during("copy", source)?;
+                    write_text(tree, path, *mode, &text).during("write", path)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The length keeps one part from looking like the next.
+fn note(hash: &mut blake3::Hasher, part: &[u8]) {
+    hash.update(&part.len().to_le_bytes());
+    hash.update(part);
+}
+
+/// Opens a file of the host without waiting, should it be a pipe.
+pub(super) fn open(path: &Path) -> io::Result<File> {
+    let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+    OpenOptions::new().read(true).custom_flags(flags).open(path)
+}
+
+/// Reads a file that everybody may read; it may have changed since it was planned.
+fn read_as_anybody(path: &Path) -> io::Result<Vec<u8>> {
+    let file = open(path)?;
+    let found = file.metadata()?;
+    if !found.is_file() || found.mode() & 0o004 == 0 {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    let mut text = Vec::new();
+    file.take(LARGEST_FILE).read_to_end(&mut text)?;
+    Ok(text)
+}

@@ -1,0 +1,239 @@
+//! Images on the real file system: the host's skeleton, and archives that mean no good.
+#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+
+use tar::{Builder, EntryType, Header};
+use tempfile::TempDir;
+
+use super::*;
+
+/// An archive of entries: type, name, link target, content.
+fn archive(entries: &[(EntryType, &str, &str, &[u8])]) -> Vec<u8> {
+    let mut builder = Builder::new(Vec::new());
+    for (kind, name, target, content) in entries {
+        let mut header = Header::new_gnu();
+        header.set_entry_type(*kind);
+        header.set_mode(if kind.is_dir() { 0o755 } else { 0o4755 });
+        header.set_uid(7);
+        header.set_gid(8);
+        header.set_mtime(1000);
+        header.set_size(content.len() as u64);
+        // Written past the builder's own checks, as an attacker would.
+        let old = header.as_old_mut();
+        old.name[..name.len()].copy_from_slice(name.as_bytes());
+        old.linkname[..target.len()].copy_from_slice(target.as_bytes());
+        header.set_cksum();
+        builder.append(&header, *content).unwrap();
+    }
+    builder.into_inner().unwrap()
+}
+
+fn import_bytes(bytes: &[u8]) -> (TempDir, Result<ImageSummary, ImageError>) {
+    let state = TempDir::new().unwrap();
+    let source = state.path().join("source.tar");
+    fs::write(&source, bytes).unwrap();
+    let result = import(state.path(), "test", &source, &mut |_| {});
+    (state, result)
+}
+
+const GOOD: &[(EntryType, &str, &str, &[u8])] = &[
+    (EntryType::Directory, "./", "", b""),
+    (EntryType::Directory, "usr/", "", b""),
+    (EntryType::Regular, "usr/bin/tool", "", b"tool"),
+    (EntryType::Symlink, "bin", "usr/bin", b""),
+    (EntryType::Link, "usr/bin/other", "usr/bin/tool", b""),
+    (EntryType::Char, "dev/null", "", b""),
+    (EntryType::Symlink, "usr/escape", "/etc", b""),
+];
+
+#[test]
+fn an_archive_is_imported_in_each_compression() {
+    let plain = archive(GOOD);
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    gzip.write_all(&plain).unwrap();
+    let zstd = zstd::encode_all(plain.as_slice(), 1).unwrap();
+    for bytes in [plain, gzip.finish().unwrap(), zstd] {
+        let (state, result) = import_bytes(&bytes);
+        let summary = result.unwrap();
+        assert_eq!((summary.name.as_str(), summary.bytes), ("test", 4));
+        let rootfs = state.path().join("images/test/rootfs");
+        let tool = fs::metadata(rootfs.join("usr/bin/tool")).unwrap();
+        assert_eq!((tool.mode() & 0o7777, tool.nlink(), tool.mtime()), (0o4755, 2, 1000));
+        if rustix::process::geteuid().is_root() {
+            assert_eq!((tool.uid(), tool.gid()), (7, 8));
+        }
+        assert_eq!(fs::read_link(rootfs.join("usr/escape")).unwrap(), Path::new("/etc"));
+        assert!(rootfs.join("proc").is_dir());
+        assert!(!rootfs.join("dev/null").exists(), "devices are left out");
+        assert_eq!(list(state.path()).unwrap()[1], summary);
+    }
+}
+
+#[test]
+fn an_archive_that_leads_out_is_refused_whole() {
+    let directory = (EntryType::Directory, "usr/", "", &b""[..]);
+    for hostile in [
+        vec![(EntryType::Regular, "../evil", "", &b"x"[..])],
+        vec![(EntryType::Regular, "usr/../../evil", "", &b"x"[..])],
+        vec![(EntryType::Regular, "/evil", "", &b"x"[..])],
+        vec![(EntryType::Symlink, "out", "..", &b""[..]), (EntryType::Regular, "out/evil", "", &b"x"[..])],
+        vec![(EntryType::Symlink, "out", "/", &b""[..]), (EntryType::Directory, "out/evil", "", &b""[..])],
+        vec![(EntryType::Symlink, "out", "..", &b""[..]), (EntryType::Symlink, "out/evil", "x", &b""[..])],
+        vec![(EntryType::Link, "usr/evil", "../source.tar", &b""[..])],
+        vec![(EntryType::Link, "usr/evil", "/etc/passwd", &b""[..])],
+        vec![
+            (EntryType::Symlink, "out", "..", &b""[..]),
+            (EntryType::Link, "evil", "out/image.json", &b""[..]),
+        ],
+        vec![(EntryType::Char, "usr/evil", "", &b""[..])],
+        vec![(EntryType::new(b'Z'), "usr/evil", "", &b""[..])],
+    ] {
+        let bytes = archive(&[vec![directory], hostile.clone()].concat());
+        let (state, result) = import_bytes(&bytes);
+        assert!(result.is_err(), "{hostile:?}");
+        let left: Vec<_> = fs::read_dir(state.path().join("images")).unwrap().collect();
+        assert!(left.is_empty(), "{left:?}");
+        assert!(!state.path().join("evil").exists() && !state.path().join("images/evil").exists());
+    }
+}
+
+#[test]
+fn a_later_entry_replaces_a_link_instead_of_following_it() {
+    let (state, result) = import_bytes(&archive(&[
+        (EntryType::Directory, "usr/", "", b""),
+        (EntryType::Symlink, "usr/f", "../../../../source.tar", b""),
+        (EntryType::Regular, "usr/f", "", b"mine"),
+    ]));
+    result.unwrap();
+    assert_eq!(fs::read(state.path().join("images/test/rootfs/usr/f")).unwrap(), b"mine");
+}
+
+#[test]
+fn a_header_that_would_fill_memory_is_refused() {
+    let name = vec![b'a'; 4 << 20];
+    let bytes = archive(&[(EntryType::GNULongName, "././@LongLink", "", &name)]);
+    let (_state, result) = import_bytes(&bytes);
+    assert!(matches!(result, Err(ImageError::Io { .. })), "{result:?}");
+}
+
+#[test]
+fn what_is_no_root_file_system_is_refused() {
+    let (_state, result) = import_bytes(b"not an archive");
+    assert!(matches!(result, Err(ImageError::NotAnArchive(_))));
+    let (_state, result) = import_bytes(&archive(&[(EntryType::Regular, "manifest.json", "", b"[]")]));
+    assert!(matches!(result, Err(ImageError::NotARoot(_))));
+}
+
+#[test]
+fn a_directory_is_imported_without_following_links() {
+    let state = TempDir::new().unwrap();
+    let source = state.path().join("source");
+    fs::create_dir_all(source.join("usr/bin")).unwrap();
+    fs::write(state.path().join("secret"), "secret").unwrap();
+    fs::write(source.join("usr/bin/tool"), "tool").unwrap();
+    fs::hard_link(source.join("usr/bin/tool"), source.join("usr/bin/other")).unwrap();
+    symlink("../../secret", source.join("usr/link")).unwrap();
+    symlink("..", source.join("usr/up")).unwrap();
+    fs::set_permissions(source.join("usr"), fs::Permissions::from_mode(0o555)).unwrap();
+    let summary = import(state.path(), "dir/a:1", &source, &mut |_| {}).unwrap();
+    assert_eq!(summary.bytes, 4);
+    let rootfs = state.path().join("images/dir+a@1/rootfs");
+    assert!(fs::symlink_metadata(rootfs.join("usr/link")).unwrap().is_symlink());
+    assert_eq!(fs::metadata(rootfs.join("usr/bin/other")).unwrap().nlink(), 2);
+    assert_eq!(fs::metadata(rootfs.join("usr")).unwrap().mode() & 0o7777, 0o555);
+}
+
+#[test]
+fn importing_a_directory_that_holds_the_state_ends() {
+    let state = TempDir::new().unwrap();
+    fs::create_dir_all(state.path().join("usr")).unwrap();
+    import(state.path(), "self", state.path(), &mut |_| {}).unwrap();
+}
+
+#[test]
+fn an_image_is_removed_with_everything_in_it() {
+    let (state, result) = import_bytes(&archive(GOOD));
+    result.unwrap();
+    assert!(matches!(
+        import(state.path(), "test", &state.path().join("source.tar"), &mut |_| {}),
+        Err(ImageError::Exists(_))
+    ));
+    remove(state.path(), "test").unwrap();
+    assert_eq!(fs::read_dir(state.path().join("images")).unwrap().count(), 0);
+    assert!(matches!(remove(state.path(), "test"), Err(ImageError::Unknown(_))));
+    assert!(matches!(remove(state.path(), "../x"), Err(ImageError::BadName(_))));
+    assert!(matches!(remove(state.path(), HOST), Err(ImageError::Reserved(_))));
+}
+
+#[test]
+fn names_resolve_to_images_then_to_aliases() {
+    let (state, result) = import_bytes(&archive(GOOD));
+    result.unwrap();
+    let host = host_skeleton(&state.path().join("host")).unwrap();
+    let mut aliases = Aliases::default();
+    let find = |name: &str, aliases: &Aliases| resolve(state.path(), &host, name, aliases);
+    assert_eq!(find("host", &aliases).unwrap().trees, host.trees);
+    let named = find("test", &aliases).unwrap();
+    assert_eq!((named.trees.len(), named.alias_of), (1, None));
+    let alias = find("Python:3", &aliases);
+    assert!(matches!(alias, Err(ImageError::Unknown(_))));
+    let alias = find("python:3", &aliases).unwrap();
+    assert_eq!((alias.name.as_str(), alias.alias_of.as_deref()), (HOST, Some("python:3")));
+    aliases.unlisted = Unlisted::Refuse;
+    assert!(matches!(find("python:3", &aliases), Err(ImageError::OnlyAlias { .. })));
+    assert!(find("test", &aliases).is_ok());
+}
+
+#[test]
+fn the_skeleton_is_the_same_until_the_host_changes() {
+    let dir = TempDir::new().unwrap();
+    let first = host_skeleton(dir.path()).unwrap();
+    let second = host_skeleton(dir.path()).unwrap();
+    assert_eq!(first, second);
+    fs::create_dir(dir.path().join("old")).unwrap();
+    remove_old_skeletons(dir.path(), &second).unwrap();
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn the_skeleton_has_what_programs_need_and_no_secret() {
+    let dir = TempDir::new().unwrap();
+    let image = host_skeleton(dir.path()).unwrap();
+    assert_eq!(image.trees[0].mount_point, "/");
+    assert_eq!(image.trees[1].mount_point, "/usr");
+    let root = &image.trees[0].lowers[0];
+    let mode = |path: &str| fs::metadata(root.join(path)).unwrap().mode() & 0o7777;
+    assert_eq!((mode("root"), mode("tmp"), mode("etc"), mode("")), (0o700, 0o1777, 0o755, 0o755));
+    for name in ["etc/passwd", "etc/ld.so.cache", "etc/hosts", "etc/nsswitch.conf"] {
+        assert!(root.join(name).is_file(), "{name}");
+    }
+    assert!(fs::read_to_string(root.join("etc/shadow")).unwrap().starts_with("root:*:"));
+    for name in ["etc/ssh", "etc/ssl/private", "etc/sudoers", "etc/hostname-of-host", "var/lib/dpkg"] {
+        assert!(!root.join(name).exists(), "{name}");
+    }
+    assert!(fs::symlink_metadata(root.join("bin")).is_ok());
+}
+
+#[test]
+fn what_only_root_may_read_is_not_copied() {
+    let dir = TempDir::new().unwrap();
+    let image = host_skeleton(dir.path()).unwrap();
+    let root = &image.trees[0].lowers[0];
+    let mut unread = vec![root.join("etc")];
+    while let Some(directory) = unread.pop() {
+        for entry in fs::read_dir(directory).unwrap() {
+            let entry = entry.unwrap();
+            let original = Path::new("/").join(entry.path().strip_prefix(root).unwrap());
+            if entry.file_type().unwrap().is_dir() {
+                unread.push(entry.path());
+            } else if let Ok(found) = fs::metadata(&original)
+                && found.mode() & 0o004 == 0
+            {
+                assert_ne!(fs::read(entry.path()).unwrap(), fs::read(&original).unwrap(), "{original:?}");
+            }
+        }
+    }
+}

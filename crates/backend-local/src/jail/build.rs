@@ -1,0 +1,235 @@
+//! Building a sandbox from outside: clone the child, give it its ids, hand it its layers.
+//!
+//! ```text
+//! launcher                                      child
+//!   clone into new namespaces ────────────────► joins its groups, waits
+//!   write uid and gid maps
+//!   clone and idmap layers, volume, mounts
+//!   send their descriptors ───────────────────► builds its root, becomes the agent
+//!   ◄── one byte, or the step that failed ────
+//! ```
+//!
+//! The launcher never waits for the child: [`Begun::status`] becomes readable when there is an
+//! outcome, so that many sandboxes can be on their way at once.
+
+use std::io::{self, IoSlice, IoSliceMut, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+
+use linux::mounts::{self, Attributes, Depth};
+use linux::namespaces::{self, Extent, Fork, Namespaces, Setgroups};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
+use serde::{Deserialize, Serialize};
+
+use super::enter::{self, Entry, Handover};
+use super::owners;
+use super::step::{At, JailError, Step};
+
+/// Everything about a sandbox that is decided before its first process exists.
+pub struct Parts {
+    pub entry: Entry,
+    /// The agent's v2 group.
+    pub group: Option<OwnedFd>,
+    pub network: NetworkPart,
+    pub ownership: Ownership,
+    /// Where the failing child writes and the agent reports; the agent inherits a copy.
+    pub report: OwnedFd,
+}
+
+pub enum NetworkPart {
+    /// A namespace made ahead, and ours to come back to.
+    Prepared { namespace: OwnedFd, home: OwnedFd },
+    /// Made together with the others; the child itself brings its loopback up.
+    New,
+}
+
+/// Whose ids the sandbox has.
+pub enum Ownership {
+    /// A range of host ids that begins at `base`; everything is shown through its map.
+    Range { base: u32, volume: PathBuf, journal: PathBuf, mounts: Vec<Owners> },
+    /// The caller's own id as root, and nobody else.
+    Single { uid: u32, gid: u32, journal: PathBuf },
+}
+
+/// Who owns a mounted directory on disk, and which user inside is to own it.
+#[derive(Clone, Copy, Debug)]
+pub struct Owners {
+    pub uid: u32,
+    pub gid: u32,
+    pub user: u32,
+    pub group: u32,
+}
+
+/// A sandbox on its way.
+#[derive(Debug)]
+pub struct Begun {
+    pub pid: i32,
+    pub pidfd: OwnedFd,
+}
+
+/// What the child writes when a step fails.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Failure {
+    pub step: Step,
+    pub errno: Option<i32>,
+    pub message: String,
+}
+
+impl From<Failure> for JailError {
+    fn from(failure: Failure) -> Self {
+        let source =
+            failure.errno.map_or_else(|| io::Error::other(failure.message), io::Error::from_raw_os_error);
+        Self { step: failure.step, source }
+    }
+}
+
+/// Clones the child and gives it all it needs. On failure nothing is left of it.
+pub fn begin(parts: Parts, record: impl FnOnce(i32) -> io::Result<()>) -> Result<Begun, JailError> {
+    let Parts { entry, group, network, ownership, report } = parts;
+    let (ours, theirs) =
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .at(Step::Handover)?;
+    match fork(group.as_ref().map(AsFd::as_fd), &network)? {
+        Fork::Child => {
+            drop(ours);
+            let journal = match &ownership {
+                Ownership::Single { journal, .. } => Some(journal.clone()),
+                Ownership::Range { .. } => None,
+            };
+            let raise = matches!(network, NetworkPart::New);
+            run_child(entry, theirs, journal, raise, report)
+        }
+        Fork::Parent { pid, pidfd } => {
+            drop(theirs);
+            let supplied = record(pid)
+                .at(Step::Record)
+                .and_then(|()| supply(pid, &entry, &ownership))
+                .and_then(|descriptors| send(ours.as_fd(), &descriptors).at(Step::Handover));
+            if let Err(error) = supplied {
+                // The child waits for our message; closing the socket ends it.
+                drop(ours);
+                namespaces::reap(pidfd.as_fd()).at(Step::Clone)?;
+                return Err(error);
+            }
+            Ok(Begun { pid, pidfd })
+        }
+    }
+}
+
+fn fork(group: Option<BorrowedFd<'_>>, network: &NetworkPart) -> Result<Fork, JailError> {
+    let all = Namespaces::USER
+        .and(Namespaces::MOUNT)
+        .and(Namespaces::PID)
+        .and(Namespaces::IPC)
+        .and(Namespaces::UTS)
+        .and(Namespaces::CGROUP);
+    match network {
+        NetworkPart::New => namespaces::fork_into(all.and(Namespaces::NET), group).at(Step::Clone),
+        NetworkPart::Prepared { namespace, home } => {
+            namespaces::enter(namespace.as_fd(), Namespaces::NET).at(Step::NetNamespace)?;
+            let fork = namespaces::fork_into(all, group).at(Step::Clone);
+            if !matches!(fork, Ok(Fork::Child)) {
+                namespaces::enter(home.as_fd(), Namespaces::NET).at(Step::NetNamespace)?;
+            }
+            fork
+        }
+    }
+}
+
+fn run_child(entry: Entry, socket: OwnedFd, journal: Option<PathBuf>, raise: bool, report: OwnedFd) -> ! {
+    // Out of the way of the numbers at which the agent expects its own descriptors.
+    let Ok(report) = rustix::io::fcntl_dupfd_cloexec(report, 600) else { namespaces::exit_now(2) };
+    let wait = || {
+        let mounts = receive(socket.as_fd())?;
+        if raise {
+            namespaces::raise_loopback()?;
+        }
+        Ok(Handover { mounts, journal })
+    };
+    let Err(error) = enter::enter(entry, wait);
+    let failure =
+        Failure { step: error.step, errno: error.source.raw_os_error(), message: error.source.to_string() };
+    let text = serde_json::to_vec(&failure).unwrap_or_default();
+    let told = std::fs::File::from(report).write_all(&text).is_ok();
+    namespaces::exit_now(if told { 1 } else { 2 })
+}
+
+/// Gives the child its ids and makes the mounts that only we can make.
+fn supply(pid: i32, entry: &Entry, ownership: &Ownership) -> Result<Vec<OwnedFd>, JailError> {
+    match ownership {
+        Ownership::Single { uid, gid, .. } => {
+            let map = |id: u32| [Extent { inside: 0, outside: id, count: 1 }];
+            namespaces::write_maps(pid, &map(*uid), &map(*gid), Setgroups::Deny).at(Step::IdMaps)?;
+            Ok(Vec::new())
+        }
+        Ownership::Range { base, volume, journal, mounts } => {
+            let map = owners::sandbox_map(*base);
+            namespaces::write_maps(pid, &map, &map, Setgroups::Allow).at(Step::IdMaps)?;
+            let range = std::fs::File::open(format!("/proc/{pid}/ns/user")).at(Step::IdMaps)?;
+            let mut all = Vec::new();
+            let layer = Attributes::READ_ONLY.and(Attributes::NO_DEV);
+            for lower in entry.trees.iter().flat_map(|tree| &tree.lowers) {
+                let clone = mounts::clone_tree(lower, Depth::Single).at(Step::CloneLowers)?;
+                mounts::set_attributes(clone.as_fd(), layer, Some(range.as_fd())).at(Step::CloneLowers)?;
+                all.push(clone);
+            }
+            let own = Attributes::NO_SUID.and(Attributes::NO_DEV);
+            for part in [volume, journal] {
+                let clone = mounts::clone_tree(part, Depth::Single).at(Step::CloneVolume)?;
+                mounts::set_attributes(clone.as_fd(), own, Some(range.as_fd())).at(Step::CloneVolume)?;
+                all.push(clone);
+            }
+            for (mount, owners) in entry.mounts.iter().zip(mounts) {
+                all.push(clone_host_directory(*base, mount, *owners).at(Step::CloneMounts)?);
+            }
+            Ok(all)
+        }
+    }
+}
+
+/// A host directory, shown through a map of its own. Its submounts stay out: each would need a
+/// map and a check of its own.
+fn clone_host_directory(base: u32, mount: &enter::EntryMount, owners: Owners) -> io::Result<OwnedFd> {
+    let users = owners::mount_map(base, owners.uid, owners.user);
+    let groups = owners::mount_map(base, owners.gid, owners.group);
+    let map = namespaces::empty_user_namespace(&users, &groups)?;
+    let clone = mounts::clone_tree(&mount.source, Depth::Single)?;
+    mounts::set_attributes(clone.as_fd(), mount.attributes(), Some(map.as_fd()))?;
+    Ok(clone)
+}
+
+fn send(socket: BorrowedFd<'_>, descriptors: &[OwnedFd]) -> io::Result<()> {
+    let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+    let mut space = vec![MaybeUninit::uninit(); 32 + 4 * borrowed.len().next_multiple_of(2)];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !borrowed.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&borrowed)) {
+        return Err(io::Error::other("too many mounts for one message"));
+    }
+    rustix::net::sendmsg(socket, &[IoSlice::new(b"go")], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+fn receive(socket: BorrowedFd<'_>) -> io::Result<Vec<OwnedFd>> {
+    // As many as the kernel lets one message carry.
+    let mut space = vec![MaybeUninit::uninit(); 32 + 4 * 254];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut word = [0; 2];
+    let mut slices = [IoSliceMut::new(&mut word)];
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let received =
+        rustix::io::retry_on_intr(|| rustix::net::recvmsg(socket, &mut slices, &mut control, flags))?;
+    if received.bytes != 2 {
+        return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
+    }
+    let mut descriptors = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            descriptors.extend(rights);
+        }
+    }
+    Ok(descriptors)
+}

@@ -1,0 +1,398 @@
+//! Building a sandbox from inside: what the cloned child does until it becomes the agent.
+//!
+//! ```text
+//! join groups ─► wait for maps and layers ─► root inside ─► no user namespaces ─► private mounts
+//!   ─► scratch ─► layers ─► overlays ─► /dev ─► /proc ─► guest ─► mounts ─► pivot ─► probe
+//!   ─► limits ─► capabilities ─► no_new_privs ─► Landlock ─► seccomp ─► exec
+//! ```
+//!
+//! The order matters. The root changes while capabilities still allow it, and the filter comes
+//! last because it forbids what the earlier steps need.
+
+use std::convert::Infallible;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use linux::caps::{self, CapSet};
+use linux::mounts::{self, Attributes, Depth};
+use linux::namespaces::{self, Setgroups};
+use linux::seccomp::Program;
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::process::Resource;
+
+use super::plan::GuestPlan;
+use super::step::{At, JailError, Step};
+use crate::images;
+
+/// Where the child puts things together. Every host has the directory, and what is mounted over
+/// it is seen by the child alone.
+const SCRATCH: &str = "/tmp";
+
+/// What the agent keeps of root's powers, all of them only over its own user namespace.
+pub const AGENT_CAPABILITIES: CapSet = CapSet::of(&[
+    caps::CHOWN,
+    caps::DAC_OVERRIDE,
+    caps::FOWNER,
+    caps::FSETID,
+    caps::KILL,
+    caps::SETGID,
+    caps::SETUID,
+    // Needed to cut the bounding set of each command; a command never has it.
+    caps::SETPCAP,
+]);
+
+/// What a command that runs as root inside keeps.
+pub const COMMAND_CAPABILITIES: CapSet = CapSet::of(&[
+    caps::CHOWN,
+    caps::DAC_OVERRIDE,
+    caps::FOWNER,
+    caps::FSETID,
+    caps::KILL,
+    caps::SETGID,
+    caps::SETUID,
+]);
+
+/// Everything the child needs to know, ready before it is cloned.
+pub struct Entry {
+    pub setgroups: Setgroups,
+    pub die_with_parent: bool,
+    pub host_name: String,
+    pub trees: Vec<EntryTree>,
+    pub volume: EntryVolume,
+    pub mounts: Vec<EntryMount>,
+    pub guest: GuestPlan,
+    pub agent: OwnedFd,
+    pub agent_tasks: Vec<OwnedFd>,
+    pub filter: Program,
+    /// Descriptors for the agent, in the order of its configuration, from 3 on.
+    pub inherited: Vec<OwnedFd>,
+    /// Which of `inherited` is replaced by the journal directory that arrives later.
+    pub journal: usize,
+}
+
+/// One tree of the image; its lower layers come as detached mounts, or as paths to clone here.
+pub struct EntryTree {
+    pub mount_point: String,
+    /// The name of its directories in the volume.
+    pub name: String,
+    pub lowers: Vec<PathBuf>,
+}
+
+pub enum EntryVolume {
+    /// Comes as a detached mount.
+    Given,
+    /// A tmpfs of this many bytes, charged to memory.
+    Tmpfs(u64),
+    /// A directory of ours, cloned here.
+    Directory(PathBuf),
+}
+
+pub struct EntryMount {
+    pub source: PathBuf,
+    pub target: String,
+    pub read_only: bool,
+}
+
+/// What arrives once the maps are written: for root the detached and idmapped mounts, in the
+/// order lowers of each tree, volume, journal, mounts; for everybody else nothing.
+pub struct Handover {
+    pub mounts: Vec<OwnedFd>,
+    /// Without root: where the journal lies, to be cloned here.
+    pub journal: Option<PathBuf>,
+}
+
+/// Turns this process into the sandbox's first process. It returns only on failure.
+pub fn enter(entry: Entry, wait: impl FnOnce() -> io::Result<Handover>) -> Result<Infallible, JailError> {
+    for tasks in &entry.agent_tasks {
+        rustix::io::write(tasks, b"0").at(Step::JoinGroups)?;
+    }
+    let handover = wait().at(Step::Handover)?;
+    namespaces::become_ids(0, 0, entry.setgroups).at(Step::BecomeRoot)?;
+    if entry.die_with_parent {
+        // Only now: changing ids would have cleared it.
+        namespaces::die_with_parent().at(Step::BecomeRoot)?;
+    }
+    fs::write("/proc/sys/user/max_user_namespaces", "0").at(Step::ForbidUserNamespaces)?;
+    mounts::make_private().at(Step::PrivateMounts)?;
+
+    let mut layers = gather(&entry, handover)?;
+    build_root(&entry, &mut layers)?;
+    let root = Path::new(SCRATCH).join("root");
+    make_devices(&root.join("dev")).at(Step::Devices)?;
+    make_proc(&root.join("proc")).at(Step::Proc)?;
+    attach_mounts(&root, &entry, &layers.mounts)?;
+    namespaces::set_host_name(&entry.host_name).at(Step::Guest)?;
+
+    mounts::pivot(&root).at(Step::Pivot)?;
+    probe_write().at(Step::ProbeWrite)?;
+    settle_guest(&entry.guest).at(Step::Guest)?;
+
+    rustix::process::umask(Mode::from_raw_mode(0o022));
+    namespaces::limit(Resource::Core, 0).at(Step::ResourceLimits)?;
+    let Entry { inherited, journal, agent, filter, .. } = entry;
+    let agent = arrange_descriptors(inherited, journal, layers.journal, agent).at(Step::ExecuteAgent)?;
+    caps::bound_to(AGENT_CAPABILITIES).at(Step::Capabilities)?;
+    caps::set(AGENT_CAPABILITIES).at(Step::Capabilities)?;
+    linux::set_no_new_privs().at(Step::NoNewPrivileges)?;
+    linux::landlock::forbid_mounts().at(Step::Landlock)?;
+    filter.install().at(Step::Seccomp)?;
+    Err(namespaces::execute(agent.as_fd(), &[mounts::PROGRAM, c"__agent"], &[])).at(Step::ExecuteAgent)
+}
+
+/// The pieces, all as detached mounts.
+struct Layers {
+    trees: Vec<Vec<OwnedFd>>,
+    volume: Option<OwnedFd>,
+    journal: OwnedFd,
+    mounts: Vec<OwnedFd>,
+}
+
+fn gather(entry: &Entry, handover: Handover) -> Result<Layers, JailError> {
+    if let Some(journal) = handover.journal {
+        let attributes = Attributes::READ_ONLY.and(Attributes::NO_DEV);
+        let mut trees = Vec::new();
+        for tree in &entry.trees {
+            let lowers = tree.lowers.iter().map(|path| clone(path, Depth::Single, attributes));
+            trees.push(lowers.collect::<io::Result<_>>().at(Step::CloneLowers)?);
+        }
+        let journal = clone(&journal, Depth::Single, Attributes::NO_DEV).at(Step::CloneVolume)?;
+        let mounts =
+            entry.mounts.iter().map(|mount| clone(&mount.source, Depth::Recursive, mount.attributes()));
+        let mounts = mounts.collect::<io::Result<_>>().at(Step::CloneMounts)?;
+        return Ok(Layers { trees, volume: None, journal, mounts });
+    }
+    let mut given = handover.mounts.into_iter();
+    let mut next = || given.next().ok_or_else(|| io::Error::other("fewer mounts than planned"));
+    let mut trees = Vec::new();
+    for tree in &entry.trees {
+        let lowers = tree.lowers.iter().map(|_| next());
+        trees.push(lowers.collect::<io::Result<_>>().at(Step::Handover)?);
+    }
+    let volume = Some(next().at(Step::Handover)?);
+    let journal = next().at(Step::Handover)?;
+    Ok(Layers { trees, volume, journal, mounts: given.collect() })
+}
+
+fn clone(path: &Path, depth: Depth, attributes: Attributes) -> io::Result<OwnedFd> {
+    let tree = mounts::clone_tree(path, depth)?;
+    mounts::set_attributes(tree.as_fd(), attributes, None)?;
+    Ok(tree)
+}
+
+impl EntryMount {
+    /// Nothing on a mount gives rights by its mode or is a device.
+    pub fn attributes(&self) -> Attributes {
+        let always = Attributes::NO_SUID.and(Attributes::NO_DEV);
+        if self.read_only { always.and(Attributes::READ_ONLY) } else { always }
+    }
+}
+
+/// Lays the image's trees over each other: an overlay at `/`, then one at each mount point.
+fn build_root(entry: &Entry, layers: &mut Layers) -> Result<(), JailError> {
+    let options = "mode=0755,size=1m,nr_inodes=1k";
+    mounts::mount("tmpfs", Path::new(SCRATCH), Attributes::NO_SUID.and(Attributes::NO_DEV), options)
+        .at(Step::Scratch)?;
+    let volume = Path::new(SCRATCH).join("v");
+    fs::create_dir(&volume).at(Step::Scratch)?;
+    fs::create_dir(Path::new(SCRATCH).join("root")).at(Step::Scratch)?;
+    match (&entry.volume, layers.volume.take()) {
+        (EntryVolume::Given, Some(given)) => mounts::attach(given.as_fd(), &volume).at(Step::AttachLayers)?,
+        (EntryVolume::Tmpfs(bytes), _) => {
+            make_tmpfs_volume(&volume, *bytes, &entry.trees).at(Step::Scratch)?
+        }
+        (EntryVolume::Directory(path), _) => {
+            let own = Attributes::NO_SUID.and(Attributes::NO_DEV);
+            let directory = clone(path, Depth::Single, own).at(Step::CloneVolume)?;
+            mounts::attach(directory.as_fd(), &volume).at(Step::AttachLayers)?;
+        }
+        (EntryVolume::Given, None) => return Err(io::Error::other("no volume came")).at(Step::Handover),
+    }
+    for (place, (tree, lowers)) in entry.trees.iter().zip(std::mem::take(&mut layers.trees)).enumerate() {
+        let mut paths = Vec::new();
+        for (number, lower) in lowers.iter().enumerate() {
+            let path = format!("{SCRATCH}/l{place}.{number}");
+            fs::create_dir(&path).at(Step::Scratch)?;
+            mounts::attach(lower.as_fd(), Path::new(&path)).at(Step::AttachLayers)?;
+            paths.push(path);
+        }
+        let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
+        let upper = format!("{SCRATCH}/v/{}.upper", tree.name);
+        let work = format!("{SCRATCH}/v/{}.work", tree.name);
+        let target = format!("{SCRATCH}/root{}", tree.mount_point.trim_end_matches('/'));
+        mounts::overlay(&paths, &upper, &work, Path::new(&target)).at(Step::Overlay)?;
+    }
+    Ok(())
+}
+
+fn make_tmpfs_volume(volume: &Path, bytes: u64, trees: &[EntryTree]) -> io::Result<()> {
+    let inodes = (bytes / 4096).max(1024);
+    let options = format!("mode=0755,size={bytes},nr_inodes={inodes}");
+    mounts::mount("tmpfs", volume, Attributes::NO_SUID.and(Attributes::NO_DEV), &options)?;
+    make_uppers(volume, trees)
+}
+
+/// Makes the directories of each tree in an empty volume.
+pub fn make_uppers(volume: &Path, trees: &[EntryTree]) -> io::Result<()> {
+    for tree in trees {
+        let upper = volume.join(format!("{}.upper", tree.name));
+        fs::create_dir(&upper)?;
+        fs::set_permissions(&upper, fs::Permissions::from_mode(0o755))?;
+        fs::create_dir(volume.join(format!("{}.work", tree.name)))?;
+        if tree.mount_point == "/usr" {
+            // Without root, files of the host's /usr belong to nobody inside, and only directories
+            // that exist in the upper layer can be written.
+            for directory in images::premade_in_usr() {
+                fs::create_dir_all(upper.join(directory))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn make_devices(dev: &Path) -> io::Result<()> {
+    let (no_suid, no_exec) = (Attributes::NO_SUID, Attributes::NO_EXEC);
+    mounts::mount("tmpfs", dev, no_suid.and(no_exec), "mode=0755,size=64k,nr_inodes=64")?;
+    for node in ["null", "zero", "full", "random", "urandom", "tty"] {
+        let target = dev.join(node);
+        fs::OpenOptions::new().write(true).create_new(true).mode(0o666).open(&target)?;
+        mounts::bind(&Path::new("/dev").join(node), &target)?;
+    }
+    let pts = dev.join("pts");
+    fs::create_dir(&pts)?;
+    mounts::mount("devpts", &pts, no_suid.and(no_exec), "newinstance,ptmxmode=0666,mode=0620")?;
+    let shm = dev.join("shm");
+    fs::create_dir(&shm)?;
+    mounts::mount("tmpfs", &shm, no_suid.and(Attributes::NO_DEV), "mode=1777,size=64m")?;
+    for (link, target) in [
+        ("ptmx", "pts/ptmx"),
+        ("fd", "/proc/self/fd"),
+        ("stdin", "/proc/self/fd/0"),
+        ("stdout", "/proc/self/fd/1"),
+        ("stderr", "/proc/self/fd/2"),
+    ] {
+        std::os::unix::fs::symlink(target, dev.join(link))?;
+    }
+    Ok(())
+}
+
+/// A fresh `/proc` of this pid namespace, with what tells about the host covered.
+fn make_proc(proc: &Path) -> io::Result<()> {
+    let attributes = Attributes::NO_SUID.and(Attributes::NO_DEV).and(Attributes::NO_EXEC);
+    mounts::mount("proc", proc, attributes, "")?;
+    for file in
+        ["kcore", "keys", "key-users", "timer_list", "sysrq-trigger", "kmsg", "sched_debug", "latency_stats"]
+    {
+        let file = proc.join(file);
+        if file.exists() {
+            mounts::bind(Path::new("/dev/null"), &file)?;
+        }
+    }
+    for directory in ["sys", "irq", "bus", "fs"] {
+        let directory = proc.join(directory);
+        if directory.exists() {
+            mounts::restrict(&directory, attributes.and(Attributes::READ_ONLY))?;
+        }
+    }
+    Ok(())
+}
+
+/// Puts host directories where they were asked for. The image may hold links anywhere, so each
+/// target is opened within the new root and the mount goes onto that descriptor.
+fn attach_mounts(root: &Path, entry: &Entry, given: &[OwnedFd]) -> Result<(), JailError> {
+    let root = rustix::fs::open(root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .at(Step::AttachMounts)?;
+    for (mount, tree) in entry.mounts.iter().zip(given) {
+        let target = make_target(root.as_fd(), &mount.target, tree.as_fd()).at(Step::AttachMounts)?;
+        mounts::attach_on(tree.as_fd(), target.as_fd()).at(Step::AttachMounts)?;
+    }
+    Ok(())
+}
+
+/// Opens the target of a mount, making what is missing of its path: a file for a file, a
+/// directory for a directory.
+fn make_target(root: BorrowedFd<'_>, target: &str, source: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let open = |path: &str, flags| {
+        rustix::fs::openat2(root, path, flags | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::IN_ROOT)
+    };
+    let is_file = rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(source)?.st_mode).is_file();
+    let mut path = String::new();
+    let words: Vec<&str> = target.split('/').filter(|word| !word.is_empty()).collect();
+    for (place, word) in words.iter().enumerate() {
+        let parent = open(if path.is_empty() { "/" } else { &path }, OFlags::PATH | OFlags::DIRECTORY)?;
+        path = format!("{path}/{word}");
+        if open(&path, OFlags::PATH).is_ok() {
+            continue;
+        }
+        if is_file && place + 1 == words.len() {
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            drop(rustix::fs::openat(&parent, *word, flags, Mode::from_raw_mode(0o644))?);
+        } else {
+            rustix::fs::mkdirat(&parent, *word, Mode::from_raw_mode(0o755))?;
+        }
+    }
+    open(&path, OFlags::PATH).map_err(Into::into)
+}
+
+/// A write that reaches the upper layer, so that a sandbox that cannot write never begins.
+fn probe_write() -> io::Result<()> {
+    let name = "/.coracle-probe";
+    fs::OpenOptions::new().write(true).create_new(true).open(name)?;
+    fs::remove_file(name)
+}
+
+/// Makes the accounts and directories that the client expects.
+fn settle_guest(guest: &GuestPlan) -> io::Result<()> {
+    for user in &guest.users {
+        append(
+            "/etc/passwd",
+            &format!("{0}:x:{1}:{2}::{3}:/bin/bash\n", user.name, user.uid, user.gid, user.home),
+        )?;
+        append("/etc/group", &format!("{0}:x:{1}:\n", user.name, user.gid))?;
+        make_owned(&user.home, user.uid, user.gid)?;
+    }
+    for (directory, owner) in &guest.directories {
+        let user = guest.users.iter().find(|user| user.name == *owner);
+        make_owned(directory, user.map_or(0, |user| user.uid), user.map_or(0, |user| user.gid))?;
+    }
+    fs::DirBuilder::new().recursive(true).mode(0o755).create(&guest.default_directory)
+}
+
+fn append(path: &str, text: &str) -> io::Result<()> {
+    let mut file = fs::OpenOptions::new().append(true).create(true).open(path)?;
+    io::Write::write_all(&mut file, text.as_bytes())
+}
+
+fn make_owned(path: &str, uid: u32, gid: u32) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o755).create(path)?;
+    let ids = (rustix::fs::Uid::from_raw(uid), rustix::fs::Gid::from_raw(gid));
+    rustix::fs::chownat(CWD, path, Some(ids.0), Some(ids.1), rustix::fs::AtFlags::SYMLINK_NOFOLLOW)
+        .map_err(Into::into)
+}
+
+/// Moves the agent's descriptors to the numbers that its configuration names, from 3 on, gives it
+/// nothing to read from or write to as standard input and output, and closes everything else but
+/// its program.
+fn arrange_descriptors(
+    mut inherited: Vec<OwnedFd>,
+    place: usize,
+    journal: OwnedFd,
+    agent: OwnedFd,
+) -> io::Result<OwnedFd> {
+    // Far above every target, so that none is overwritten before it was moved.
+    const ABOVE: i32 = 512;
+    inherited[place] = journal;
+    let nothing = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    for _ in 0..3 {
+        inherited.insert(0, nothing.try_clone()?);
+    }
+    let agent = rustix::io::fcntl_dupfd_cloexec(agent, ABOVE)?;
+    let raised: Vec<OwnedFd> = inherited
+        .into_iter()
+        .map(|fd| rustix::io::fcntl_dupfd_cloexec(fd, ABOVE))
+        .collect::<Result<_, _>>()?;
+    linux::descriptors::place_from(0, raised)?;
+    Ok(agent)
+}

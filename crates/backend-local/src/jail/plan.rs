@@ -1,0 +1,82 @@
+//! What to build, as plain data. The server writes a plan, the launcher carries it out.
+//!
+//! A plan names things (an image, limits, users); it holds no host path but the sources of
+//! mounts, which the launcher checks against its own settings. A server that was taken over
+//! can therefore not point a sandbox at the host's files.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JailPlan {
+    pub id: String,
+    pub image: String,
+    pub limits: Limits,
+    /// Limits that the caller named. One that cannot be enforced fails the create.
+    pub named: Vec<LimitName>,
+    /// Whether a default limit that cannot be enforced fails the create as well.
+    pub require_limits: bool,
+    pub mounts: Vec<MountPlan>,
+    pub env: BTreeMap<String, String>,
+    pub guest: GuestPlan,
+    pub max_processes: u32,
+    /// Whether what is written stays behind when the sandbox ends. Only for sandboxes that end
+    /// with their maker; the disk has no limit then.
+    #[serde(default)]
+    pub keep: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    pub memory: u64,
+    /// Thousandths of a core.
+    pub cpus: u32,
+    pub pids: u32,
+    pub disk: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LimitName {
+    Memory,
+    Cpus,
+    Pids,
+    Disk,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MountPlan {
+    pub source: PathBuf,
+    pub target: String,
+    pub read_only: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestPlan {
+    pub users: Vec<UserPlan>,
+    pub default_user: String,
+    pub default_directory: String,
+    /// Directories and their users.
+    pub directories: Vec<(String, String)>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UserPlan {
+    pub name: String,
+    pub uid: u32,
+    pub gid: u32,
+    pub home: String,
+}
+
+impl LimitName {
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Cpus => "cpus",
+            Self::Pids => "pids",
+            Self::Disk => "disk",
+        }
+    }
+}

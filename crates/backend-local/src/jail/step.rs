@@ -1,0 +1,106 @@
+//! The steps of making a sandbox, and the error that names one.
+
+use std::fmt;
+use std::io;
+
+use serde::{Deserialize, Serialize};
+
+/// A step that failed, and why.
+#[derive(Debug, thiserror::Error)]
+#[error("step `{step}` failed")]
+pub struct JailError {
+    pub step: Step,
+    #[source]
+    pub source: io::Error,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Step {
+    Record,
+    UidRange,
+    Groups,
+    Volume,
+    Image,
+    Mounts,
+    Socket,
+    Configuration,
+    NetNamespace,
+    Clone,
+    IdMaps,
+    CloneLowers,
+    CloneVolume,
+    CloneMounts,
+    Handover,
+    JoinGroups,
+    BecomeRoot,
+    ForbidUserNamespaces,
+    PrivateMounts,
+    Scratch,
+    AttachLayers,
+    Overlay,
+    Devices,
+    Proc,
+    Guest,
+    AttachMounts,
+    Pivot,
+    ProbeWrite,
+    ResourceLimits,
+    Capabilities,
+    NoNewPrivileges,
+    Landlock,
+    Seccomp,
+    ExecuteAgent,
+    AgentReady,
+}
+
+/// Names the step in which something failed.
+pub trait At<T> {
+    fn at(self, step: Step) -> Result<T, JailError>;
+}
+
+impl<T, E: Into<io::Error>> At<T> for Result<T, E> {
+    fn at(self, step: Step) -> Result<T, JailError> {
+        self.map_err(|error| JailError { step, source: error.into() })
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The words of the serialised form are the words for people.
+        let json = serde_json::to_string(self).unwrap_or_default();
+        f.write_str(json.trim_matches('"'))
+    }
+}
+
+impl Step {
+    /// What somebody can do about a failure here.
+    pub fn hint(self, error: &io::Error) -> Option<&'static str> {
+        let denied = matches!(error.raw_os_error(), Some(libc_eperm) if libc_eperm == 1 || libc_eperm == 13);
+        match self {
+            Self::Clone | Self::IdMaps => Some(
+                "user namespaces may be switched off here; `coracle doctor` names the setting and the fix",
+            ),
+            Self::Groups | Self::JoinGroups => {
+                Some("no writable control groups; `coracle doctor` says which are missing")
+            }
+            Self::CloneLowers | Self::CloneVolume | Self::CloneMounts if denied => {
+                Some("idmapped mounts need root and Linux 5.19; `coracle doctor` says what is missing")
+            }
+            Self::CloneLowers | Self::CloneVolume | Self::CloneMounts => {
+                Some("the filesystem of a layer or mount cannot be idmapped; move it to ext4, xfs or btrfs")
+            }
+            Self::Overlay => {
+                Some("overlayfs inside user namespaces needs Linux 5.11; `coracle doctor` checks it")
+            }
+            Self::Landlock => Some("Landlock is not enabled; add `landlock` to the kernel's `lsm=` list"),
+            Self::Volume => {
+                Some("the disk behind the state directory may be full; `coracle doctor` shows the free space")
+            }
+            Self::Proc => {
+                Some("inside an unprivileged container /proc cannot be mounted; run Coracle on the host")
+            }
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,400 @@
+//! Making a sandbox: gather what it needs, begin it, and see it come up.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use domain::Bytes;
+use linux::namespaces::Setgroups;
+use rustix::fs::{AtFlags, MemfdFlags, Uid};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::pipe::PipeFlags;
+use wire::AgentConfig;
+
+use super::protocol::{Holds, Refusal, RefusalKind};
+use super::{Launcher, PREPARED_DISK, Rights, Root};
+use crate::cgroups::Groups;
+use crate::images::{self, ImageError, Resolved};
+use crate::jail::build::{self, Begun, Failure, NetworkPart, Owners, Ownership, Parts};
+use crate::jail::enter::{COMMAND_CAPABILITIES, Entry, EntryMount, EntryTree, EntryVolume, make_uppers};
+use crate::jail::owners;
+use crate::jail::plan::{JailPlan, LimitName};
+use crate::jail::step::{At, JailError, Step};
+use crate::settings::{Lifetime, MountRule};
+use crate::volumes::{Kind, VolumeError, tree_name};
+
+/// A sandbox on its way. When `status` is readable, [`Launcher::conclude`] says what became of it.
+#[derive(Debug)]
+pub struct Pending {
+    pub id: String,
+    pub status: OwnedFd,
+    begun: Begun,
+    holds: Holds,
+}
+
+/// A sandbox whose agent listens.
+#[derive(Debug)]
+pub struct Created {
+    pub pidfd: OwnedFd,
+    pub holds: Holds,
+}
+
+impl Launcher {
+    /// Starts making a sandbox. If it fails, nothing of it is left.
+    pub fn begin(&mut self, plan: &JailPlan) -> Result<Pending, Refusal> {
+        let image = self.resolve(&plan.image)?;
+        let holds = self.judge(plan, &image)?;
+        self.check_mounts(plan)?;
+        let mut record = self.records.begin(&plan.id, plan.limits).at(Step::Record)?;
+        let begun = self.prepare(plan, &image).and_then(|(parts, status)| {
+            let records = self.records.clone();
+            let begun = build::begin(parts, |pid| records.add_process(&plan.id, &mut record, pid))?;
+            Ok((begun, status))
+        });
+        match begun {
+            Ok((begun, status)) => Ok(Pending { id: plan.id.clone(), status, begun, holds }),
+            Err(error) => {
+                self.undo(&plan.id);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// What became of a sandbox whose status is readable.
+    pub fn conclude(&mut self, pending: Pending) -> Result<Created, Refusal> {
+        let mut told = Vec::new();
+        let read = std::fs::File::from(pending.status).take(64 << 10).read_to_end(&mut told);
+        let failure = match (read, told.as_slice()) {
+            (Ok(_), [first, ..]) if *first != b'{' => {
+                return Ok(Created { pidfd: pending.begun.pidfd, holds: pending.holds });
+            }
+            (Ok(_), []) => JailError { step: Step::AgentReady, source: io::Error::other("the agent died") },
+            (Ok(_), json) => match serde_json::from_slice::<Failure>(json) {
+                Ok(failure) => failure.into(),
+                Err(error) => JailError { step: Step::AgentReady, source: io::Error::other(error) },
+            },
+            (Err(error), _) => JailError { step: Step::AgentReady, source: error },
+        };
+        if let Err(error) = self.destroy_and_wait(&pending.id) {
+            tracing::warn!(id = pending.id, %error, "a sandbox that failed to start could not be cleared");
+        }
+        Err(failure.into())
+    }
+
+    fn undo(&mut self, id: &str) {
+        if let Err(error) = self.destroy_and_wait(id) {
+            tracing::warn!(id, %error, "a sandbox that could not be begun is not cleared");
+        }
+    }
+
+    fn resolve(&self, name: &str) -> Result<Resolved, Refusal> {
+        images::resolve(&self.settings.state_dir, &self.host, name, &self.aliases).map_err(refuse_image)
+    }
+
+    /// Says what will be in force, or refuses what cannot be.
+    fn judge(&self, plan: &JailPlan, image: &Resolved) -> Result<Holds, Refusal> {
+        let mut holds = Holds { image: image.name.clone(), ..Holds::default() };
+        if plan.keep && self.settings.lifetime == Lifetime::Own {
+            return Err(Refusal::unsupported("only a sandbox that ends with its maker is kept", None));
+        }
+        for limit in [LimitName::Memory, LimitName::Cpus, LimitName::Pids, LimitName::Disk] {
+            if self.enforces(limit) && !(plan.keep && limit == LimitName::Disk) {
+                holds.measures.push((limit.word().to_owned(), self.describe(limit, plan)));
+            } else if plan.named.contains(&limit) || plan.require_limits {
+                let message = format!("this host cannot enforce the limit on {}", limit.word());
+                return Err(Refusal::unsupported(
+                    message,
+                    Some("`coracle doctor` says what is missing for it"),
+                ));
+            } else {
+                holds.weaker.push(format!("no limit on {} holds here", limit.word()));
+            }
+        }
+        let root = matches!(self.rights, Rights::Root(_));
+        let users = if root { "own range of host ids" } else { "one id, the caller's" };
+        let kill = if root { "cgroup.kill" } else { "a subreaping runner" };
+        for (name, value) in [
+            ("users", users),
+            ("kill", kill),
+            ("network", "off"),
+            ("filter", "seccomp"),
+            ("mount tree", "Landlock"),
+            ("nested user namespaces", "off"),
+        ] {
+            holds.measures.push((name.to_owned(), value.to_owned()));
+        }
+        Ok(holds)
+    }
+
+    fn describe(&self, limit: LimitName, plan: &JailPlan) -> String {
+        let amount = match limit {
+            LimitName::Memory => Bytes(plan.limits.memory).to_string(),
+            LimitName::Cpus => domain::Cpus(plan.limits.cpus).to_string(),
+            LimitName::Pids => plan.limits.pids.to_string(),
+            LimitName::Disk => Bytes(plan.limits.disk).to_string(),
+        };
+        let by = match (&self.rights, limit) {
+            (Rights::Root(root), LimitName::Disk) => match root.volumes.kind() {
+                Kind::Btrfs => "btrfs quota",
+                Kind::Ext4 => "ext4 image",
+                Kind::Tmpfs => "tmpfs",
+            },
+            (Rights::Root(root), limit) => root.groups.version(limit),
+            (Rights::User { .. }, _) => "tmpfs",
+        };
+        format!("{amount} by {by}")
+    }
+
+    fn check_mounts(&self, plan: &JailPlan) -> Result<(), Refusal> {
+        if self.settings.mounts == MountRule::Refuse && !plan.mounts.is_empty() {
+            return Err(Refusal::unsupported("this server mounts no host directories", None));
+        }
+        Ok(())
+    }
+
+    /// Makes everything that has to exist before the first process does.
+    fn prepare(&mut self, plan: &JailPlan, image: &Resolved) -> Result<(Parts, OwnedFd), JailError> {
+        let listen = self.bind_socket(&plan.id).at(Step::Socket)?;
+        let (status, report) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).at(Step::Configuration)?;
+        let trees: Vec<EntryTree> = image.trees.iter().map(entry_tree).collect();
+        let mounts: Vec<EntryMount> = plan.mounts.iter().map(entry_mount).collect();
+        let resources = self.resources(plan, &trees, &mounts)?;
+        let mut inherited = Inherited::new(report.try_clone().at(Step::Configuration)?, listen);
+        let (group, groups_fds) = match resources.groups {
+            Some(groups) => {
+                inherited.add_groups(groups.commands, groups.command_tasks, groups.oom);
+                (Some(groups.agent), groups.agent_tasks)
+            }
+            None => (None, Vec::new()),
+        };
+        let config = self.agent_config(plan, image, &inherited);
+        inherited.set_config(memfd(&config).at(Step::Configuration)?);
+        let entry = Entry {
+            setgroups: resources.setgroups,
+            die_with_parent: self.settings.lifetime == Lifetime::Ours,
+            host_name: plan.id.clone(),
+            trees,
+            volume: resources.volume,
+            mounts,
+            guest: plan.guest.clone(),
+            agent: self.agent.try_clone().at(Step::Configuration)?,
+            agent_tasks: groups_fds,
+            filter: self.filters.agent.clone(),
+            journal: Inherited::JOURNAL,
+            inherited: inherited.descriptors,
+        };
+        let parts =
+            Parts { entry, group, network: resources.network, ownership: resources.ownership, report };
+        Ok((parts, status))
+    }
+
+    fn resources(
+        &mut self,
+        plan: &JailPlan,
+        trees: &[EntryTree],
+        mounts: &[EntryMount],
+    ) -> Result<Resources, JailError> {
+        let kept = plan.keep.then(|| self.kept(&plan.id));
+        if let Some(kept) = &kept {
+            std::fs::create_dir_all(kept).at(Step::Volume)?;
+            make_uppers(kept, trees).at(Step::Volume)?;
+        }
+        match &mut self.rights {
+            Rights::Root(root) => root.resources(plan, trees, mounts, kept),
+            Rights::User { uid, gid } => {
+                let journal = self.settings.state_dir.join("journals").join(&plan.id);
+                std::fs::create_dir(&journal).at(Step::Volume)?;
+                Ok(Resources {
+                    groups: None,
+                    volume: kept.map_or(EntryVolume::Tmpfs(plan.limits.disk), EntryVolume::Directory),
+                    network: NetworkPart::New,
+                    ownership: Ownership::Single { uid: *uid, gid: *gid, journal },
+                    setgroups: Setgroups::Deny,
+                })
+            }
+        }
+    }
+
+    /// Where what a sandbox wrote stays behind.
+    pub fn kept(&self, id: &str) -> PathBuf {
+        self.settings.state_dir.join("kept").join(id)
+    }
+
+    /// Binds the agent's socket; the agent itself listens on it, so that a dialler sees that
+    /// the agent, and not we, is at the other end.
+    fn bind_socket(&self, id: &str) -> io::Result<OwnedFd> {
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        // The directory by its descriptor: a socket's path has room for 108 bytes only.
+        let path = format!("/proc/self/fd/{}/{id}", self.run.as_raw_fd());
+        rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+        rustix::fs::chmodat(
+            self.run_directory(),
+            id,
+            rustix::fs::Mode::from_raw_mode(0o600),
+            AtFlags::empty(),
+        )?;
+        if let Some(uid) = self.settings.server_uid {
+            let uid = Some(Uid::from_raw(uid));
+            rustix::fs::chownat(self.run_directory(), id, uid, None, AtFlags::SYMLINK_NOFOLLOW)?;
+        }
+        Ok(socket)
+    }
+
+    fn agent_config(&self, plan: &JailPlan, image: &Resolved, inherited: &Inherited) -> AgentConfig {
+        let mut env: BTreeMap<String, String> = image.env.iter().cloned().collect();
+        env.insert("CORACLE_SANDBOX".to_owned(), plan.id.clone());
+        env.extend(plan.env.clone());
+        let root = matches!(self.rights, Rights::Root(_));
+        AgentConfig {
+            version: wire::VERSION,
+            listen_fd: Inherited::number(Inherited::LISTEN),
+            ready_fd: Inherited::number(Inherited::READY),
+            journal_fd: Inherited::number(Inherited::JOURNAL),
+            commands_fd: inherited.commands,
+            tasks_fds: inherited.tasks.clone(),
+            oom_fd: inherited.oom,
+            command_filter: self.filters.command.to_words(),
+            command_capabilities: COMMAND_CAPABILITIES.0,
+            process_rlimit: (!root).then_some(u64::from(plan.limits.pids)),
+            single_user: !root,
+            default_user: plan.guest.default_user.clone(),
+            default_directory: plan.guest.default_directory.clone(),
+            env,
+            max_processes: plan.max_processes,
+        }
+    }
+}
+
+/// What differs between root and an ordinary user.
+struct Resources {
+    groups: Option<Groups>,
+    volume: EntryVolume,
+    network: NetworkPart,
+    ownership: Ownership,
+    setgroups: Setgroups,
+}
+
+impl Root {
+    fn resources(
+        &mut self,
+        plan: &JailPlan,
+        trees: &[EntryTree],
+        mounts: &[EntryMount],
+        kept: Option<PathBuf>,
+    ) -> Result<Resources, JailError> {
+        let base = self.ranges.allocate(&plan.id).map_err(io::Error::other).at(Step::UidRange)?.first;
+        let groups = self.groups.make(&plan.id, &plan.limits, base).at(Step::Groups)?;
+        let prepared = match self.disks.pop() {
+            Some(disk) => disk,
+            None => self.volumes.prepare(PREPARED_DISK).map_err(disk_error).at(Step::Volume)?,
+        };
+        let limit = Bytes(plan.limits.disk);
+        let volume = self.volumes.assign(prepared, &plan.id, limit).map_err(disk_error).at(Step::Volume)?;
+        for tree in trees.iter().filter(|tree| tree.name != "root" && tree.name != "usr") {
+            volume.add_tree(&tree.name).map_err(disk_error).at(Step::Volume)?;
+        }
+        let default_user = plan.guest.users.iter().find(|user| user.name == plan.guest.default_user);
+        let default_ids = default_user.map_or((0, 0), |user| (user.uid, user.gid));
+        let owners = mounts.iter().map(|mount| mount_owners(&mount.source, default_ids));
+        let owners = owners.collect::<io::Result<_>>().at(Step::Mounts)?;
+        let namespace = self.nets.take().at(Step::NetNamespace)?;
+        let home = self.nets.home().at(Step::NetNamespace)?;
+        Ok(Resources {
+            groups: Some(groups),
+            volume: EntryVolume::Given,
+            network: NetworkPart::Prepared { namespace, home },
+            ownership: Ownership::Range {
+                base,
+                volume: kept.unwrap_or(volume.disk),
+                journal: volume.journal,
+                mounts: owners,
+            },
+            setgroups: Setgroups::Allow,
+        })
+    }
+}
+
+fn mount_owners(source: &Path, default: (u32, u32)) -> io::Result<Owners> {
+    let facts = std::fs::metadata(source)?;
+    // An owner from the ids of sandboxes would collide with the map of every other id.
+    if facts.uid() >= owners::IDS || facts.gid() >= owners::IDS {
+        return Err(io::Error::other("the directory belongs to no ordinary user of this host"));
+    }
+    Ok(Owners { uid: facts.uid(), gid: facts.gid(), user: default.0, group: default.1 })
+}
+
+/// The agent's descriptors in the order of their numbers, from 3 on.
+struct Inherited {
+    descriptors: Vec<OwnedFd>,
+    commands: Option<i32>,
+    tasks: Vec<i32>,
+    oom: Option<i32>,
+}
+
+impl Inherited {
+    const CONFIG: usize = 0;
+    const LISTEN: usize = 1;
+    const READY: usize = 2;
+    const JOURNAL: usize = 3;
+
+    /// The places of the configuration and the journal hold copies of others until both exist.
+    fn new(ready: OwnedFd, listen: OwnedFd) -> Self {
+        let spare = || ready.try_clone().expect("a descriptor can be duplicated below the limit on them");
+        let descriptors = vec![spare(), listen, spare(), ready];
+        Self { descriptors, commands: None, tasks: Vec::new(), oom: None }
+    }
+
+    fn number(place: usize) -> i32 {
+        wire::config::CONFIG_FD + i32::try_from(place).expect("there are a dozen at most")
+    }
+
+    fn add(&mut self, descriptor: OwnedFd) -> i32 {
+        self.descriptors.push(descriptor);
+        Self::number(self.descriptors.len() - 1)
+    }
+
+    fn add_groups(&mut self, commands: OwnedFd, tasks: Vec<OwnedFd>, oom: Option<OwnedFd>) {
+        self.commands = Some(self.add(commands));
+        self.tasks = tasks.into_iter().map(|fd| self.add(fd)).collect();
+        self.oom = oom.map(|fd| self.add(fd));
+    }
+
+    fn set_config(&mut self, config: OwnedFd) {
+        self.descriptors[Self::CONFIG] = config;
+    }
+}
+
+fn memfd(config: &AgentConfig) -> io::Result<OwnedFd> {
+    let fd = rustix::fs::memfd_create("config", MemfdFlags::CLOEXEC)?;
+    let mut file = std::fs::File::from(fd);
+    file.write_all(&serde_json::to_vec(config)?)?;
+    rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0))?;
+    Ok(file.into())
+}
+
+fn entry_tree(tree: &images::Tree) -> EntryTree {
+    EntryTree {
+        mount_point: tree.mount_point.clone(),
+        name: tree_name(&tree.mount_point),
+        lowers: tree.lowers.clone(),
+    }
+}
+
+fn entry_mount(mount: &crate::jail::plan::MountPlan) -> EntryMount {
+    EntryMount { source: mount.source.clone(), target: mount.target.clone(), read_only: mount.read_only }
+}
+
+fn disk_error(error: VolumeError) -> io::Error {
+    io::Error::other(error)
+}
+
+fn refuse_image(error: ImageError) -> Refusal {
+    let hint = error.hint().map(str::to_owned);
+    match error {
+        ImageError::Unknown(name) => Refusal { kind: RefusalKind::NoImage, message: name, hint },
+        error => Refusal { kind: RefusalKind::Unsupported, message: error.to_string(), hint },
+    }
+}

@@ -1,0 +1,120 @@
+//! Ending a sandbox: kill its first process, wait, and take away everything it had.
+//!
+//! The kernel kills all of a pid namespace with its first process, frozen ones included, and
+//! reports that process as ended only when the others are gone. The record goes last, so that a
+//! launcher that was killed half-way finds it and goes on.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::AtFlags;
+use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
+
+use super::{Launcher, Rights};
+
+/// How far an ending has come.
+#[derive(Debug)]
+pub enum Ending {
+    Done,
+    /// Call [`Launcher::clear`] when the descriptor is readable.
+    Dying(OwnedFd),
+}
+
+impl Launcher {
+    /// Kills a sandbox. One that is gone already is no error.
+    pub fn kill(&mut self, id: &str) -> io::Result<Ending> {
+        if let Some(pidfd) = self.pidfd(id) {
+            match pidfd_send_signal(&pidfd, Signal::KILL) {
+                Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+                Err(error) => return Err(error.into()),
+            }
+            return Ok(Ending::Dying(pidfd));
+        }
+        if let Rights::Root(root) = &self.rights {
+            root.groups.kill(id)?;
+        }
+        Ok(Ending::Done)
+    }
+
+    /// Removes what a dead sandbox left. `WouldBlock` means that the kernel has not let go of
+    /// something yet; ask again.
+    pub fn clear(&mut self, id: &str, pidfd: Option<&OwnedFd>) -> io::Result<()> {
+        if let Some(pidfd) = pidfd {
+            collect(pidfd)?;
+        }
+        if let Rights::Root(root) = &mut self.rights {
+            root.groups.remove(id)?;
+            root.volumes.remove(id).map_err(io::Error::other)?;
+        } else {
+            remove_journals(&self.settings.state_dir.join("journals"), id)?;
+        }
+        match rustix::fs::unlinkat(self.run_directory(), id, AtFlags::empty()) {
+            Ok(()) | Err(rustix::io::Errno::NOENT) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if let Rights::Root(root) = &mut self.rights {
+            root.ranges.release(id).map_err(io::Error::other)?;
+        }
+        self.records.remove(id)
+    }
+
+    /// Ends a sandbox and waits until nothing of it is left.
+    pub fn destroy_and_wait(&mut self, id: &str) -> io::Result<()> {
+        let pidfd = match self.kill(id)? {
+            Ending::Done => None,
+            Ending::Dying(pidfd) => Some(pidfd),
+        };
+        if let Some(pidfd) = &pidfd {
+            wait_readable(pidfd)?;
+        }
+        const TRIES: u32 = 2000;
+        for _ in 0..TRIES {
+            match self.clear(id, pidfd.as_ref()) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => pause_briefly()?,
+                other => return other,
+            }
+        }
+        Err(io::Error::from(io::ErrorKind::TimedOut))
+    }
+
+    /// Removes this instance's own groups and other remains when nothing lives in them.
+    pub fn close(&mut self) -> io::Result<()> {
+        let Rights::Root(root) = &mut self.rights else { return Ok(()) };
+        for disk in std::mem::take(&mut root.disks) {
+            root.volumes.discard(disk).map_err(io::Error::other)?;
+        }
+        root.groups.close()
+    }
+}
+
+/// Collects the exit status if the process is our child; an adopted one is somebody else's.
+fn collect(pidfd: &OwnedFd) -> io::Result<()> {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+    match waitid(WaitId::PidFd(pidfd.as_fd()), options) {
+        Ok(_) | Err(rustix::io::Errno::CHILD) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn wait_readable(pidfd: &OwnedFd) -> io::Result<()> {
+    let mut watched = [PollFd::new(pidfd, PollFlags::IN)];
+    rustix::io::retry_on_intr(|| poll(&mut watched, None))?;
+    Ok(())
+}
+
+/// The kernel removes the last tasks from a group a moment after their end, and says so to
+/// nobody who holds only a v1 group. One millisecond is the grain of that moment.
+fn pause_briefly() -> io::Result<()> {
+    let moment = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+    poll(&mut [], Some(&moment))?;
+    Ok(())
+}
+
+/// Removes a sandbox's journals. The files were made by a sandbox, the names by us.
+fn remove_journals(journals: &std::path::Path, id: &str) -> io::Result<()> {
+    match linux::fs::Root::open(journals)?.remove_tree(std::path::Path::new(id)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}

@@ -1,0 +1,295 @@
+//! The one process with privileges: it makes, freezes, counts and removes sandboxes.
+//!
+//! It is single-threaded, because it clones, and has no network. [`Launcher`] is its craft,
+//! used by `coracle run` in its own process too; `serve` is its loop behind a socket.
+
+pub mod create;
+pub mod end;
+pub mod packet;
+pub mod protocol;
+pub mod record;
+pub mod serve;
+pub mod stock;
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use domain::Bytes;
+use linux::seccomp::policy::PolicyError;
+use rustix::fs::{Mode, OFlags};
+
+use self::protocol::{BoxCondition, FoundBox, Used};
+use self::record::Records;
+use self::stock::NetStock;
+use crate::cgroups::{Freezing, Hierarchies};
+use crate::images::{self, Aliases, HostImage, ImageError, Unlisted};
+use crate::jail::filters::Filters;
+use crate::jail::plan::LimitName;
+use crate::range::{RangeError, Ranges};
+use crate::settings::Settings;
+use crate::volumes::{self, Prepared, VolumeError, Volumes};
+
+/// Makes and removes sandboxes on this host.
+pub struct Launcher {
+    settings: Settings,
+    rights: Rights,
+    records: Records,
+    filters: Filters,
+    host: HostImage,
+    aliases: Aliases,
+    /// Our own program as the agent, unreadable to everybody as root.
+    agent: OwnedFd,
+    /// Where the agents' sockets are.
+    run: OwnedFd,
+}
+
+/// What we may do on this host.
+enum Rights {
+    Root(Box<Root>),
+    /// An ordinary user: one id, no groups, disks in memory.
+    User {
+        uid: u32,
+        gid: u32,
+    },
+}
+
+struct Root {
+    groups: Hierarchies,
+    volumes: Volumes,
+    ranges: Ranges,
+    nets: NetStock,
+    disks: Vec<Prepared>,
+}
+
+/// The launcher could not begin.
+#[derive(Debug, thiserror::Error)]
+pub enum LauncherError {
+    #[error("could not {action} `{path}`")]
+    Io { action: &'static str, path: PathBuf, source: io::Error },
+    #[error("the control groups of this host cannot be used")]
+    Groups(#[source] io::Error),
+    #[error("the disks of sandboxes cannot be kept")]
+    Volumes(#[from] VolumeError),
+    #[error("the uid ranges cannot be used")]
+    Ranges(#[from] RangeError),
+    #[error("the image `host` cannot be made")]
+    Images(#[from] ImageError),
+    #[error("a system call filter is wrong")]
+    Filters(#[from] PolicyError),
+}
+
+/// The disk that volumes are prepared for; assigning one sets the real limit.
+const PREPARED_DISK: Bytes = Bytes::mib(1024);
+
+impl Launcher {
+    /// Opens the state directory, mounting what has to be mounted in this process's own mount
+    /// namespace, which the caller has made private.
+    pub fn open(settings: Settings) -> Result<Self, LauncherError> {
+        let state = settings.state_dir.clone();
+        let failed = |action, path: &Path| {
+            let path = path.to_owned();
+            move |source| LauncherError::Io { action, path, source }
+        };
+        for (name, mode) in
+            [("run", 0o711), ("bin", 0o711), ("boxes", 0o700), ("images", 0o755), ("journals", 0o700)]
+        {
+            let path = state.join(name);
+            make_directory(&path, mode).map_err(failed("make", &path))?;
+        }
+        let records = Records::open(&state).map_err(failed("open", &state))?;
+        let bin = state.join("bin");
+        let agent = agent_program(&bin).map_err(failed("copy ourselves to", &bin))?;
+        let run = open_directory(&state.join("run")).map_err(failed("open", &state.join("run")))?;
+        let host = images::host_skeleton(&state.join("host"))?;
+        let aliases = aliases(&settings);
+        let rights = if rustix::process::geteuid().is_root() {
+            Rights::Root(Box::new(Root::open(&settings)?))
+        } else {
+            let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+            Rights::User { uid, gid }
+        };
+        let filters = Filters::compile()?;
+        Ok(Self { settings, rights, records, filters, host, aliases, agent, run })
+    }
+
+    /// Prepares one more net namespace or volume if there are too few; `true` while more are
+    /// missing. Called when there is nothing else to do.
+    pub fn restock(&mut self) -> io::Result<bool> {
+        match &mut self.rights {
+            Rights::Root(root) => root.restock(self.settings.prepared),
+            Rights::User { .. } => Ok(false),
+        }
+    }
+
+    /// All sandboxes of which anything exists here.
+    pub fn found(&self) -> io::Result<Vec<FoundBox>> {
+        let mut ids = self.records.list()?;
+        if let Rights::Root(root) = &self.rights {
+            ids.extend(root.groups.list()?);
+            ids.extend(root.volumes.list().map_err(io::Error::other)?);
+        }
+        ids.sort_unstable();
+        ids.dedup();
+        Ok(ids.into_iter().map(|id| FoundBox { condition: self.condition(&id), id }).collect())
+    }
+
+    fn condition(&self, id: &str) -> BoxCondition {
+        let Some(record) = self.records.read(id).filter(|record| record.process.is_some()) else {
+            return BoxCondition::Half;
+        };
+        match (record.pidfd(), &self.rights) {
+            (None, _) => BoxCondition::Dead,
+            (Some(_), Rights::Root(root)) if root.groups.is_frozen(id) => BoxCondition::Frozen,
+            (Some(_), _) if self.listens(id) => BoxCondition::Alive,
+            // It was cloned, but whether it became an agent nobody saw.
+            (Some(_), _) => BoxCondition::Half,
+        }
+    }
+
+    /// Whether the agent of `id` accepts connections. Only a connect tells: the socket is bound
+    /// by us, long before the agent listens on it.
+    fn listens(&self, id: &str) -> bool {
+        let path = format!("/proc/self/fd/{}/{id}", std::os::fd::AsRawFd::as_raw_fd(&self.run));
+        std::os::unix::net::UnixStream::connect(path).is_ok()
+    }
+
+    /// A descriptor that becomes readable when the sandbox ends.
+    pub fn pidfd(&self, id: &str) -> Option<OwnedFd> {
+        self.records.read(id)?.pidfd()
+    }
+
+    /// Begins to stop or continue all commands of a sandbox.
+    pub fn freeze(&self, id: &str, frozen: bool) -> io::Result<Freezing> {
+        match &self.rights {
+            Rights::Root(root) => root.groups.freeze(id, frozen),
+            Rights::User { .. } => Err(io::Error::from(io::ErrorKind::Unsupported)),
+        }
+    }
+
+    pub fn was_out_of_memory(&self, id: &str) -> bool {
+        match &self.rights {
+            Rights::Root(root) => root.groups.agent_was_killed_for_memory(id),
+            Rights::User { .. } => false,
+        }
+    }
+
+    pub fn usage(&self, id: &str) -> Option<Used> {
+        let limits = self.records.read(id)?.limits;
+        let Rights::Root(root) = &self.rights else { return Some(Used::default()) };
+        let used = root.groups.usage(id);
+        let disk = root.volumes.usage(id).ok();
+        Some(Used {
+            memory: used.memory,
+            memory_limit: Some(limits.memory),
+            cpu_micros: used.cpu_micros,
+            cpu_limit: Some(limits.cpus),
+            pids: used.pids,
+            disk: disk.map(|disk| disk.used.0),
+            disk_limit: disk.map(|disk| disk.limit.0),
+            oom_kills: used.oom_kills,
+        })
+    }
+
+    /// Whether this host enforces a limit for every sandbox.
+    pub fn enforces(&self, limit: LimitName) -> bool {
+        match (&self.rights, limit) {
+            (_, LimitName::Disk) => true,
+            (Rights::Root(root), limit) => root.groups.enforces(limit),
+            (Rights::User { .. }, _) => false,
+        }
+    }
+
+    /// Where the agent of `id` is dialled, for a caller in this process.
+    pub fn socket(&self, id: &str) -> PathBuf {
+        self.settings.state_dir.join("run").join(id)
+    }
+
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+}
+
+impl Root {
+    fn open(settings: &Settings) -> Result<Self, LauncherError> {
+        let groups = Hierarchies::find(&settings.instance).map_err(LauncherError::Groups)?;
+        groups.open().map_err(LauncherError::Groups)?;
+        let kept = volumes::Settings {
+            pool: settings.pool_bytes.map(Bytes),
+            floor: Bytes(settings.free_space_floor),
+            ..volumes::Settings::default()
+        };
+        let volumes = Volumes::open(&settings.state_dir.join("disk"), kept)?;
+        let ranges = Ranges::open(&settings.state_dir.join("ranges"), settings.uid_base)?;
+        let nets = NetStock::open(settings.prepared).map_err(LauncherError::Groups)?;
+        Ok(Self { groups, volumes, ranges, nets, disks: Vec::new() })
+    }
+
+    fn restock(&mut self, wanted: usize) -> io::Result<bool> {
+        if self.nets.refill()? {
+            return Ok(true);
+        }
+        if self.disks.len() < wanted {
+            let disk = self.volumes.prepare(PREPARED_DISK).map_err(io::Error::other)?;
+            self.disks.push(disk);
+        }
+        Ok(self.disks.len() < wanted)
+    }
+}
+
+/// The operator's aliases first, then the habits of the compatible APIs.
+fn aliases(settings: &Settings) -> Aliases {
+    let mut aliases = Aliases::default();
+    let own = settings.aliases.iter().map(|(name, target)| (name.clone(), target.clone()));
+    aliases.table = own.chain(std::mem::take(&mut aliases.table)).collect();
+    if settings.strict_images {
+        aliases.unlisted = Unlisted::Refuse;
+    }
+    aliases
+}
+
+fn make_directory(path: &Path, mode: u32) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(mode).create(path)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+}
+
+fn open_directory(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty()).map_err(Into::into)
+}
+
+/// Our own program as sandboxes will execute it.
+///
+/// As root it is a copy that belongs to root and has mode 0111: nobody inside can read it, and
+/// for a program it cannot read the kernel makes the process untraceable. An ordinary user's
+/// sandboxes execute the program itself.
+fn agent_program(bin: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let own = Path::new("/proc/self/exe");
+    if !rustix::process::geteuid().is_root() {
+        return rustix::fs::open(own, flags, Mode::empty()).map_err(Into::into);
+    }
+    let facts = fs::metadata(own)?;
+    let name = format!("agent-{:x}-{:x}-{:x}", facts.ino(), facts.size(), facts.mtime_nsec() ^ facts.mtime());
+    let copy = bin.join(name);
+    if !copy.exists() {
+        for old in fs::read_dir(bin)? {
+            // Sandboxes that run an old copy keep it alive without its name.
+            fs::remove_file(old?.path())?;
+        }
+        let fresh = bin.join(format!("new-{}", std::process::id()));
+        fs::copy(own, &fresh)?;
+        fs::set_permissions(&fresh, fs::Permissions::from_mode(0o111))?;
+        fs::rename(&fresh, &copy)?;
+    }
+    rustix::fs::open(&copy, flags, Mode::empty()).map_err(Into::into)
+}
+
+/// Borrows the descriptor of the agents' socket directory.
+impl Launcher {
+    pub(crate) fn run_directory(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.run.as_fd()
+    }
+}

@@ -1,0 +1,108 @@
+//! Packets on a unix socket, with descriptors beside them. Both ends use it.
+
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::MemfdFlags;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::protocol::LARGEST_PACKET;
+
+/// What stands in a packet whose message lies in the memfd beside it.
+const IN_MEMFD: &[u8] = b"@";
+/// No message is larger, wherever it lies.
+const LARGEST_MESSAGE: u64 = 16 << 20;
+
+/// Sends a message and at most one descriptor, without waiting.
+pub fn send(
+    socket: BorrowedFd<'_>,
+    message: &impl Serialize,
+    descriptor: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    let json = serde_json::to_vec(message)?;
+    let mut carried = Vec::new();
+    let memfd = if json.len() > LARGEST_PACKET { Some(put_aside(&json)?) } else { None };
+    if let Some(memfd) = &memfd {
+        carried.push(memfd.as_fd());
+    }
+    carried.extend(descriptor);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !carried.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&carried)) {
+        return Err(io::Error::other("two descriptors did not fit"));
+    }
+    let bytes = if memfd.is_some() { IN_MEMFD } else { &json };
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)?;
+    Ok(())
+}
+
+/// Receives a message and the descriptor beside it, if one came; `None` at the end.
+pub fn receive<T: DeserializeOwned>(socket: BorrowedFd<'_>) -> io::Result<Option<(T, Option<OwnedFd>)>> {
+    let mut buffer = vec![0; LARGEST_PACKET + 1];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let received = {
+        let mut slices = [IoSliceMut::new(&mut buffer)];
+        rustix::net::recvmsg(socket, &mut slices, &mut control, flags)?
+    };
+    if received.bytes == 0 {
+        return Ok(None);
+    }
+    let mut descriptors = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            descriptors.extend(rights);
+        }
+    }
+    let mut descriptors = descriptors.into_iter();
+    let json = match &buffer[..received.bytes] {
+        IN_MEMFD => take_aside(descriptors.next())?,
+        bytes => bytes.to_vec(),
+    };
+    Ok(Some((serde_json::from_slice(&json)?, descriptors.next())))
+}
+
+fn put_aside(json: &[u8]) -> io::Result<OwnedFd> {
+    let mut file = File::from(rustix::fs::memfd_create("message", MemfdFlags::CLOEXEC)?);
+    file.write_all(json)?;
+    rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0))?;
+    Ok(file.into())
+}
+
+fn take_aside(memfd: Option<OwnedFd>) -> io::Result<Vec<u8>> {
+    let memfd = memfd.ok_or_else(|| io::Error::other("a large message came without its memfd"))?;
+    let mut json = Vec::new();
+    File::from(memfd).take(LARGEST_MESSAGE).read_to_end(&mut json)?;
+    Ok(json)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    #[test]
+    fn small_and_large_messages_arrive_with_their_descriptor() {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .expect("a pair");
+        for size in [0, 10, LARGEST_PACKET + 100, 3 << 20] {
+            let text = "x".repeat(size);
+            send(ours.as_fd(), &text, Some(ours.as_fd())).expect("sent");
+            let (back, descriptor) = receive::<String>(theirs.as_fd()).expect("received").expect("a message");
+            assert_eq!(back, text);
+            assert!(descriptor.is_some());
+        }
+        drop(ours);
+        assert!(receive::<String>(theirs.as_fd()).expect("an end").is_none());
+    }
+}

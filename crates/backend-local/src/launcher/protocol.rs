@@ -1,0 +1,182 @@
+//! What the server and the launcher say to each other: one JSON message a packet, with
+//! descriptors beside it. A message too large for a packet goes in a memfd.
+
+use backend::{BackendError, Condition};
+use serde::{Deserialize, Serialize};
+
+use crate::jail::plan::JailPlan;
+use crate::jail::step::JailError;
+use crate::range::RangeError;
+use crate::volumes::VolumeError;
+
+/// The version both must have; they are started by the same supervisor.
+pub const VERSION: u32 = 1;
+
+/// Above this a message travels in a memfd.
+pub const LARGEST_PACKET: usize = 64 << 10;
+
+/// The name of the launcher's socket in the run directory.
+pub const SOCKET: &str = "launcher";
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Ask {
+    pub version: u32,
+    pub number: u64,
+    pub question: Question,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Question {
+    Create(Box<JailPlan>),
+    Destroy {
+        id: String,
+    },
+    Freeze {
+        id: String,
+        frozen: bool,
+    },
+    List,
+    Usage {
+        id: String,
+    },
+    /// Answered with a descriptor that becomes readable when the sandbox ends.
+    Watch {
+        id: String,
+    },
+    /// Whether the agent of a dead sandbox was killed for lack of memory.
+    WasOutOfMemory {
+        id: String,
+    },
+    /// What this host enforces.
+    Report,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Tell {
+    pub number: u64,
+    pub answer: Result<Answer, Refusal>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    Done,
+    /// Comes with the sandbox's pidfd.
+    Created(Holds),
+    Found(Vec<FoundBox>),
+    Used(Used),
+    Yes(bool),
+    Report {
+        limits: Vec<String>,
+        weaker: Vec<String>,
+        pause: bool,
+    },
+}
+
+/// What is in force for a sandbox.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Holds {
+    pub image: String,
+    pub measures: Vec<(String, String)>,
+    pub weaker: Vec<String>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct FoundBox {
+    pub id: String,
+    pub condition: BoxCondition,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BoxCondition {
+    Alive,
+    Frozen,
+    Dead,
+    Half,
+}
+
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Used {
+    pub memory: Option<u64>,
+    pub memory_limit: Option<u64>,
+    pub cpu_micros: Option<u64>,
+    pub cpu_limit: Option<u32>,
+    pub pids: Option<u64>,
+    pub disk: Option<u64>,
+    pub disk_limit: Option<u64>,
+    pub oom_kills: Option<u64>,
+}
+
+/// Why the launcher did not do something.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Refusal {
+    pub kind: RefusalKind,
+    pub message: String,
+    pub hint: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RefusalKind {
+    Step(String),
+    Unsupported,
+    NoImage,
+    Exhausted,
+    Gone,
+}
+
+impl Refusal {
+    pub fn unsupported(message: impl Into<String>, hint: Option<&str>) -> Self {
+        Self { kind: RefusalKind::Unsupported, message: message.into(), hint: hint.map(str::to_owned) }
+    }
+
+    pub fn gone() -> Self {
+        Self { kind: RefusalKind::Gone, message: "there is no such sandbox".to_owned(), hint: None }
+    }
+}
+
+impl From<JailError> for Refusal {
+    fn from(error: JailError) -> Self {
+        let inner = error.source.get_ref();
+        let volume = inner.and_then(|inner| inner.downcast_ref::<VolumeError>());
+        let range = inner.and_then(|inner| inner.downcast_ref::<RangeError>());
+        let own = volume.and_then(VolumeError::hint).or(range.and_then(RangeError::hint));
+        let full = matches!(volume, Some(VolumeError::NoRoom { .. }))
+            || matches!(range, Some(RangeError::Exhausted));
+        let mut message = error.source.to_string();
+        let mut cause = std::error::Error::source(&error.source);
+        while let Some(source) = cause {
+            message = format!("{message}: {source}");
+            cause = source.source();
+        }
+        let hint = own.or_else(|| error.step.hint(&error.source)).map(str::to_owned);
+        let kind = if full { RefusalKind::Exhausted } else { RefusalKind::Step(error.step.to_string()) };
+        Self { kind, message, hint }
+    }
+}
+
+impl From<Refusal> for BackendError {
+    fn from(refusal: Refusal) -> Self {
+        let Refusal { kind, message, hint } = refusal;
+        match kind {
+            RefusalKind::Step(step) => Self::Step { step, message, hint },
+            RefusalKind::Unsupported => Self::Unsupported { message, hint },
+            RefusalKind::NoImage => Self::NoImage(message),
+            RefusalKind::Exhausted => Self::Exhausted(message),
+            RefusalKind::Gone => Self::Gone,
+        }
+    }
+}
+
+impl From<BoxCondition> for Condition {
+    fn from(condition: BoxCondition) -> Self {
+        match condition {
+            BoxCondition::Alive => Self::Alive,
+            BoxCondition::Frozen => Self::Frozen,
+            BoxCondition::Dead => Self::Dead,
+            BoxCondition::Half => Self::Half,
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! What is written about a sandbox before and while it exists, so that a later launcher knows
+//! it again: `<state>/boxes/<id>`.
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde::{Deserialize, Serialize};
+
+use crate::jail::plan::Limits;
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Record {
+    pub boot: String,
+    pub limits: Limits,
+    /// Absent until the first process exists.
+    pub process: Option<Process>,
+}
+
+/// Who the first process is. A pid alone is used again; with its start time and its pid
+/// namespace it is not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Process {
+    pub pid: i32,
+    pub started: u64,
+    pub namespace: u64,
+}
+
+/// The records of one state directory.
+#[derive(Clone, Debug)]
+pub struct Records {
+    directory: PathBuf,
+}
+
+impl Records {
+    pub fn open(state_dir: &Path) -> io::Result<Self> {
+        let directory = state_dir.join("boxes");
+        fs::create_dir_all(&directory)?;
+        Ok(Self { directory })
+    }
+
+    /// Writes down the intention; an id that has a record already is refused.
+    pub fn begin(&self, id: &str, limits: Limits) -> io::Result<Record> {
+        let record = Record { boot: boot_id()?, limits, process: None };
+        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(self.path(id))?;
+        file.write_all(&serde_json::to_vec(&record)?)?;
+        Ok(record)
+    }
+
+    /// Adds who the first process is. A reader that finds a torn record takes the sandbox for
+    /// half made, which at that moment it is.
+    pub fn add_process(&self, id: &str, record: &mut Record, pid: i32) -> io::Result<()> {
+        record.process = Some(Process::of(pid)?);
+        fs::write(self.path(id), serde_json::to_vec(record)?)
+    }
+
+    /// The record of `id`, if it has a complete one.
+    pub fn read(&self, id: &str) -> Option<Record> {
+        serde_json::from_slice(&fs::read(self.path(id)).ok()?).ok()
+    }
+
+    pub fn remove(&self, id: &str) -> io::Result<()> {
+        match fs::remove_file(self.path(id)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
+    }
+
+    pub fn list(&self) -> io::Result<Vec<String>> {
+        let entries = fs::read_dir(&self.directory)?;
+        entries.map(|entry| entry.map(|entry| entry.file_name().to_string_lossy().into_owned())).collect()
+    }
+
+    fn path(&self, id: &str) -> PathBuf {
+        self.directory.join(id)
+    }
+}
+
+impl Record {
+    /// A descriptor of the first process, if that very process still lives.
+    pub fn pidfd(&self) -> Option<OwnedFd> {
+        let process = self.process.as_ref()?;
+        if self.boot != boot_id().ok()? {
+            return None;
+        }
+        // Opened first and compared afterwards: from here on the number means this process.
+        let pidfd = pidfd_open(Pid::from_raw(process.pid)?, PidfdFlags::empty()).ok()?;
+        (Process::of(process.pid).ok()? == *process && !ended(&pidfd)).then_some(pidfd)
+    }
+}
+
+impl Process {
+    fn of(pid: i32) -> io::Result<Self> {
+        use std::os::unix::fs::MetadataExt;
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+        // The name in parentheses may hold anything; the start time is the 20th word behind it.
+        let behind = stat.rsplit_once(')').map(|(_, behind)| behind).unwrap_or_default();
+        let started = behind.split_whitespace().nth(19).and_then(|word| word.parse().ok());
+        let started = started.ok_or_else(|| io::Error::other("the kernel shows no start time"))?;
+        let namespace = fs::metadata(format!("/proc/{pid}/ns/pid")).map_or(0, |metadata| metadata.ino());
+        Ok(Self { pid, started, namespace })
+    }
+}
+
+/// Whether the process behind a pidfd has ended.
+pub fn ended(pidfd: &OwnedFd) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut watched = [PollFd::new(pidfd, PollFlags::IN)];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut watched, Some(&at_once)).is_ok_and(|ready| ready > 0)
+}
+
+pub fn boot_id() -> io::Result<String> {
+    Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_knows_its_process_again_and_no_other() {
+        let own = i32::try_from(std::process::id()).expect("a pid");
+        let limits = Limits { memory: 1, cpus: 1, pids: 1, disk: 1 };
+        let mut record = Record { boot: boot_id().expect("linux"), limits, process: Process::of(own).ok() };
+        assert!(record.pidfd().is_some());
+        let process = record.process.as_mut().expect("it has one");
+        process.started += 1;
+        assert!(record.pidfd().is_none(), "another process with this pid");
+        process_boot(&mut record);
+        assert!(record.pidfd().is_none(), "another boot");
+    }
+
+    fn process_boot(record: &mut Record) {
+        record.process = Process::of(i32::try_from(std::process::id()).expect("a pid")).ok();
+        record.boot = "another".to_owned();
+    }
+}

@@ -1,0 +1,335 @@
+//! The launcher's loop: questions come in, sandboxes come up and go away, answers go out.
+//!
+//! Nothing here waits for one sandbox while others could go on: a create is answered when the
+//! agent reports, a destroy when the process has ended and the kernel let go of its groups.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+
+use domain::SandboxId;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{AtFlags, Mode, Uid};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, socket_with};
+
+use super::create::Pending;
+use super::end::Ending;
+use super::protocol::{Answer, Ask, Question, Refusal, RefusalKind, SOCKET, Tell, VERSION};
+use super::{Launcher, packet};
+use crate::cgroups::Freezing;
+use crate::jail::plan::LimitName;
+
+/// A connection; answers to it may still be owed after it was replaced.
+type Client = Rc<OwnedFd>;
+
+struct Creating {
+    client: Client,
+    number: u64,
+    pending: Pending,
+}
+
+struct Dying {
+    client: Client,
+    number: u64,
+    id: String,
+    pidfd: Option<OwnedFd>,
+    state: Waiting,
+}
+
+/// A pause or resume that the kernel has not finished. A process in the middle of a read from a
+/// slow disk cannot be stopped before it returns.
+struct Changing {
+    client: Client,
+    number: u64,
+    freezing: Freezing,
+}
+
+/// What a destroy waits for.
+enum Waiting {
+    Death,
+    /// The kernel has not let go of its groups.
+    Groups,
+}
+
+/// The state of the loop.
+pub struct Loop {
+    launcher: Launcher,
+    listener: OwnedFd,
+    /// Readable or closed when the loop is to end.
+    stop: OwnedFd,
+    clients: Vec<Client>,
+    creating: Vec<Creating>,
+    changing: Vec<Changing>,
+    dying: Vec<Dying>,
+    stocked: bool,
+}
+
+/// What became ready.
+enum Ready {
+    Stop,
+    Listener,
+    Client(usize),
+    Created(usize),
+    Changed(usize),
+    Died(usize),
+    Nothing,
+}
+
+impl Loop {
+    /// Listens in the run directory. A socket that a killed launcher left is replaced.
+    pub fn open(launcher: Launcher, stop: OwnedFd) -> io::Result<Self> {
+        let run = launcher.run_directory();
+        match rustix::fs::unlinkat(run, SOCKET, AtFlags::empty()) {
+            Ok(()) | Err(rustix::io::Errno::NOENT) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let path = format!("/proc/self/fd/{}/{SOCKET}", std::os::fd::AsRawFd::as_raw_fd(&run));
+        rustix::net::bind(&listener, &SocketAddrUnix::new(path)?)?;
+        rustix::fs::chmodat(run, SOCKET, Mode::from_raw_mode(0o600), AtFlags::empty())?;
+        let server = launcher.settings().server_uid.map(Uid::from_raw);
+        rustix::fs::chownat(run, SOCKET, server, None, AtFlags::SYMLINK_NOFOLLOW)?;
+        rustix::net::listen(&listener, 16)?;
+        Ok(Self {
+            launcher,
+            listener,
+            stop,
+            clients: Vec::new(),
+            creating: Vec::new(),
+            changing: Vec::new(),
+            dying: Vec::new(),
+            stocked: false,
+        })
+    }
+
+    /// Serves until told to stop.
+    pub fn run(&mut self) -> io::Result<()> {
+        loop {
+            match self.wait()? {
+                Ready::Stop => return self.launcher.close(),
+                Ready::Listener => {
+                    let client = accept_with(&self.listener, SocketFlags::CLOEXEC)?;
+                    self.clients.push(Rc::new(client));
+                }
+                Ready::Client(place) => self.hear(place),
+                Ready::Created(place) => self.conclude(place),
+                Ready::Changed(place) => self.look_at_change(place),
+                Ready::Died(place) => self.dying[place].state = Waiting::Groups,
+                Ready::Nothing => {}
+            }
+            self.clear_dying();
+        }
+    }
+
+    /// Waits for the next thing to do. While the stock is low it only looks, and restocks when
+    /// there is nothing to see.
+    fn wait(&mut self) -> io::Result<Ready> {
+        let mut watched =
+            vec![PollFd::new(&self.stop, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
+        watched.extend(self.clients.iter().map(|client| PollFd::new(&**client, PollFlags::IN)));
+        watched.extend(
+            self.creating.iter().map(|creating| PollFd::new(&creating.pending.status, PollFlags::IN)),
+        );
+        watched.extend(
+            self.changing.iter().map(|changing| PollFd::new(&changing.freezing.events, PollFlags::PRI)),
+        );
+        let deaths = |dying: &Dying| matches!(dying.state, Waiting::Death);
+        let waiting: Vec<usize> = (0..self.dying.len()).filter(|place| deaths(&self.dying[*place])).collect();
+        for place in &waiting {
+            if let Some(pidfd) = &self.dying[*place].pidfd {
+                watched.push(PollFd::new(pidfd, PollFlags::IN));
+            }
+        }
+        let retrying = self.dying.iter().any(|dying| !deaths(dying));
+        let nanoseconds = if retrying { 1_000_000 } else { 0 };
+        let timeout = Timespec { tv_sec: 0, tv_nsec: nanoseconds };
+        let timeout = (retrying || !self.stocked).then_some(&timeout);
+        let ready = rustix::io::retry_on_intr(|| poll(&mut watched, timeout))?;
+        if ready == 0 {
+            drop(watched);
+            self.restock();
+            return Ok(Ready::Nothing);
+        }
+        let place = watched.iter().position(|fd| !fd.revents().is_empty()).unwrap_or(0);
+        let mut place = place;
+        for (kind, count) in [
+            ((|_| Ready::Stop) as fn(usize) -> Ready, 1),
+            (|_| Ready::Listener, 1),
+            (Ready::Client, self.clients.len()),
+            (Ready::Created, self.creating.len()),
+            (Ready::Changed, self.changing.len()),
+        ] {
+            if place < count {
+                return Ok(kind(place));
+            }
+            place -= count;
+        }
+        Ok(Ready::Died(waiting[place]))
+    }
+
+    fn restock(&mut self) {
+        if self.stocked {
+            return;
+        }
+        match self.launcher.restock() {
+            Ok(more) => self.stocked = !more,
+            Err(error) => {
+                // A create will try again and report it.
+                tracing::warn!(%error, "nothing could be prepared ahead");
+                self.stocked = true;
+            }
+        }
+    }
+
+    fn hear(&mut self, place: usize) {
+        let client = Rc::clone(&self.clients[place]);
+        match packet::receive::<Ask>(client.as_fd()) {
+            Ok(Some((ask, _))) if ask.version == VERSION && names_a_sandbox(&ask.question) => {
+                self.answer(client, ask)
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Ok(Some(_) | None) | Err(_) => drop(self.clients.remove(place)),
+        }
+    }
+
+    fn answer(&mut self, client: Client, ask: Ask) {
+        let number = ask.number;
+        let answer = match ask.question {
+            Question::Create(plan) => {
+                self.stocked = false;
+                match self.launcher.begin(&plan) {
+                    Ok(pending) => return self.creating.push(Creating { client, number, pending }),
+                    Err(refusal) => Err(refusal),
+                }
+            }
+            Question::Destroy { id } => match self.launcher.kill(&id) {
+                Ok(Ending::Dying(pidfd)) => {
+                    let (pidfd, state) = (Some(pidfd), Waiting::Death);
+                    return self.dying.push(Dying { client, number, id, pidfd, state });
+                }
+                Ok(Ending::Done) => {
+                    return self.dying.push(Dying {
+                        client,
+                        number,
+                        id,
+                        pidfd: None,
+                        state: Waiting::Groups,
+                    });
+                }
+                Err(error) => Err(failed("kill", &error)),
+            },
+            Question::Freeze { id, frozen } => match self.launcher.freeze(&id, frozen) {
+                Ok(freezing) => {
+                    self.changing.push(Changing { client, number, freezing });
+                    return self.look_at_change(self.changing.len() - 1);
+                }
+                Err(error) => Err(failed("freeze", &error)),
+            },
+            Question::Watch { id } => {
+                let pidfd = self.launcher.pidfd(&id);
+                let answer = if pidfd.is_some() { Ok(Answer::Done) } else { Err(Refusal::gone()) };
+                return tell(&client, number, answer, pidfd.as_ref());
+            }
+            question => self.look(question),
+        };
+        tell(&client, number, answer, None);
+    }
+
+    /// Questions that are answered at once.
+    fn look(&self, question: Question) -> Result<Answer, Refusal> {
+        match question {
+            Question::List => {
+                self.launcher.found().map(Answer::Found).map_err(|error| failed("list", &error))
+            }
+            Question::Usage { id } => self.launcher.usage(&id).map(Answer::Used).ok_or_else(Refusal::gone),
+            Question::WasOutOfMemory { id } => Ok(Answer::Yes(self.launcher.was_out_of_memory(&id))),
+            Question::Report => Ok(self.report()),
+            Question::Create(_)
+            | Question::Destroy { .. }
+            | Question::Freeze { .. }
+            | Question::Watch { .. } => {
+                Err(Refusal::unsupported("this question is answered elsewhere", None))
+            }
+        }
+    }
+
+    fn report(&self) -> Answer {
+        let all = [LimitName::Memory, LimitName::Cpus, LimitName::Pids, LimitName::Disk];
+        let (held, missing): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|limit| self.launcher.enforces(*limit));
+        Answer::Report {
+            limits: held.iter().map(|limit| limit.word().to_owned()).collect(),
+            weaker: missing.iter().map(|limit| format!("no limit on {} holds here", limit.word())).collect(),
+            pause: self.launcher.enforces(LimitName::Memory),
+        }
+    }
+
+    fn conclude(&mut self, place: usize) {
+        let Creating { client, number, pending } = self.creating.swap_remove(place);
+        match self.launcher.conclude(pending) {
+            Ok(created) => {
+                let answer = Ok(Answer::Created(created.holds));
+                tell(&client, number, answer, Some(&created.pidfd));
+            }
+            Err(refusal) => tell(&client, number, Err(refusal), None),
+        }
+    }
+
+    /// Answers a pause or resume once the kernel has done it.
+    fn look_at_change(&mut self, place: usize) {
+        let answer = match self.changing[place].freezing.is_done() {
+            Ok(true) => Ok(Answer::Done),
+            Ok(false) => return,
+            Err(error) => Err(failed("freeze", &error)),
+        };
+        let Changing { client, number, .. } = self.changing.swap_remove(place);
+        tell(&client, number, answer, None);
+    }
+
+    /// Clears those that have died, and keeps those that the kernel still holds.
+    fn clear_dying(&mut self) {
+        for mut dying in std::mem::take(&mut self.dying) {
+            if matches!(dying.state, Waiting::Groups) {
+                match self.launcher.clear(&dying.id, dying.pidfd.as_ref()) {
+                    Ok(()) => {
+                        tell(&dying.client, dying.number, Ok(Answer::Done), None);
+                        continue;
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => dying.state = Waiting::Groups,
+                    Err(error) => {
+                        tell(&dying.client, dying.number, Err(failed("clear", &error)), None);
+                        continue;
+                    }
+                }
+            }
+            self.dying.push(dying);
+        }
+    }
+}
+
+/// Whether the id in a question is one. Ids become parts of paths here, and the asker faces the
+/// network: it is not believed.
+fn names_a_sandbox(question: &Question) -> bool {
+    let id = match question {
+        Question::Create(plan) => &plan.id,
+        Question::Destroy { id }
+        | Question::Freeze { id, .. }
+        | Question::Usage { id }
+        | Question::Watch { id }
+        | Question::WasOutOfMemory { id } => id,
+        Question::List | Question::Report => return true,
+    };
+    SandboxId::parse(id).is_ok()
+}
+
+fn failed(step: &str, error: &io::Error) -> Refusal {
+    Refusal { kind: RefusalKind::Step(step.to_owned()), message: error.to_string(), hint: None }
+}
+
+/// Answers, unless the asker is gone; it will look at what exists when it comes back.
+fn tell(client: &Client, number: u64, answer: Result<Answer, Refusal>, descriptor: Option<&OwnedFd>) {
+    let message = Tell { number, answer };
+    if let Err(error) = packet::send(client.as_fd(), &message, descriptor.map(AsFd::as_fd)) {
+        tracing::warn!(%error, "an answer found nobody");
+    }
+}

@@ -1,0 +1,332 @@
+//! The backend as the service sees it: a client of the launcher, and a dialler of agents.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+
+use backend::{AgentStream, Backend, BackendError, Capabilities, Death, Found, InForce, Usage};
+use domain::spec::Access;
+use domain::{Bytes, Cause, Mount, Network, SandboxId, Spec};
+use rustix::fs::{Mode, OFlags};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::jail::plan::{GuestPlan, JailPlan, LimitName, Limits, MountPlan, UserPlan};
+use crate::launcher::packet;
+use crate::launcher::protocol::{Answer, Ask, Question, Refusal, SOCKET, Tell, VERSION};
+
+/// What holds for sandboxes whose caller left something open.
+#[derive(Clone, Copy, Debug)]
+pub struct Defaults {
+    pub limits: Limits,
+    pub require_limits: bool,
+    pub max_processes: u32,
+}
+
+/// Sandboxes on this host.
+pub struct Native {
+    link: Arc<Link>,
+    /// Where the launcher and the agents listen.
+    run: Arc<OwnedFd>,
+    defaults: Defaults,
+    deaths: mpsc::UnboundedSender<Death>,
+    listener: Mutex<Option<mpsc::UnboundedReceiver<Death>>>,
+}
+
+/// The connection to the launcher. When it breaks, the next question makes a new one.
+struct Link {
+    run: Arc<OwnedFd>,
+    state: Mutex<LinkState>,
+}
+
+#[derive(Default)]
+struct LinkState {
+    socket: Option<Arc<AsyncFd<OwnedFd>>>,
+    number: u64,
+    waiting: HashMap<u64, oneshot::Sender<Told>>,
+}
+
+type Told = (Result<Answer, Refusal>, Option<OwnedFd>);
+
+impl Native {
+    /// Uses the launcher that serves `state_dir`.
+    pub fn connect(state_dir: &std::path::Path, defaults: Defaults) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let run = Arc::new(rustix::fs::open(state_dir.join("run"), flags, Mode::empty())?);
+        let (deaths, listener) = mpsc::unbounded_channel();
+        let link = Arc::new(Link { run: Arc::clone(&run), state: Mutex::default() });
+        Ok(Self { link, run, defaults, deaths, listener: Mutex::new(Some(listener)) })
+    }
+
+    fn plan(&self, id: &SandboxId, spec: &Spec) -> Result<JailPlan, BackendError> {
+        if spec.network != Network::Off {
+            let word = if spec.network == Network::On { "on" } else { "filtered" };
+            let message = format!("network `{word}` comes with the network issue");
+            return Err(BackendError::Unsupported { message, hint: Some("use network `off`".to_owned()) });
+        }
+        let (resources, default) = (&spec.resources, &self.defaults.limits);
+        let mut named = Vec::new();
+        let mut note = |is_named: bool, limit| {
+            if is_named {
+                named.push(limit)
+            }
+        };
+        note(resources.memory.is_some(), LimitName::Memory);
+        note(resources.cpus.is_some(), LimitName::Cpus);
+        note(resources.pids.is_some(), LimitName::Pids);
+        note(resources.disk.is_some(), LimitName::Disk);
+        Ok(JailPlan {
+            id: id.as_str().to_owned(),
+            image: spec.image.clone(),
+            limits: Limits {
+                memory: resources.memory.map_or(default.memory, |memory| memory.0),
+                cpus: resources.cpus.map_or(default.cpus, |cpus| cpus.0),
+                pids: resources.pids.unwrap_or(default.pids),
+                disk: resources.disk.map_or(default.disk, |disk| disk.0),
+            },
+            named,
+            require_limits: self.defaults.require_limits,
+            mounts: spec.mounts.iter().map(mount_plan).collect(),
+            env: spec.env.clone(),
+            guest: guest_plan(spec),
+            max_processes: self.defaults.max_processes,
+            keep: false,
+        })
+    }
+
+    /// Reports the end of a sandbox when its first process ends.
+    fn watch(&self, id: SandboxId, pidfd: OwnedFd) {
+        let (link, deaths) = (Arc::clone(&self.link), self.deaths.clone());
+        tokio::spawn(async move {
+            let watched = match register(pidfd, Interest::READABLE) {
+                Ok(watched) => watched,
+                Err(error) => return tracing::warn!(%id, %error, "the end of a sandbox will go unseen"),
+            };
+            if watched.readable().await.is_err() {
+                return;
+            }
+            let question = Question::WasOutOfMemory { id: id.as_str().to_owned() };
+            let cause = match link.ask(question).await {
+                Ok((Answer::Yes(true), _)) => Cause::Oom,
+                Ok(_) | Err(_) => Cause::AgentDied,
+            };
+            // Nobody listens once the service has stopped.
+            deaths.send(Death { id, cause }).unwrap_or_default();
+        });
+    }
+
+    async fn simple(&self, question: Question) -> Result<Answer, BackendError> {
+        self.link.ask(question).await.map(|(answer, _)| answer)
+    }
+}
+
+#[async_trait::async_trait]
+impl Backend for Native {
+    fn name(&self) -> &'static str {
+        "native"
+    }
+
+    async fn probe(&self) -> Result<Capabilities, BackendError> {
+        match self.simple(Question::Report).await? {
+            Answer::Report { limits, weaker, pause } => {
+                Ok(Capabilities { pause, attach: false, limits, weaker })
+            }
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn create(&self, id: &SandboxId, spec: &Spec) -> Result<InForce, BackendError> {
+        let plan = self.plan(id, spec)?;
+        match self.link.ask(Question::Create(Box::new(plan))).await? {
+            (Answer::Created(holds), Some(pidfd)) => {
+                self.watch(id.clone(), pidfd);
+                Ok(InForce { image: holds.image, measures: holds.measures, weaker: holds.weaker })
+            }
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn pause(&self, id: &SandboxId) -> Result<(), BackendError> {
+        let question = Question::Freeze { id: id.as_str().to_owned(), frozen: true };
+        self.simple(question).await.map(drop)
+    }
+
+    async fn resume(&self, id: &SandboxId) -> Result<(), BackendError> {
+        let question = Question::Freeze { id: id.as_str().to_owned(), frozen: false };
+        self.simple(question).await.map(drop)
+    }
+
+    async fn destroy(&self, id: &SandboxId) -> Result<(), BackendError> {
+        self.simple(Question::Destroy { id: id.as_str().to_owned() }).await.map(drop)
+    }
+
+    async fn list(&self) -> Result<Vec<Found>, BackendError> {
+        let Answer::Found(boxes) = self.simple(Question::List).await? else { return Err(unexpected()) };
+        let mut found = Vec::new();
+        for one in boxes {
+            let Ok(id) = SandboxId::parse(&one.id) else { continue };
+            let condition = one.condition.into();
+            if matches!(condition, backend::Condition::Alive | backend::Condition::Frozen)
+                && let Ok((_, Some(pidfd))) = self.link.ask(Question::Watch { id: one.id.clone() }).await
+            {
+                self.watch(id.clone(), pidfd);
+            }
+            found.push(Found { id, condition });
+        }
+        Ok(found)
+    }
+
+    async fn dial(&self, id: &SandboxId) -> Result<AgentStream, BackendError> {
+        let path = format!("/proc/self/fd/{}/{id}", self.run.as_raw_fd());
+        match tokio::net::UnixStream::connect(path).await {
+            Ok(stream) => Ok(Box::new(stream)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(BackendError::Gone),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Err(BackendError::Gone),
+            Err(source) => Err(BackendError::Io { action: "dial the agent", source }),
+        }
+    }
+
+    async fn usage(&self, id: &SandboxId) -> Result<Usage, BackendError> {
+        match self.simple(Question::Usage { id: id.as_str().to_owned() }).await? {
+            Answer::Used(used) => Ok(Usage {
+                memory: used.memory.map(Bytes),
+                memory_limit: used.memory_limit.map(Bytes),
+                cpu_micros: used.cpu_micros,
+                cpu_limit: used.cpu_limit,
+                pids: used.pids,
+                disk: used.disk.map(Bytes),
+                disk_limit: used.disk_limit.map(Bytes),
+                oom_kills: used.oom_kills,
+            }),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn attach(&self, _id: &SandboxId, _mount: &Mount) -> Result<(), BackendError> {
+        let message = "a living sandbox takes no further mounts".to_owned();
+        Err(BackendError::Unsupported { message, hint: Some("name them when it is created".to_owned()) })
+    }
+
+    fn deaths(&self) -> mpsc::UnboundedReceiver<Death> {
+        let mut listener = self.listener.lock().expect("nothing panics while it holds this lock");
+        listener.take().expect("the service asks for deaths once")
+    }
+}
+
+impl Link {
+    async fn ask(self: &Arc<Self>, question: Question) -> Result<(Answer, Option<OwnedFd>), BackendError> {
+        let failed = |source| BackendError::Io { action: "ask the launcher", source };
+        let (told, heard) = oneshot::channel();
+        let (socket, message) = self.enqueue(question, told).map_err(failed)?;
+        loop {
+            let mut guard = socket.writable().await.map_err(failed)?;
+            match guard.try_io(|socket| packet::send(socket.as_fd(), &message, None)) {
+                Ok(sent) => break sent.map_err(failed)?,
+                Err(_would_block) => {}
+            }
+        }
+        let (answer, descriptor) = heard.await.map_err(|_closed| {
+            failed(io::Error::new(io::ErrorKind::ConnectionAborted, "the launcher went away"))
+        })?;
+        Ok((answer?, descriptor))
+    }
+
+    /// Takes a number for a question, connecting first if there is no connection.
+    fn enqueue(
+        self: &Arc<Self>,
+        question: Question,
+        told: oneshot::Sender<Told>,
+    ) -> io::Result<(Arc<AsyncFd<OwnedFd>>, Ask)> {
+        let mut state = self.state.lock().expect("nothing panics while it holds this lock");
+        let socket = match &state.socket {
+            Some(socket) => Arc::clone(socket),
+            None => {
+                let socket =
+                    Arc::new(register(connect(&self.run)?, Interest::READABLE | Interest::WRITABLE)?);
+                state.socket = Some(Arc::clone(&socket));
+                tokio::spawn(listen(Arc::clone(self), Arc::clone(&socket)));
+                socket
+            }
+        };
+        state.number += 1;
+        let number = state.number;
+        state.waiting.insert(number, told);
+        Ok((socket, Ask { version: VERSION, number, question }))
+    }
+
+    fn deliver(&self, tell: Tell, descriptor: Option<OwnedFd>) {
+        let waiting =
+            self.state.lock().expect("nothing panics while it holds this lock").waiting.remove(&tell.number);
+        if let Some(waiting) = waiting {
+            // The asker may have given up; what it asked for is found again by a later look.
+            drop(waiting.send((tell.answer, descriptor)));
+        }
+    }
+
+    /// Forgets a broken connection; everybody who waited on it is told so.
+    fn forget(&self) {
+        let mut state = self.state.lock().expect("nothing panics while it holds this lock");
+        state.socket = None;
+        state.waiting.clear();
+    }
+}
+
+/// Hears answers until the connection ends.
+async fn listen(link: Arc<Link>, socket: Arc<AsyncFd<OwnedFd>>) {
+    loop {
+        let Ok(mut guard) = socket.readable().await else { break };
+        match guard.try_io(|socket| packet::receive::<Tell>(socket.as_fd())) {
+            Ok(Ok(Some((tell, descriptor)))) => link.deliver(tell, descriptor),
+            Ok(Ok(None) | Err(_)) => break,
+            Err(_would_block) => {}
+        }
+    }
+    link.forget();
+}
+
+fn connect(run: &OwnedFd) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    let path = format!("/proc/self/fd/{}/{SOCKET}", run.as_raw_fd());
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
+#[expect(
+    deprecated,
+    reason = "the safe constructor is deprecated for types that may close their descriptor early; this one does not"
+)]
+fn register(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::with_interest(fd, interest)
+}
+
+fn unexpected() -> BackendError {
+    BackendError::Io { action: "understand the launcher", source: io::ErrorKind::InvalidData.into() }
+}
+
+fn mount_plan(mount: &Mount) -> MountPlan {
+    MountPlan {
+        source: mount.source.clone(),
+        target: mount.target.clone(),
+        read_only: mount.access == Access::ReadOnly,
+    }
+}
+
+/// The guest of a spec as plain data.
+pub fn guest_plan(spec: &Spec) -> GuestPlan {
+    let user = |user: &domain::User| UserPlan {
+        name: user.name.clone(),
+        uid: user.uid,
+        gid: user.gid,
+        home: user.home.clone(),
+    };
+    GuestPlan {
+        users: spec.guest.users.iter().map(user).collect(),
+        default_user: spec.guest.default_user.clone(),
+        default_directory: spec.guest.default_directory.clone(),
+        directories: spec.guest.directories.clone(),
+    }
+}

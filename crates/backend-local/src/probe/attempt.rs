@@ -1,0 +1,69 @@
+//! Trying something in a child process, so that nothing of it stays.
+
+use std::fmt::Display;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use linux::namespaces::{self, Extent, Fork, Namespaces, Setgroups};
+use rustix::process::Signal;
+
+/// How long one attempt may take.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How much a child may tell.
+const LONGEST: u64 = 4096;
+
+/// Runs `work` in a child and answers what it found, or what went wrong.
+pub(super) fn in_child(work: impl FnOnce() -> Result<String, String>) -> Result<String, String> {
+    let (mut ours, mut theirs) = UnixStream::pair().during("make a socket")?;
+    match namespaces::fork_into(Namespaces::NONE, None).during("fork")? {
+        Fork::Child => {
+            drop(ours);
+            let (mark, text) = match work() {
+                Ok(text) => ('+', text),
+                Err(text) => ('-', text),
+            };
+            let told = theirs.write_all(format!("{mark}{text}").as_bytes());
+            namespaces::exit_now(i32::from(told.is_err()))
+        }
+        Fork::Parent { pidfd, .. } => {
+            drop(theirs);
+            let mut told = String::new();
+            let heard = ours
+                .set_read_timeout(Some(PATIENCE))
+                .and_then(|()| (&mut ours).take(LONGEST).read_to_string(&mut told));
+            if heard.is_err() {
+                rustix::process::pidfd_send_signal(&pidfd, Signal::KILL).during("end a child")?;
+            }
+            namespaces::reap(pidfd.as_fd()).during("wait for a child")?;
+            heard.during("hear from a child in time")?;
+            match told.split_at_checked(1) {
+                Some(("+", text)) => Ok(text.to_owned()),
+                Some((_, text)) => Err(text.to_owned()),
+                None => Err("the child died".to_owned()),
+            }
+        }
+    }
+}
+
+/// Takes this process into a user namespace in which it is root, and into `others`.
+pub(super) fn become_root_of(others: Namespaces) -> Result<(), String> {
+    let own = |outside: u32| [Extent { inside: 0, outside, count: 1 }];
+    let users = own(rustix::process::geteuid().as_raw());
+    let groups = own(rustix::process::getegid().as_raw());
+    namespaces::unshare(Namespaces::USER.and(others)).during("make namespaces")?;
+    let pid = rustix::process::getpid().as_raw_nonzero().get();
+    namespaces::write_maps(pid, &users, &groups, Setgroups::Deny).during("map ids")
+}
+
+/// Says what was attempted when something failed.
+pub(super) trait During<T> {
+    fn during(self, action: &str) -> Result<T, String>;
+}
+
+impl<T, E: Display> During<T> for Result<T, E> {
+    fn during(self, action: &str) -> Result<T, String> {
+        self.map_err(|error| format!("could not {action}: {error}"))
+    }
+}

@@ -1,0 +1,99 @@
+//! The kernel itself: its version, filters, Landlock, descriptors of processes, resource limits.
+
+use std::path::Path;
+
+use linux::namespaces::Namespaces;
+use linux::seccomp::Program;
+use rustix::process::Resource;
+
+use super::Check;
+use super::attempt::{During, become_root_of, in_child};
+
+/// Overlays on idmapped layers came with this one.
+const OLDEST: (u32, u32) = (5, 19);
+/// Each sandbox takes a few descriptors of the server.
+const ENOUGH_FILES: u64 = 4096;
+
+pub(super) fn checks() -> Vec<Check> {
+    vec![version(), seccomp(), landlock(), pidfd(), open_files()]
+}
+
+fn version() -> Check {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    match parse_version(&release) {
+        Some(version) if version >= OLDEST => Check::ok("kernel", release),
+        _ => Check::missing("kernel", format!("{release} is older than 5.19"))
+            .fix("install a kernel of version 5.19 or later"),
+    }
+}
+
+fn parse_version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+fn seccomp() -> Check {
+    /// One instruction: return `SECCOMP_RET_ALLOW`.
+    const ALLOW: u64 = 0x06 | 0x7fff_0000 << 32;
+    let tried = in_child(|| {
+        linux::set_no_new_privs().during("set no_new_privs")?;
+        Program::from_words(&[ALLOW]).install().during("load a filter")?;
+        Ok("system call filters can be loaded".to_owned())
+    });
+    Check::required("seccomp", tried).fix_if_missing("use a kernel built with CONFIG_SECCOMP_FILTER")
+}
+
+/// A Landlock domain is only worth something if it really forbids mounts.
+fn landlock() -> Check {
+    let tried = in_child(|| {
+        become_root_of(Namespaces::MOUNT)?;
+        linux::landlock::forbid_mounts().during("restrict ourselves")?;
+        match linux::mounts::mount("tmpfs", Path::new("/"), Default::default(), "") {
+            Ok(()) => Err("a mount succeeded in spite of it".to_owned()),
+            Err(_) => Ok("forbids changes of the mount tree".to_owned()),
+        }
+    });
+    Check::required("landlock", tried).fix_if_missing(
+        "boot with `lsm=landlock,...` on the kernel's command line (see /sys/kernel/security/lsm)",
+    )
+}
+
+fn pidfd() -> Check {
+    let own = rustix::process::getpid();
+    let opened = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty());
+    Check::required("pidfd", opened.map(|_| "processes are held by descriptor".to_owned()).during("open one"))
+}
+
+fn open_files() -> Check {
+    let hard = rustix::process::getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
+    if hard >= ENOUGH_FILES {
+        return Check::ok("open files", format!("up to {hard} in one process"));
+    }
+    let consequence = "only a few hundred sandboxes can be alive at once";
+    Check::weaker("open files", format!("at most {hard} in one process"), consequence)
+        .fix("raise it: `ulimit -Hn 65536`, or LimitNOFILE=65536 in the unit")
+}
+
+impl Check {
+    pub(super) fn fix_if_missing(self, fix: &str) -> Self {
+        if self.status == super::Status::Missing { self.fix(fix) } else { self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_compared_as_numbers() {
+        for (release, expected) in [
+            ("6.18.44-fc", Some((6, 18))),
+            ("5.4.0-generic", Some((5, 4))),
+            ("6.1+", Some((6, 1))),
+            ("x", None),
+        ] {
+            assert_eq!(parse_version(release), expected, "{release}");
+        }
+        assert!(parse_version("5.4.0") < Some(OLDEST) && parse_version("5.19.1") >= Some(OLDEST));
+    }
+}

@@ -1,0 +1,50 @@
+//! What an operator decides about sandboxes on this host. The supervisor hands it to the
+//! launcher; a plan cannot change it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Settings {
+    /// Everything we keep lies below it.
+    pub state_dir: PathBuf,
+    /// Part of the names of control groups, so that several servers share a host.
+    pub instance: String,
+    /// The first host id that sandboxes may use; the first range is our own.
+    pub uid_base: u32,
+    /// As whom the server runs, if not as ourselves.
+    pub server_uid: Option<u32>,
+    /// Image names that mean another image.
+    pub aliases: BTreeMap<String, String>,
+    /// Refuse image names that are neither imported nor `host`.
+    pub strict_images: bool,
+    /// How large the pool of disks may grow.
+    pub pool_bytes: Option<u64>,
+    /// No sandbox is made while the disk has less free space.
+    pub free_space_floor: u64,
+    /// How many net namespaces and volumes are kept ready.
+    pub prepared: usize,
+    pub mounts: MountRule,
+    pub lifetime: Lifetime,
+}
+
+/// Whether a plan may mount directories of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MountRule {
+    Refuse,
+    /// The caller is somebody who could read and write there anyway.
+    Allow,
+}
+
+/// How long sandboxes live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Lifetime {
+    /// Until they are destroyed, whatever happens to us.
+    Own,
+    /// No longer than this process.
+    Ours,
+}

@@ -1,0 +1,296 @@
+//! The disk of a sandbox: a volume with a hard limit, made ahead of time and dropped as a whole.
+//!
+//! ```text
+//!  <id>/disk/      root.upper root.work usr.upper usr.work ...   bounded by the sandbox's limit
+//!  <id>/journal/   what its commands printed                     bounded apart (btrfs)
+//! ```
+//!
+//! Ids on disk are canonical (0 to 65535): the launcher mounts a volume idmapped, so it fits any
+//! sandbox. A volume must only ever be seen through an overlay: on a bare btrfs directory a
+//! sandbox could make subvolumes of its own, which no limit holds.
+//!
+//! Everything is mounted in the caller's mount namespace, which must be private. This module is
+//! synchronous and belongs to the launcher.
+
+mod ext4;
+mod pool;
+mod pool_file;
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use domain::Bytes;
+
+use ext4::Ext4;
+use pool::Pool;
+
+/// The part of a volume that holds the layers.
+const DISK: &str = "disk";
+/// The part that holds what commands printed.
+const JOURNAL: &str = "journal";
+/// Volumes that belong to no sandbox yet; no id can look like this.
+const PREPARED: &str = "prepared-";
+
+/// All volumes of one state directory.
+#[derive(Debug)]
+pub enum Volumes {
+    /// A subvolume with a quota for each sandbox.
+    Btrfs(Pool),
+    /// An image file of the limit's size for each sandbox.
+    Ext4(Ext4),
+    /// Nothing on disk: the jail mounts a sized tmpfs, charged to the sandbox's memory.
+    Tmpfs,
+}
+
+/// How volumes are kept.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// A kind asked for by name never degrades; `None` takes the best the kernel has.
+    pub kind: Option<Kind>,
+    /// How far the pool may grow; by default 80 % of the free space, at most 64 GiB.
+    pub pool: Option<Bytes>,
+    /// No volume is made while the host has less free space than this.
+    pub floor: Bytes,
+    /// For which trees a prepared volume has directories.
+    pub trees: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Btrfs,
+    Ext4,
+    Tmpfs,
+}
+
+/// A volume that belongs to no sandbox yet.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Prepared {
+    name: String,
+    limit: Bytes,
+}
+
+/// The volume of a sandbox, as paths in the launcher's mount namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Volume {
+    pub disk: PathBuf,
+    pub journal: PathBuf,
+}
+
+/// What a volume holds and may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskUsage {
+    pub used: Bytes,
+    pub limit: Bytes,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum VolumeError {
+    #[error("could not {action} `{path}`")]
+    Io { action: &'static str, path: PathBuf, source: io::Error },
+    #[error("`{path}` has {free} bytes free, less than the floor of {floor}")]
+    NoRoom { path: PathBuf, free: u64, floor: u64 },
+    #[error("this kernel has no btrfs")]
+    NoBtrfs,
+    #[error("the pool `{path}` cannot be mounted")]
+    BadPool { path: PathBuf, source: io::Error },
+    #[error("there is no `mkfs.ext4` on this host")]
+    NoFormatter,
+    #[error("`mkfs.ext4` failed: {0}")]
+    Format(String),
+    #[error("a disk of {limit} bytes is too small, the least is {least}")]
+    TooSmall { limit: u64, least: u64 },
+    #[error("`{0}` cannot be the name of a volume")]
+    BadName(String),
+    #[error("there is no volume `{0}`")]
+    Unknown(String),
+    #[error("there are no volumes on disk here")]
+    OnlyMemory,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        let trees = ["root", "usr"].map(str::to_owned).to_vec();
+        Self { kind: None, pool: None, floor: Bytes::mib(1024), trees }
+    }
+}
+
+impl VolumeError {
+    /// What somebody could do about it.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::NoRoom { .. } => Some("free some space, or lower the floor in the configuration"),
+            Self::NoFormatter => Some("install e2fsprogs, or load the btrfs module"),
+            Self::NoBtrfs => Some("load the btrfs module, or choose ext4 volumes"),
+            Self::BadPool { .. } => Some("remove the file: it holds only the disks of ended sandboxes"),
+            _ => None,
+        }
+    }
+}
+
+impl Volumes {
+    /// Opens the volumes kept in `dir`, mounting what has to be mounted. What a killed launcher
+    /// left is adopted; volumes it had only prepared are removed.
+    pub fn open(dir: &Path, settings: Settings) -> Result<Self, VolumeError> {
+        if settings.kind == Some(Kind::Tmpfs) {
+            return Ok(Self::Tmpfs);
+        }
+        make_directory(dir, 0o700)?;
+        let kind = settings.kind;
+        match kind {
+            Some(Kind::Ext4) => Ext4::open(dir, settings).map(Self::Ext4),
+            Some(_) => Pool::open(dir, settings).map(Self::Btrfs),
+            None => match Pool::open(dir, settings.clone()) {
+                Err(VolumeError::NoBtrfs) => Ext4::open(dir, settings).map(Self::Ext4),
+                pool => pool.map(Self::Btrfs),
+            },
+        }
+    }
+
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Btrfs(_) => Kind::Btrfs,
+            Self::Ext4(_) => Kind::Ext4,
+            Self::Tmpfs => Kind::Tmpfs,
+        }
+    }
+
+    /// Makes a fresh volume with its directories, ready to be assigned.
+    pub fn prepare(&mut self, limit: Bytes) -> Result<Prepared, VolumeError> {
+        match self {
+            Self::Btrfs(pool) => pool.prepare(limit),
+            Self::Ext4(images) => images.prepare(limit),
+            Self::Tmpfs => Err(VolumeError::OnlyMemory),
+        }
+    }
+
+    /// Gives a prepared volume to the sandbox `id` with this limit.
+    pub fn assign(&mut self, prepared: Prepared, id: &str, limit: Bytes) -> Result<Volume, VolumeError> {
+        check_name(id)?;
+        match self {
+            Self::Btrfs(pool) => pool.assign(prepared, id, limit),
+            Self::Ext4(images) => images.assign(prepared, id, limit),
+            Self::Tmpfs => Err(VolumeError::OnlyMemory),
+        }
+    }
+
+    /// Where the volume of `id` is.
+    pub fn volume(&self, id: &str) -> Result<Volume, VolumeError> {
+        check_name(id)?;
+        match self {
+            Self::Btrfs(pool) => Ok(pool.volume(id)),
+            Self::Ext4(images) => images.volume(id),
+            Self::Tmpfs => Err(VolumeError::OnlyMemory),
+        }
+    }
+
+    /// What the volume of `id` holds; the journal is not counted with btrfs.
+    pub fn usage(&self, id: &str) -> Result<DiskUsage, VolumeError> {
+        check_name(id)?;
+        match self {
+            Self::Btrfs(pool) => pool.usage(id),
+            Self::Ext4(images) => images.usage(id),
+            Self::Tmpfs => Err(VolumeError::OnlyMemory),
+        }
+    }
+
+    /// Drops the volume of `id` without walking it. One that is gone already is no error.
+    pub fn remove(&mut self, id: &str) -> Result<(), VolumeError> {
+        check_name(id)?;
+        match self {
+            Self::Btrfs(pool) => pool.remove(id),
+            Self::Ext4(images) => images.remove(id),
+            Self::Tmpfs => Ok(()),
+        }
+    }
+
+    /// Drops a prepared volume that nobody will need.
+    pub fn discard(&mut self, prepared: Prepared) -> Result<(), VolumeError> {
+        match self {
+            Self::Btrfs(pool) => pool.remove(&prepared.name),
+            Self::Ext4(images) => images.remove(&prepared.name),
+            Self::Tmpfs => Ok(()),
+        }
+    }
+
+    /// The ids of all sandboxes that have a volume.
+    pub fn list(&self) -> Result<Vec<String>, VolumeError> {
+        match self {
+            Self::Btrfs(pool) => pool.list(),
+            Self::Ext4(images) => Ok(images.list()),
+            Self::Tmpfs => Ok(Vec::new()),
+        }
+    }
+}
+
+impl Volume {
+    fn at(directory: &Path) -> Self {
+        Self { disk: directory.join(DISK), journal: directory.join(JOURNAL) }
+    }
+
+    /// The upper and work directory of a tree.
+    pub fn tree(&self, name: &str) -> (PathBuf, PathBuf) {
+        (self.disk.join(format!("{name}.upper")), self.disk.join(format!("{name}.work")))
+    }
+
+    /// Makes the directories of a tree that the volume was not prepared for.
+    pub fn add_tree(&self, name: &str) -> Result<(), VolumeError> {
+        let (upper, work) = self.tree(name);
+        make_directory(&upper, 0o755)?;
+        make_directory(&work, 0o755)
+    }
+}
+
+/// The name under which a volume keeps the tree mounted at `mount_point`.
+pub fn tree_name(mount_point: &str) -> String {
+    match mount_point.trim_matches('/') {
+        "" => "root".to_owned(),
+        path => path.replace('/', "-"),
+    }
+}
+
+/// Refuses a volume when the filesystem of `path` has less than `floor` bytes free.
+fn check_room(path: &Path, floor: Bytes) -> Result<(), VolumeError> {
+    let free = free_space(path)?;
+    if free < floor.0 {
+        return Err(VolumeError::NoRoom { path: path.to_owned(), free, floor: floor.0 });
+    }
+    Ok(())
+}
+
+fn free_space(path: &Path) -> Result<u64, VolumeError> {
+    let status = rustix::fs::statvfs(path).map_err(io::Error::from).during("measure the space of", path)?;
+    Ok(status.f_bavail.saturating_mul(status.f_frsize))
+}
+
+/// Makes a directory with exactly this mode; one that is there already keeps its content.
+fn make_directory(path: &Path, mode: u32) -> Result<(), VolumeError> {
+    fs::DirBuilder::new().recursive(true).mode(mode).create(path).during("make the directory", path)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).during("set the mode of", path)
+}
+
+fn make_trees(volume: &Volume, settings: &Settings) -> Result<(), VolumeError> {
+    settings.trees.iter().try_for_each(|tree| volume.add_tree(tree))
+}
+
+/// Ids become names of directories, so nothing that could be a path is one.
+fn check_name(id: &str) -> Result<(), VolumeError> {
+    let plain = (1..=64).contains(&id.len())
+        && id.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
+    if plain { Ok(()) } else { Err(VolumeError::BadName(id.to_owned())) }
+}
+
+/// Says what was attempted on which path when something failed.
+trait During<T> {
+    fn during(self, action: &'static str, path: &Path) -> Result<T, VolumeError>;
+}
+
+impl<T> During<T> for io::Result<T> {
+    fn during(self, action: &'static str, path: &Path) -> Result<T, VolumeError> {
+        self.map_err(|source| VolumeError::Io { action, path: path.to_owned(), source })
+    }
+}
+
+#[cfg(test)]
+mod tests;

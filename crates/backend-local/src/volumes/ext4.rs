@@ -1,0 +1,232 @@
+//! Volumes as image files, for kernels without btrfs: a copy of a formatted template, attached
+//! to a loop device and mounted. The size of the file is the limit.
+//!
+//! ```text
+//!  ext4/<name>.img        the image of a sandbox, or of a volume that is only prepared
+//!  ext4/templates/<size>  formatted once for each size asked for
+//!  ext4/mounts/<n>        where image number n of this launcher is mounted
+//! ```
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use domain::Bytes;
+use linux::loopdev::{self, LoopDevice};
+use rustix::fs::SeekFrom;
+use rustix::mount::{MountFlags, UnmountFlags};
+
+use super::{
+    DISK, DiskUsage, During, JOURNAL, PREPARED, Prepared, Settings, Volume, VolumeError, check_room,
+    make_directory, make_trees,
+};
+
+/// Below this a filesystem has no room for its own tables.
+const LEAST: u64 = 8 << 20;
+/// One inode for this many bytes: the limit on files that goes with the limit on bytes.
+const BYTES_PER_INODE: u64 = 8 << 10;
+
+/// The image files of one state directory.
+#[derive(Debug)]
+pub struct Ext4 {
+    directory: PathBuf,
+    settings: Settings,
+    /// Where each image is mounted.
+    mounted: BTreeMap<String, PathBuf>,
+    numbered: u64,
+}
+
+impl Ext4 {
+    pub(super) fn open(directory: &Path, settings: Settings) -> Result<Self, VolumeError> {
+        let directory = directory.join("ext4");
+        for part in ["", "templates", "mounts"] {
+            make_directory(&directory.join(part), 0o700)?;
+        }
+        formatter()?;
+        // Removing a node with each volume would take longer than all the rest of its removal.
+        loopdev::forget_unused().during("forget devices of", &directory)?;
+        let mut images = Self { directory, settings, mounted: BTreeMap::new(), numbered: 0 };
+        images.adopt()?;
+        Ok(images)
+    }
+
+    /// Mounts the image of every sandbox again; an image that is still attached is found by its
+    /// inode and not attached twice.
+    fn adopt(&mut self) -> Result<(), VolumeError> {
+        for entry in fs::read_dir(&self.directory).during("list", &self.directory)? {
+            let path = entry.during("list", &self.directory)?.path();
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            let Some(name) = name.strip_suffix(".img").map(str::to_owned) else { continue };
+            if name.starts_with(PREPARED) {
+                fs::remove_file(&path).during("remove", &path)?;
+            } else {
+                self.mount(&name)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn prepare(&mut self, limit: Bytes) -> Result<Prepared, VolumeError> {
+        if limit.0 < LEAST {
+            return Err(VolumeError::TooSmall { limit: limit.0, least: LEAST });
+        }
+        check_room(&self.directory, self.settings.floor)?;
+        let template = self.template(limit)?;
+        let name = format!("{PREPARED}{}", self.numbered);
+        match self.make(&template, &name) {
+            Ok(()) => Ok(Prepared { name, limit }),
+            Err(error) => {
+                self.remove(&name)?;
+                Err(error)
+            }
+        }
+    }
+
+    fn make(&mut self, template: &Path, name: &str) -> Result<(), VolumeError> {
+        let image = self.image(name);
+        copy_sparse(template, &image).during("copy the template to", &image)?;
+        let target = self.mount(name)?;
+        make_directory(&target, 0o700)?;
+        let volume = Volume::at(&target);
+        make_directory(&target.join(DISK), 0o755)?;
+        make_directory(&target.join(JOURNAL), 0o755)?;
+        make_trees(&volume, &self.settings)
+    }
+
+    pub(super) fn assign(
+        &mut self,
+        mut prepared: Prepared,
+        id: &str,
+        limit: Bytes,
+    ) -> Result<Volume, VolumeError> {
+        if prepared.limit != limit {
+            // The size of an image is its limit, so another limit takes another image.
+            let other = self.prepare(limit)?;
+            self.remove(&prepared.name)?;
+            prepared = other;
+        }
+        let (from, to) = (self.image(&prepared.name), self.image(id));
+        // The device is attached to the file and not to its name, so it is not disturbed.
+        fs::rename(&from, &to).during("assign the volume", &to)?;
+        let target = self.mounted.remove(&prepared.name).expect("a prepared volume is mounted");
+        let volume = Volume::at(&target);
+        self.mounted.insert(id.to_owned(), target);
+        Ok(volume)
+    }
+
+    pub(super) fn volume(&self, id: &str) -> Result<Volume, VolumeError> {
+        let target = self.mounted.get(id).ok_or_else(|| VolumeError::Unknown(id.to_owned()))?;
+        Ok(Volume::at(target))
+    }
+
+    pub(super) fn usage(&self, id: &str) -> Result<DiskUsage, VolumeError> {
+        let target = self.mounted.get(id).ok_or_else(|| VolumeError::Unknown(id.to_owned()))?;
+        let status =
+            rustix::fs::statvfs(target).map_err(io::Error::from).during("measure the space of", target)?;
+        let blocks = status.f_blocks.saturating_sub(status.f_bfree);
+        let limit = fs::metadata(self.image(id)).during("measure", &self.image(id))?.len();
+        Ok(DiskUsage { used: Bytes(blocks.saturating_mul(status.f_frsize)), limit: Bytes(limit) })
+    }
+
+    pub(super) fn remove(&mut self, name: &str) -> Result<(), VolumeError> {
+        if let Some(target) = self.mounted.remove(name) {
+            rustix::mount::unmount(&target, UnmountFlags::DETACH)
+                .map_err(io::Error::from)
+                .during("unmount", &target)?;
+            fs::remove_dir(&target).during("remove", &target)?;
+        }
+        let image = self.image(name);
+        match fs::remove_file(&image) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            result => result.during("remove", &image),
+        }
+    }
+
+    pub(super) fn list(&self) -> Vec<String> {
+        self.mounted.keys().filter(|name| !name.starts_with(PREPARED)).cloned().collect()
+    }
+
+    fn image(&self, name: &str) -> PathBuf {
+        self.directory.join(format!("{name}.img"))
+    }
+
+    fn mount(&mut self, name: &str) -> Result<PathBuf, VolumeError> {
+        let image = self.image(name);
+        let file = OpenOptions::new().read(true).write(true).open(&image).during("open", &image)?;
+        let device = LoopDevice::for_file(&file).during("attach", &image)?;
+        let target = self.directory.join("mounts").join(self.numbered.to_string());
+        self.numbered += 1;
+        make_directory(&target, 0o700)?;
+        let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOATIME;
+        rustix::mount::mount(device.path(), &target, c"ext4", flags, Some(c"discard"))
+            .map_err(io::Error::from)
+            .during("mount", &image)?;
+        self.mounted.insert(name.to_owned(), target.clone());
+        Ok(target)
+    }
+
+    /// The formatted image of this size, made when it is first asked for.
+    fn template(&self, limit: Bytes) -> Result<PathBuf, VolumeError> {
+        let path = self.directory.join("templates").join(limit.0.to_string());
+        if !path.exists() {
+            let draft = path.with_extension("new");
+            format(&draft, limit)?;
+            fs::rename(&draft, &path).during("keep the template", &path)?;
+        }
+        Ok(path)
+    }
+}
+
+/// Formats a file of this size. Without a journal of its own: after a power loss no sandbox lives.
+fn format(path: &Path, limit: Bytes) -> Result<(), VolumeError> {
+    let mut options = OpenOptions::new();
+    let file = options.write(true).create(true).truncate(true).mode(0o600).open(path);
+    file.and_then(|file| file.set_len(limit.0)).during("make the template", path)?;
+    let output = Command::new(formatter()?)
+        .args(["-q", "-F", "-b", "4096", "-m", "0", "-O", "^has_journal"])
+        .args(["-E", "lazy_itable_init=1,nodiscard,root_owner=0:0", "-i", &BYTES_PER_INODE.to_string()])
+        .arg(path)
+        .env_clear()
+        .stdin(Stdio::null())
+        .output()
+        .during("run mkfs.ext4 on", path)?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said: String = String::from_utf8_lossy(&output.stderr).chars().take(500).collect();
+    Err(VolumeError::Format(said.trim().to_owned()))
+}
+
+fn formatter() -> Result<PathBuf, VolumeError> {
+    let places = ["/usr/sbin", "/sbin", "/usr/bin", "/usr/local/sbin"];
+    let paths = places.iter().map(|place| Path::new(place).join("mkfs.ext4"));
+    paths.into_iter().find(|path| path.exists()).ok_or(VolumeError::NoFormatter)
+}
+
+/// Copies only what is not a hole.
+fn copy_sparse(from: &Path, to: &Path) -> io::Result<()> {
+    let mut source = File::open(from)?;
+    let mut copy = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(to)?;
+    copy.set_len(source.metadata()?.len())?;
+    let mut place = 0;
+    while let Some(data) = seek(&source, SeekFrom::Data(place))? {
+        let hole = seek(&source, SeekFrom::Hole(data))?.unwrap_or(data);
+        source.seek(io::SeekFrom::Start(data))?;
+        copy.seek(io::SeekFrom::Start(data))?;
+        io::copy(&mut (&mut source).take(hole - data), &mut copy)?;
+        place = hole;
+    }
+    copy.flush()
+}
+
+/// Where the next data or hole is, none past the last.
+fn seek(file: &File, to: SeekFrom) -> io::Result<Option<u64>> {
+    match rustix::fs::seek(file, to) {
+        Ok(place) => Ok(Some(place)),
+        Err(rustix::io::Errno::NXIO) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,216 @@
+//! Volumes as btrfs subvolumes: a directory per sandbox with one subvolume for its disk and one
+//! for its journal, each with a quota.
+
+use std::collections::VecDeque;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use domain::Bytes;
+use linux::btrfs::{self, FsId};
+use rustix::mount::MountFlags;
+
+use super::{
+    DISK, DiskUsage, During, JOURNAL, PREPARED, Prepared, Settings, Volume, VolumeError, check_name,
+    check_room, free_space, make_directory, make_trees, pool_file,
+};
+
+/// What the journal of one sandbox may hold.
+const JOURNAL_LIMIT: u64 = 512 << 20;
+/// Below this the kernel's own reservations leave nothing to write.
+const LEAST: u64 = 8 << 20;
+/// How many quota groups of removed volumes are remembered until the kernel lets go of them.
+const MOST_DEAD: usize = 100_000;
+
+/// A mounted btrfs that holds the volumes of one state directory.
+#[derive(Debug)]
+pub struct Pool {
+    directory: PathBuf,
+    root: PathBuf,
+    handle: File,
+    fsid: FsId,
+    settings: Settings,
+    /// How much must stay free inside the pool itself.
+    pool_floor: Bytes,
+    prepared: u64,
+    /// Quota groups whose subvolume is gone while its space is still being freed.
+    dead: VecDeque<u64>,
+}
+
+impl Pool {
+    pub(super) fn open(directory: &Path, settings: Settings) -> Result<Self, VolumeError> {
+        let root = directory.join("pool");
+        make_directory(&root, 0o700)?;
+        if hosts_quota(directory)? {
+            mount_in_place(&root)?;
+        } else {
+            pool_file::mount(&directory.join("pool.btrfs"), &root, settings.pool)?;
+        }
+        let handle = File::open(&root).during("open", &root)?;
+        let fsid = btrfs::fsid(&handle).during("identify", &root)?;
+        if btrfs::quota(&fsid).is_none() {
+            btrfs::enable_quota(&handle).during("turn on the quota of", &root)?;
+        }
+        let pool_floor = Bytes(settings.floor.0.min(free_space(&root)? / 16));
+        let directory = directory.to_owned();
+        let dead = VecDeque::new();
+        let mut pool = Self { directory, root, handle, fsid, settings, pool_floor, prepared: 0, dead };
+        pool.remove_leftovers()?;
+        Ok(pool)
+    }
+
+    pub(super) fn prepare(&mut self, limit: Bytes) -> Result<Prepared, VolumeError> {
+        check_limit(limit)?;
+        check_room(&self.directory, self.settings.floor)?;
+        check_room(&self.root, self.pool_floor)?;
+        self.prepared += 1;
+        let name = format!("{PREPARED}{}", self.prepared);
+        match self.fill(&name, limit) {
+            Ok(()) => Ok(Prepared { name, limit }),
+            Err(error) => {
+                self.remove(&name)?;
+                Err(error)
+            }
+        }
+    }
+
+    fn fill(&self, name: &str, limit: Bytes) -> Result<(), VolumeError> {
+        let directory = self.root.join(name);
+        make_directory(&directory, 0o700)?;
+        let parent = File::open(&directory).during("open", &directory)?;
+        for (part, bytes) in [(DISK, limit.0), (JOURNAL, JOURNAL_LIMIT)] {
+            let path = directory.join(part);
+            btrfs::create_subvolume(&parent, part).during("make the subvolume", &path)?;
+            self.set_limit(&path, bytes)?;
+        }
+        make_trees(&Volume::at(&directory), &self.settings)
+    }
+
+    pub(super) fn assign(
+        &mut self,
+        prepared: Prepared,
+        id: &str,
+        limit: Bytes,
+    ) -> Result<Volume, VolumeError> {
+        check_limit(limit)?;
+        check_room(&self.directory, self.settings.floor)?;
+        let from = self.root.join(&prepared.name);
+        if limit != prepared.limit {
+            self.set_limit(&from.join(DISK), limit.0)?;
+        }
+        let to = self.root.join(id);
+        // Both are our own directories: the rename takes disk and journal along in one step.
+        rustix::fs::renameat_with(
+            rustix::fs::CWD,
+            &from,
+            rustix::fs::CWD,
+            &to,
+            rustix::fs::RenameFlags::NOREPLACE,
+        )
+        .map_err(io::Error::from)
+        .during("assign the volume", &to)?;
+        Ok(Volume::at(&to))
+    }
+
+    pub(super) fn volume(&self, id: &str) -> Volume {
+        Volume::at(&self.root.join(id))
+    }
+
+    pub(super) fn usage(&self, id: &str) -> Result<DiskUsage, VolumeError> {
+        let path = self.root.join(id).join(DISK);
+        let subvolume = match subvolume_at(&path)? {
+            Some(subvolume) => subvolume,
+            None => return Err(VolumeError::Unknown(id.to_owned())),
+        };
+        let usage = btrfs::usage(&self.fsid, subvolume).during("read the quota of", &path)?;
+        Ok(DiskUsage { used: Bytes(usage.used), limit: Bytes(usage.limit.unwrap_or(u64::MAX)) })
+    }
+
+    pub(super) fn remove(&mut self, name: &str) -> Result<(), VolumeError> {
+        let directory = self.root.join(name);
+        let parent = match File::open(&directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            result => result.during("open", &directory)?,
+        };
+        for part in [DISK, JOURNAL] {
+            let path = directory.join(part);
+            let Some(subvolume) = subvolume_at(&path)? else { continue };
+            btrfs::destroy_subvolume(&parent, part).during("drop the subvolume", &path)?;
+            self.dead.push_back(subvolume);
+        }
+        self.forget_dead()?;
+        fs::remove_dir(&directory).during("remove", &directory)
+    }
+
+    /// Each removal also tries the two oldest quota groups, so their number stays bounded on
+    /// kernels that do not drop them by themselves.
+    fn forget_dead(&mut self) -> Result<(), VolumeError> {
+        for _ in 0..2 {
+            let Some(oldest) = self.dead.pop_front() else { break };
+            let gone = btrfs::forget_quota(&self.handle, oldest).during("forget a quota of", &self.root)?;
+            if !gone && self.dead.len() < MOST_DEAD {
+                self.dead.push_back(oldest);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn list(&self) -> Result<Vec<String>, VolumeError> {
+        Ok(self.names()?.into_iter().filter(|name| check_name(name).is_ok()).collect())
+    }
+
+    fn names(&self) -> Result<Vec<String>, VolumeError> {
+        let entries = fs::read_dir(&self.root).during("list", &self.root)?;
+        let name = |entry: io::Result<fs::DirEntry>| Ok(entry?.file_name().into_string().ok());
+        let names: io::Result<Vec<Option<String>>> = entries.map(name).collect();
+        Ok(names.during("list", &self.root)?.into_iter().flatten().collect())
+    }
+
+    /// Removes what was only prepared: it may be half made, and nobody can need it any more.
+    fn remove_leftovers(&mut self) -> Result<(), VolumeError> {
+        for name in self.names()?.iter().filter(|name| name.starts_with(PREPARED)) {
+            self.remove(name)?;
+        }
+        Ok(())
+    }
+
+    fn set_limit(&self, path: &Path, bytes: u64) -> Result<(), VolumeError> {
+        let subvolume =
+            subvolume_at(path)?.ok_or_else(|| VolumeError::Unknown(path.display().to_string()))?;
+        btrfs::limit(&self.handle, subvolume, bytes).during("set the limit of", path)
+    }
+}
+
+fn check_limit(limit: Bytes) -> Result<(), VolumeError> {
+    if limit.0 < LEAST { Err(VolumeError::TooSmall { limit: limit.0, least: LEAST }) } else { Ok(()) }
+}
+
+/// The number of the subvolume at `path`, none if there is nothing.
+fn subvolume_at(path: &Path) -> Result<Option<u64>, VolumeError> {
+    match File::open(path) {
+        Ok(file) => btrfs::subvolume_id(&file).during("identify the subvolume", path).map(Some),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).during("open", path),
+    }
+}
+
+/// Whether the state directory lies on a btrfs whose operator has turned quotas on. Turning
+/// them on ourselves would change the host's filesystem for good, so without them a pool file
+/// is used there as well.
+fn hosts_quota(directory: &Path) -> Result<bool, VolumeError> {
+    let handle = File::open(directory).during("open", directory)?;
+    if !btrfs::is_btrfs(&handle).during("look at the filesystem of", directory)? {
+        return Ok(false);
+    }
+    let fsid = btrfs::fsid(&handle).during("identify", directory)?;
+    Ok(btrfs::quota(&fsid).is_some())
+}
+
+/// Mounts the host's own directory onto itself, for the flags that a pool file would have.
+fn mount_in_place(root: &Path) -> Result<(), VolumeError> {
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOATIME;
+    rustix::mount::mount_bind(root, root)
+        .and_then(|()| rustix::mount::mount_remount(root, MountFlags::BIND | flags, c""))
+        .map_err(io::Error::from)
+        .during("mount", root)
+}

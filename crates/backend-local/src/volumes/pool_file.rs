@@ -1,0 +1,145 @@
+//! The pool file: making, growing and mounting a btrfs in a sparse file.
+//!
+//! No mkfs is needed: an empty filesystem travels inside the binary (`template/make.sh` makes
+//! it) and grows to any size once mounted.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+
+use linux::btrfs;
+use linux::loopdev::LoopDevice;
+use rustix::fs::IFlags;
+use rustix::io::Errno;
+use rustix::mount::MountFlags;
+
+use domain::Bytes;
+
+use super::{During, VolumeError, free_space};
+
+const TEMPLATE: &[u8] = include_bytes!("template/pool.btrfs.zst");
+const BLOCK: usize = 4096;
+const LARGEST_BY_DEFAULT: u64 = 64 << 30;
+
+/// Mounts the pool kept in `file` at `target`, making or growing it first. One that is still
+/// attached, because sandboxes of a killed launcher hold it, is mounted again from there.
+pub(super) fn mount(file: &Path, target: &Path, size: Option<Bytes>) -> Result<(), VolumeError> {
+    if !file.exists() {
+        make(file).during("make the pool", file)?;
+    }
+    let pool = OpenOptions::new().read(true).write(true).open(file).during("open the pool", file)?;
+    grow(&pool, file, size)?;
+    let device = LoopDevice::for_file(&pool).during("attach", file)?;
+    device.refresh_size().during("grow the device of", file)?;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOATIME;
+    // Discarding returns the space of removed volumes to the host.
+    let result = rustix::mount::mount(device.path(), target, c"btrfs", flags, Some(c"discard=async"));
+    match result {
+        Ok(()) => {}
+        Err(Errno::NODEV) => return Err(VolumeError::NoBtrfs),
+        Err(error) => return Err(VolumeError::BadPool { path: file.to_owned(), source: error.into() }),
+    }
+    let root = File::open(target).during("open", target)?;
+    btrfs::grow_to_device(&root).during("grow the filesystem at", target)
+}
+
+/// The file is sparse, so a generous size costs nothing until it is used. It never shrinks.
+fn grow(pool: &File, path: &Path, size: Option<Bytes>) -> Result<(), VolumeError> {
+    let present = pool.metadata().during("measure", path)?.len();
+    let wanted = match size {
+        Some(size) => size.0,
+        None => (free_space(path)? / 10 * 8).min(LARGEST_BY_DEFAULT),
+    };
+    let whole = wanted / (1 << 20) * (1 << 20);
+    if whole > present { pool.set_len(whole).during("grow", path) } else { Ok(()) }
+}
+
+/// Writes the template beside `path` and moves it into place when it is whole.
+fn make(path: &Path) -> io::Result<()> {
+    let draft = path.with_extension("new");
+    match fs::remove_file(&draft) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&draft)?;
+    if btrfs::is_btrfs(&file)? {
+        // Copy-on-write twice over would scatter the file for no gain.
+        rustix::fs::ioctl_setflags(&file, IFlags::NOCOW)?;
+    }
+    unpack(&file)?;
+    let mut identifier = [0; 16];
+    rustix::rand::getrandom(&mut identifier, rustix::rand::GetRandomFlags::empty())?;
+    superblock::rename(&file, identifier)?;
+    fs::rename(&draft, path)
+}
+
+/// Writes the blocks of the template that are not empty.
+fn unpack(file: &File) -> io::Result<()> {
+    let mut template = zstd::Decoder::with_buffer(TEMPLATE)?;
+    let mut block = [0; BLOCK];
+    let mut length = 0;
+    while fill(&mut template, &mut block)? {
+        if block.iter().any(|byte| *byte != 0) {
+            file.write_all_at(&block, length)?;
+        }
+        length += BLOCK as u64;
+    }
+    file.set_len(length)
+}
+
+fn fill(source: &mut impl Read, block: &mut [u8]) -> io::Result<bool> {
+    match source.read_exact(block) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Gives a filesystem an identifier of its own.
+///
+/// The kernel refuses two mounted btrfs with one identifier, so two servers on a host could not
+/// both use the template as it is. Since Linux 5.0 the superblock may carry the identifier alone,
+/// while every other block keeps the old one, which the superblock then names as well.
+mod superblock {
+    use super::*;
+
+    const PLACE: u64 = 64 << 10;
+    const CHECKSUM: usize = 32;
+    const IDENTIFIER: std::ops::Range<usize> = 32..48;
+    const INCOMPATIBLE: std::ops::Range<usize> = 188..196;
+    const IDENTIFIER_OF_BLOCKS: std::ops::Range<usize> = 571..587;
+    const HAS_IDENTIFIER_OF_BLOCKS: u64 = 1 << 10;
+
+    pub(super) fn rename(file: &File, identifier: [u8; 16]) -> io::Result<()> {
+        let mut block = [0; BLOCK];
+        file.read_exact_at(&mut block, PLACE)?;
+        let old = block[IDENTIFIER].to_vec();
+        block[IDENTIFIER].copy_from_slice(&identifier);
+        block[IDENTIFIER_OF_BLOCKS].copy_from_slice(&old);
+        let mut flags = [0; 8];
+        flags.copy_from_slice(&block[INCOMPATIBLE]);
+        let flags = u64::from_le_bytes(flags) | HAS_IDENTIFIER_OF_BLOCKS;
+        block[INCOMPATIBLE].copy_from_slice(&flags.to_le_bytes());
+        let checksum = crc32c(&block[CHECKSUM..]);
+        block[..4].copy_from_slice(&checksum.to_le_bytes());
+        file.write_all_at(&block, PLACE)
+    }
+
+    /// The Castagnoli checksum, bit by bit: it runs once in the life of a pool.
+    pub(super) fn crc32c(bytes: &[u8]) -> u32 {
+        const POLYNOMIAL: u32 = 0x82f6_3b78;
+        let step = |sum: u32| if sum & 1 == 1 { sum >> 1 ^ POLYNOMIAL } else { sum >> 1 };
+        !bytes.iter().fold(!0, |sum: u32, byte| (0..8).fold(sum ^ u32::from(*byte), |sum, _| step(sum)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::superblock::crc32c;
+
+    #[test]
+    fn the_checksum_is_castagnolis() {
+        assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+    }
+}

@@ -1,0 +1,446 @@
+//! The command line: every subcommand and flag, with the text of `--help`.
+//!
+//! Values arrive here checked (see `values`); what they mean is decided by the modules that
+//! take these structures.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use domain::{Bytes, Cpus, Identity, Mount, SandboxId};
+
+use crate::values::{self, Place};
+
+/// Sandboxes for AI agents: one binary, milliseconds per sandbox.
+#[derive(Debug, Parser)]
+#[command(name = "coracle", version, propagate_version = true, after_help = AFTER_HELP)]
+pub(crate) struct Cli {
+    /// The server that create, ls, exec, shell, cp, logs and rm talk to
+    #[arg(
+        long,
+        global = true,
+        help_heading = GLOBAL,
+        env = "CORACLE_URL",
+        default_value = "http://127.0.0.1:8080",
+        value_name = "URL"
+    )]
+    pub url: String,
+
+    /// Print JSON for programs instead of text for people
+    #[arg(long, global = true, help_heading = GLOBAL)]
+    pub json: bool,
+
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const GLOBAL: &str = "Global options";
+
+const AFTER_HELP: &str = "\
+The API key is read from CORACLE_API_KEY, never from a flag: flags are visible to every user of the host.";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run the server
+    Serve(ServeArgs),
+    /// Run one command in a sandbox of its own, without a server
+    Run(RunArgs),
+    /// Make a sandbox on the server and print its id
+    Create(CreateArgs),
+    /// List the sandboxes of the server
+    Ls(LsArgs),
+    /// Run a command in a sandbox; its exit code becomes ours
+    Exec(ExecArgs),
+    /// Open an interactive shell in a sandbox
+    Shell(ShellArgs),
+    /// Copy files into or out of a sandbox
+    Cp(CpArgs),
+    /// Print what a command has printed, from any offset
+    Logs(LogsArgs),
+    /// Remove sandboxes
+    Rm(RmArgs),
+    /// Images in the state directory of this host
+    #[command(subcommand)]
+    Image(ImageCommand),
+    /// Say what this host offers, what is enforced, and how to get what is missing
+    Doctor(DoctorArgs),
+    /// Measure this host: our times beside the floor and beside other runtimes
+    Bench(BenchArgs),
+    /// Print a completion script for a shell
+    Completions {
+        #[arg(value_enum)]
+        shell: clap_complete::Shell,
+    },
+}
+
+/// Where the state directory is; shared by all that work on this host without a server.
+#[derive(Debug, Default, Args)]
+pub(crate) struct StateArgs {
+    /// Where sandboxes, images and the database live [default: /var/lib/coracle as root, else
+    /// $XDG_STATE_HOME/coracle]
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+
+    /// The configuration file [default: /etc/coracle/coracle.toml as root, else
+    /// $XDG_CONFIG_HOME/coracle/coracle.toml, if it exists]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// The address to listen on; other than loopback needs an API key [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen: Option<SocketAddr>,
+
+    #[command(flatten)]
+    pub state: StateArgs,
+}
+
+/// The limits of `run`.
+#[derive(Debug, Args)]
+pub(crate) struct LimitArgs {
+    /// The most memory all its processes may use together, such as 256m
+    #[arg(long, value_name = "SIZE", value_parser = values::bytes)]
+    pub memory: Option<Bytes>,
+
+    /// The most processor time, in cores, such as 0.5
+    #[arg(long, value_name = "CORES", value_parser = values::cpus)]
+    pub cpus: Option<Cpus>,
+
+    /// The most processes and threads
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    pub pids: Option<u32>,
+
+    /// The most it may write to its disk, such as 100m
+    #[arg(long, value_name = "SIZE", value_parser = values::bytes)]
+    pub disk: Option<Bytes>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = RUN_HELP)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub limits: LimitArgs,
+
+    /// Kill the whole tree after this long, such as 5s; the exit code is then 124
+    #[arg(long, value_name = "TIME", value_parser = values::duration)]
+    pub timeout: Option<Duration>,
+
+    /// Show a directory of the host inside; its owner there is the sandbox's user
+    #[arg(long = "mount", value_name = "SRC:DST[:ro]", value_parser = values::mount)]
+    pub mounts: Vec<Mount>,
+
+    /// Set a variable; without a value, pass the caller's own
+    #[arg(long = "env", short = 'e', value_name = "K=V", value_parser = values::variable)]
+    pub env: Vec<(String, String)>,
+
+    /// Start in this directory inside
+    #[arg(long, short = 'w', value_name = "DIR")]
+    pub workdir: Option<String>,
+
+    /// The image to run in
+    #[arg(long, default_value = "host")]
+    pub image: String,
+
+    /// What the sandbox can reach
+    #[arg(long, value_enum, default_value_t = NetworkChoice::Off)]
+    pub network: NetworkChoice,
+
+    /// Run as this user inside: a name, UID or UID:GID
+    #[arg(long, short = 'u', value_name = "USER", value_parser = values::identity)]
+    pub user: Option<Identity>,
+
+    /// Leave what the command wrote behind, and say where
+    #[arg(long)]
+    pub keep: bool,
+
+    /// Fail if this host cannot enforce a default limit, instead of using the nearest rlimit
+    #[arg(long)]
+    pub require_limits: bool,
+
+    #[command(flatten)]
+    pub state: StateArgs,
+
+    /// The command and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    pub command: Vec<OsString>,
+}
+
+const RUN_HELP: &str = "\
+Input, output and exit code are those of the command; 124 means the timeout, 137 that memory \
+ran out, 125 that the sandbox itself could not be made.";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum NetworkChoice {
+    /// Loopback only
+    Off,
+    On,
+    Filtered,
+}
+
+impl From<NetworkChoice> for domain::Network {
+    fn from(choice: NetworkChoice) -> Self {
+        match choice {
+            NetworkChoice::Off => Self::Off,
+            NetworkChoice::On => Self::On,
+            NetworkChoice::Filtered => Self::Filtered,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CreateArgs {
+    /// The image to run in
+    #[arg(long, default_value = "host")]
+    pub image: String,
+
+    /// Remove the sandbox after this long, at least 60s [default: never]
+    #[arg(long, value_name = "TIME", value_parser = values::duration)]
+    pub timeout: Option<Duration>,
+
+    /// Remove the sandbox when nothing has happened in it for this long [default: never]
+    #[arg(long, value_name = "TIME", value_parser = values::duration)]
+    pub idle_timeout: Option<Duration>,
+
+    /// The most memory all its processes may use together, such as 256m
+    #[arg(long, value_name = "SIZE", value_parser = values::bytes)]
+    pub memory: Option<Bytes>,
+
+    /// The most processor time, in cores, such as 0.5
+    #[arg(long, value_name = "CORES", value_parser = values::cpus)]
+    pub cpus: Option<Cpus>,
+
+    /// The most it may write to its disk, such as 100m
+    #[arg(long, value_name = "SIZE", value_parser = values::bytes)]
+    pub disk: Option<Bytes>,
+
+    /// What the sandbox can reach [default: what the server chooses]
+    #[arg(long, value_enum)]
+    pub network: Option<NetworkChoice>,
+
+    /// Set a variable in every process
+    #[arg(long = "env", short = 'e', value_name = "K=V", value_parser = values::variable)]
+    pub env: Vec<(String, String)>,
+
+    /// Hang a label on the sandbox
+    #[arg(long = "label", short = 'l', value_name = "K=V", value_parser = values::label)]
+    pub labels: Vec<(String, String)>,
+
+    /// The main process, if there is to be one
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    pub entrypoint: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LsArgs {
+    /// Only those with this label
+    #[arg(long = "label", short = 'l', value_name = "K=V", value_parser = values::label)]
+    pub labels: Vec<(String, String)>,
+
+    /// Print ids only
+    #[arg(long, short = 'q')]
+    pub quiet: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = EXEC_HELP)]
+pub(crate) struct ExecArgs {
+    /// The sandbox, as `create` and `ls` name it
+    #[arg(value_name = "ID", value_parser = values::sandbox_id)]
+    pub id: SandboxId,
+
+    /// Run this text in a shell, instead of a command with arguments
+    #[arg(short = 'c', value_name = "TEXT", conflicts_with = "command", required_unless_present = "command")]
+    pub text: Option<String>,
+
+    /// Print the id of the process and leave it running
+    #[arg(long, short = 'd')]
+    pub detach: bool,
+
+    /// Kill the whole tree after this long; the exit code is then 124
+    #[arg(long, value_name = "TIME", value_parser = values::duration)]
+    pub timeout: Option<Duration>,
+
+    /// Set a variable
+    #[arg(long = "env", short = 'e', value_name = "K=V", value_parser = values::variable)]
+    pub env: Vec<(String, String)>,
+
+    /// Start in this directory
+    #[arg(long, short = 'w', value_name = "DIR")]
+    pub workdir: Option<String>,
+
+    /// Run as this user: UID or UID:GID
+    #[arg(long, short = 'u', value_name = "UID[:GID]", value_parser = values::numeric_identity)]
+    pub user: Option<(u32, u32)>,
+
+    /// The command and its arguments
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    pub command: Vec<String>,
+}
+
+const EXEC_HELP: &str = "\
+Output is streamed as text; the exit code is that of the command, or 125 if it could not be started.
+The first Ctrl-C asks the command to end, the second leaves it alone and returns.";
+
+#[derive(Debug, Args)]
+pub(crate) struct ShellArgs {
+    /// The sandbox, as `create` and `ls` name it
+    #[arg(value_name = "ID", value_parser = values::sandbox_id)]
+    pub id: SandboxId,
+
+    /// Start in this directory
+    #[arg(long, short = 'w', value_name = "DIR")]
+    pub workdir: Option<String>,
+
+    /// Run this text instead of a shell
+    #[arg(short = 'c', value_name = "TEXT")]
+    pub text: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CpArgs {
+    /// A path here, ID:/PATH in a sandbox, or - for standard input
+    #[arg(value_name = "SRC", value_parser = values::place)]
+    pub source: Place,
+
+    /// A path here, ID:/PATH in a sandbox, or - for standard output
+    #[arg(value_name = "DST", value_parser = values::place)]
+    pub destination: Place,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LogsArgs {
+    /// The sandbox, as `create` and `ls` name it
+    #[arg(value_name = "ID", value_parser = values::sandbox_id)]
+    pub id: SandboxId,
+
+    /// The id that `exec --detach` printed
+    #[arg(value_name = "PROCESS", value_parser = process_id)]
+    pub process: domain::ProcessId,
+
+    /// Go on until the process ends
+    #[arg(long, short = 'f')]
+    pub follow: bool,
+
+    /// Begin at this byte
+    #[arg(long, value_name = "OFFSET", default_value_t = 0)]
+    pub from: u64,
+}
+
+fn process_id(text: &str) -> Result<domain::ProcessId, String> {
+    domain::ProcessId::parse(text).map_err(|error| error.to_string())
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RmArgs {
+    /// The sandboxes, as `create` and `ls` name them
+    #[arg(value_name = "ID", value_parser = values::sandbox_id, required_unless_present = "all")]
+    pub ids: Vec<SandboxId>,
+
+    /// Remove every sandbox of the server
+    #[arg(long, conflicts_with = "ids")]
+    pub all: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ImageCommand {
+    /// Make an image from a directory or a root filesystem tar (plain, gzip or zstd)
+    Import {
+        /// What sandboxes will call it
+        name: String,
+        /// The directory or the tar
+        #[arg(value_name = "PATH")]
+        source: PathBuf,
+        #[command(flatten)]
+        state: StateArgs,
+    },
+    /// List the images
+    Ls {
+        #[command(flatten)]
+        state: StateArgs,
+    },
+    /// Remove images that no sandbox uses
+    Rm {
+        #[arg(required = true, value_name = "NAME")]
+        names: Vec<String>,
+        #[command(flatten)]
+        state: StateArgs,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    #[command(flatten)]
+    pub state: StateArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// Fewer rounds, for a first look
+    #[arg(long)]
+    pub quick: bool,
+
+    /// Only the measurements whose name contains this word
+    #[arg(long, value_name = "WORD")]
+    pub only: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parse(words: &[&str]) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(std::iter::once("coracle").chain(words.iter().copied()))
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn run_takes_every_limit_and_leaves_the_command_alone() {
+        let words = "run --memory 256m --cpus 0.5 --pids 64 --disk 100m --timeout 5s --mount /a:/b:ro \
+                     --env K=V --workdir /tmp --image host --network off --keep --require-limits --user 0 \
+                     -- ls -la --memory 1";
+        let cli = parse(&words.split_whitespace().collect::<Vec<_>>()).expect("it parses");
+        let Command::Run(run) = cli.command else { panic!("another command") };
+        assert_eq!(run.limits.memory, Some(Bytes::mib(256)));
+        assert_eq!(run.limits.cpus, Some(Cpus(500)));
+        assert_eq!(run.limits.pids, Some(64));
+        assert_eq!(run.limits.disk, Some(Bytes::mib(100)));
+        assert_eq!(run.timeout, Some(Duration::from_secs(5)));
+        assert_eq!(run.env, [("K".to_owned(), "V".to_owned())]);
+        assert_eq!(run.command, ["ls", "-la", "--memory", "1"]);
+        assert!(run.keep && run.require_limits);
+    }
+
+    #[test]
+    fn exec_takes_a_command_or_text_but_not_both_or_neither() {
+        let id = "abcdefghijklmnopqrst";
+        assert!(parse(&["exec", id, "--", "ls"]).is_ok());
+        assert!(parse(&["exec", id, "-c", "ls | wc"]).is_ok());
+        assert!(parse(&["exec", id]).is_err());
+        assert!(parse(&["exec", id, "-c", "ls", "--", "ls"]).is_err());
+        assert!(parse(&["exec", "nonsense", "--", "ls"]).is_err());
+    }
+
+    #[test]
+    fn rm_takes_ids_or_all() {
+        assert!(parse(&["rm"]).is_err());
+        assert!(parse(&["rm", "--all"]).is_ok());
+        assert!(parse(&["rm", "abcdefghijklmnopqrst", "abcdefghijklmnopqrsu"]).is_ok());
+    }
+
+    #[test]
+    fn no_flag_takes_the_key() {
+        let mut command = Cli::command();
+        let help = command.render_long_help().to_string();
+        assert!(!help.contains("--api-key"), "{help}");
+        assert!(help.contains("CORACLE_API_KEY"), "{help}");
+    }
+}

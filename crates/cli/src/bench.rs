@@ -1,0 +1,86 @@
+//! `coracle bench`: our times beside the floor and beside other runtimes, in one run.
+//!
+//! The floor is what the kernel itself takes: a bare clone with the same namespaces, an overlay,
+//! pivot_root and the exec of `true`; for commands, a bare spawn. Times move with the machine,
+//! so every bar is a ratio, and the floor is measured between our own runs and at the same
+//! concurrency. Volumes and network namespaces may be prepared ahead, as in any server; no
+//! process of a sandbox exists before it is asked for.
+//!
+//! ```text
+//!  bench ─► client.rs ── HTTP, kept connections ──► coracle serve (own state directory, port 0)
+//!    └────► floor.rs  ── one word per run ────────► coracle __floor (one thread, so it may clone)
+//! ```
+
+mod client;
+pub(crate) mod floor;
+mod idle;
+mod lifecycle;
+mod peers;
+mod report;
+mod server;
+mod statistics;
+mod transfer;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::args::BenchArgs;
+use crate::output::Printer;
+
+use report::Report;
+use server::Server;
+
+/// How often each thing is done.
+#[derive(Clone, Copy, Debug)]
+struct Rounds {
+    /// Runs of what takes milliseconds.
+    many: usize,
+    /// Runs with a pause before each.
+    spaced: usize,
+    /// Sandboxes at once.
+    burst: usize,
+    /// Sandboxes alive together.
+    idle: usize,
+    /// Bytes of the large file.
+    file: u64,
+}
+
+impl Rounds {
+    const FULL: Self = Self { many: 200, spaced: 50, burst: 100, idle: 1000, file: 1 << 30 };
+    const QUICK: Self = Self { many: 40, spaced: 10, burst: 20, idle: 100, file: 128 << 20 };
+}
+
+/// Lets time pass between two runs or two looks.
+#[expect(clippy::disallowed_methods, reason = "the pause itself is wanted; there is no event to wait for")]
+fn pause(time: Duration) {
+    std::thread::sleep(time);
+}
+
+/// Measures, prints, and fails when a bar was missed.
+pub(crate) fn bench(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
+    let rounds = if args.quick { Rounds::QUICK } else { Rounds::FULL };
+    let server = Server::start()?;
+    let mut report = Report::default();
+    let wanted = |name: &str| args.only.as_deref().is_none_or(|word| name.contains(word));
+    type Measurement = fn(&Server, Rounds, &mut Report) -> Result<()>;
+    let measurements: [(&str, Measurement); 7] = [
+        ("create", lifecycle::create),
+        ("exec", lifecycle::exec),
+        ("burst", lifecycle::burst),
+        ("peers", peers::compare),
+        ("transfer", transfer::transfer),
+        ("memory", idle::memory),
+        ("list", idle::list),
+    ];
+    for (name, measure) in measurements {
+        if wanted(name) {
+            printer.note(format!("measuring {name}"));
+            measure(&server, rounds, &mut report)?;
+        }
+    }
+    server.stop()?;
+    report.print(printer)?;
+    Ok(if report.all_passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

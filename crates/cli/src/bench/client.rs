@@ -1,0 +1,237 @@
+//! A small HTTP/1.1 client on one kept connection, so that what is measured is the server.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+
+/// How long a server may stay silent.
+const SILENCE: Duration = Duration::from_secs(120);
+
+pub(crate) struct Client {
+    address: SocketAddr,
+    connection: BufReader<TcpStream>,
+    /// The body of the last answer; kept, so that no run pays for its memory.
+    body: Vec<u8>,
+}
+
+/// A sandbox and the header lines that its server asks for.
+#[derive(Clone, Debug)]
+pub(crate) struct Sandbox {
+    pub(crate) id: String,
+    headers: String,
+}
+
+impl Client {
+    pub(crate) fn connect(address: SocketAddr) -> Result<Self> {
+        let stream = TcpStream::connect(address).context("could not connect to the server")?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(SILENCE))?;
+        Ok(Self { address, connection: BufReader::with_capacity(1 << 16, stream), body: Vec::new() })
+    }
+
+    /// Creates a sandbox; `extensions` are keys of our own, such as its disk.
+    pub(crate) fn create(&mut self, extensions: &Value) -> Result<Sandbox> {
+        let wish = json!({
+            "image": {"uri": "host"},
+            "timeout": 3600,
+            "resourceLimits": {"cpu": "1", "memory": "512Mi"},
+            "entrypoint": ["tail", "-f", "/dev/null"],
+            "extensions": extensions,
+        });
+        let status = self.send("POST", "/v1/sandboxes", "", wish.to_string().as_bytes())?;
+        let answer = self.json(status, 202)?;
+        let id = answer["id"].as_str().context("the server names no id")?.to_owned();
+        Ok(Sandbox { id, headers: String::new() })
+    }
+
+    /// Asks how the sandbox is reached. The answer never changes, so it is asked once.
+    pub(crate) fn resolve(&mut self, sandbox: &mut Sandbox) -> Result<()> {
+        let status = self.send("GET", &format!("/v1/sandboxes/{}/endpoints/44772", sandbox.id), "", b"")?;
+        let answer = self.json(status, 200)?;
+        sandbox.headers.clear();
+        for (name, value) in answer["headers"].as_object().into_iter().flatten() {
+            sandbox.headers.push_str(&format!("{name}: {}\r\n", value.as_str().unwrap_or_default()));
+        }
+        Ok(())
+    }
+
+    /// Runs `true` inside and waits for the end of its events.
+    pub(crate) fn run_true(&mut self, sandbox: &Sandbox) -> Result<()> {
+        let path = sandbox.inside("command");
+        let status = self.send("POST", &path, &sandbox.headers, br#"{"argv":["true"]}"#)?;
+        let ended = self.body.windows(18).any(|window| window == b"execution_complete");
+        if status != 200 || !ended {
+            bail!("`true` failed with status {status}: {}", String::from_utf8_lossy(&self.body));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn delete(&mut self, sandbox: &Sandbox) -> Result<()> {
+        let status = self.send("DELETE", &format!("/v1/sandboxes/{}", sandbox.id), "", b"")?;
+        if status != 204 {
+            bail!("delete failed with status {status}: {}", String::from_utf8_lossy(&self.body));
+        }
+        Ok(())
+    }
+
+    /// One page of the list, as ids.
+    pub(crate) fn list(&mut self) -> Result<Vec<String>> {
+        let status = self.send("GET", "/v1/sandboxes?pageSize=10", "", b"")?;
+        let page = self.json(status, 200)?;
+        let items = page["items"].as_array().context("the list has no items")?;
+        Ok(items.iter().filter_map(|item| item["id"].as_str()).map(str::to_owned).collect())
+    }
+
+    pub(crate) fn delete_all(&mut self) -> Result<()> {
+        loop {
+            let ids = self.list()?;
+            if ids.is_empty() {
+                return Ok(());
+            }
+            for id in ids {
+                self.delete(&Sandbox { id, headers: String::new() })?;
+            }
+        }
+    }
+
+    /// Writes a file of `size` bytes inside, without holding it.
+    pub(crate) fn upload(&mut self, sandbox: &Sandbox, path: &str, size: u64) -> Result<()> {
+        let (head, tail) = multipart(path);
+        let length = head.len() as u64 + size + tail.len() as u64;
+        let request = format!(
+            "POST {} HTTP/1.1\r\nHost: {}\r\n{}Content-Type: multipart/form-data; boundary={BORDER}\r\n\
+             Content-Length: {length}\r\n\r\n{head}",
+            sandbox.inside("files/upload"),
+            self.address,
+            sandbox.headers,
+        );
+        let stream = self.connection.get_mut();
+        stream.write_all(request.as_bytes())?;
+        let block = vec![0x5a_u8; 1 << 20];
+        let mut left = size;
+        while left > 0 {
+            let now = left.min(block.len() as u64);
+            stream.write_all(&block[..usize::try_from(now)?])?;
+            left -= now;
+        }
+        stream.write_all(tail.as_bytes())?;
+        let status = self.receive(&mut io::sink())?.0;
+        if status != 200 {
+            bail!("the upload failed with status {status}");
+        }
+        Ok(())
+    }
+
+    /// Reads a file from inside and returns how many bytes it had.
+    pub(crate) fn download(&mut self, sandbox: &Sandbox, path: &str) -> Result<u64> {
+        let path = sandbox.inside(&format!("files/download?path={path}"));
+        self.fetch(&path, &sandbox.headers)
+    }
+
+    /// Reads whatever is at `path`, throws it away and returns how many bytes it had.
+    pub(crate) fn fetch(&mut self, path: &str, headers: &str) -> Result<u64> {
+        let request = format!("GET {path} HTTP/1.1\r\nHost: {}\r\n{headers}\r\n", self.address);
+        self.connection.get_mut().write_all(request.as_bytes())?;
+        let (status, size) = self.receive(&mut io::sink())?;
+        if status != 200 {
+            bail!("GET {path} failed with status {status}");
+        }
+        Ok(size)
+    }
+
+    /// One request with a small answer, which is left in `body`.
+    fn send(&mut self, method: &str, path: &str, headers: &str, body: &[u8]) -> Result<u16> {
+        let mut message = format!(
+            "{method} {path} HTTP/1.1\r\nHost: {}\r\n{headers}Content-Type: application/json\r\n\
+             Content-Length: {}\r\n\r\n",
+            self.address,
+            body.len(),
+        )
+        .into_bytes();
+        message.extend_from_slice(body);
+        self.connection.get_mut().write_all(&message).context("could not send a request")?;
+        let mut answer = std::mem::take(&mut self.body);
+        answer.clear();
+        let received = self.receive(&mut answer);
+        self.body = answer;
+        Ok(received.context("could not read an answer")?.0)
+    }
+
+    fn json(&self, status: u16, expected: u16) -> Result<Value> {
+        if status != expected {
+            bail!("status {status} instead of {expected}: {}", String::from_utf8_lossy(&self.body));
+        }
+        Ok(serde_json::from_slice(&self.body)?)
+    }
+
+    /// Reads one answer into `to`; returns its status and size.
+    fn receive(&mut self, to: &mut impl Write) -> Result<(u16, u64)> {
+        let line = read_line(&mut self.connection)?;
+        let status: u16 = line.split(' ').nth(1).context("no status line")?.parse()?;
+        let (mut length, mut chunked) = (0, false);
+        loop {
+            let line = read_line(&mut self.connection)?.to_ascii_lowercase();
+            match line.split_once(':') {
+                None => break,
+                Some(("content-length", value)) => length = value.trim().parse()?,
+                Some(("transfer-encoding", value)) => chunked = value.trim() == "chunked",
+                Some(_) => {}
+            }
+        }
+        let size = if chunked {
+            copy_chunks(&mut self.connection, to)?
+        } else {
+            copy(&mut self.connection, length, to)?
+        };
+        Ok((status, size))
+    }
+}
+
+impl Sandbox {
+    fn inside(&self, path: &str) -> String {
+        format!("/v1/sandboxes/{}/proxy/44772/{path}", self.id)
+    }
+}
+
+const BORDER: &str = "border-of-the-parts";
+
+/// What stands before and after the bytes of an uploaded file.
+fn multipart(path: &str) -> (String, String) {
+    let metadata = json!({"path": path, "mode": 644});
+    let part = |name: &str| {
+        format!("--{BORDER}\r\nContent-Disposition: form-data; name=\"{name}\"; filename=\"{name}\"\r\n\r\n")
+    };
+    (format!("{}{metadata}\r\n{}", part("metadata"), part("file")), format!("\r\n--{BORDER}--\r\n"))
+}
+
+fn copy_chunks(from: &mut BufReader<TcpStream>, to: &mut impl Write) -> Result<u64> {
+    let mut total = 0;
+    loop {
+        let size = u64::from_str_radix(&read_line(from)?, 16)?;
+        if size == 0 {
+            while !read_line(from)?.is_empty() {}
+            return Ok(total);
+        }
+        total += copy(from, size, to)?;
+        read_line(from)?;
+    }
+}
+
+fn copy(from: &mut BufReader<TcpStream>, size: u64, to: &mut impl Write) -> Result<u64> {
+    let copied = io::copy(&mut from.take(size), to)?;
+    if copied < size {
+        bail!("the answer ended after {copied} of {size} bytes");
+    }
+    Ok(copied)
+}
+
+fn read_line(from: &mut impl BufRead) -> Result<String> {
+    let mut line = String::new();
+    if from.read_line(&mut line)? == 0 {
+        bail!("the server closed the connection");
+    }
+    Ok(line.trim_end().to_owned())
+}

@@ -1,0 +1,195 @@
+//! The floor: what the kernel itself takes for the same work, without any of ours.
+//!
+//! It clones, and only a process with one thread may; so it runs in processes of its own,
+//! `coracle __floor`, which do one run per word on standard input and answer with its time.
+
+use std::fs::{self, Permissions};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use linux::mounts;
+use linux::namespaces::{self, Extent, Fork, Namespaces, Setgroups};
+
+/// The word that makes this binary a floor process; not for people.
+pub(crate) const WORD: &str = "__floor";
+
+/// What a floor process can be asked to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Task {
+    /// Clone with the namespaces of a sandbox, mount an overlay, pivot, exec `true`.
+    Sandbox,
+    /// Spawn `true`.
+    Spawn,
+}
+
+impl Task {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Sandbox => "sandbox",
+            Self::Spawn => "spawn",
+        }
+    }
+}
+
+/// A running floor process.
+pub(crate) struct Floor {
+    process: Child,
+    tasks: Option<ChildStdin>,
+    times: BufReader<ChildStdout>,
+}
+
+impl Floor {
+    /// Starts one that works below `directory`.
+    pub(crate) fn start(directory: &Path) -> Result<Self> {
+        let mut process = Command::new(std::env::current_exe()?)
+            .arg(WORD)
+            .arg(directory)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("could not start the floor process")?;
+        let tasks = process.stdin.take();
+        let times = BufReader::new(process.stdout.take().context("no standard output")?);
+        Ok(Self { process, tasks, times })
+    }
+
+    /// Has one run done and returns its time.
+    pub(crate) fn run(&mut self, task: Task) -> Result<Duration> {
+        self.begin(task)?;
+        self.end()
+    }
+
+    /// Begins a run without waiting for its end.
+    pub(crate) fn begin(&mut self, task: Task) -> Result<()> {
+        let tasks = self.tasks.as_mut().context("the floor process was told to end")?;
+        writeln!(tasks, "{}", task.word()).context("the floor process has gone")
+    }
+
+    pub(crate) fn end(&mut self) -> Result<Duration> {
+        let mut line = String::new();
+        self.times.read_line(&mut line)?;
+        match line.trim().parse() {
+            Ok(nanoseconds) => Ok(Duration::from_nanos(nanoseconds)),
+            Err(_not_a_number) => bail!("the floor cannot be measured here: {}", line.trim()),
+        }
+    }
+}
+
+impl Drop for Floor {
+    fn drop(&mut self) {
+        // The end of its input ends it.
+        self.tasks = None;
+        self.process.wait().ok();
+    }
+}
+
+/// The floor process: answers each word with nanoseconds, or with why not.
+pub(crate) fn serve(arguments: &[String]) -> Result<ExitCode> {
+    let directory = Path::new(arguments.first().context("the floor process needs a directory")?);
+    let words = io::stdin().lock();
+    for (number, word) in words.lines().enumerate() {
+        let place = directory.join(format!("floor-{}-{number}", std::process::id()));
+        let time = match word?.as_str() {
+            "sandbox" => sandbox(&place),
+            _ => spawn(),
+        };
+        let answer = time.map_or_else(|error| format!("{error:#}"), |time| time.as_nanos().to_string());
+        writeln!(io::stdout(), "{answer}")?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn spawn() -> Result<Duration> {
+    let began = Instant::now();
+    let status = Command::new("true").status()?;
+    let time = began.elapsed();
+    if status.success() { Ok(time) } else { bail!("`true` failed") }
+}
+
+/// One run. Its directories are made within the time, as anyone would have to, and removed after.
+fn sandbox(place: &Path) -> Result<Duration> {
+    let began = Instant::now();
+    let layers = Layers::make(place)?;
+    let (tell, told) = UnixStream::pair()?;
+    let every = [
+        Namespaces::MOUNT,
+        Namespaces::PID,
+        Namespaces::IPC,
+        Namespaces::UTS,
+        Namespaces::CGROUP,
+        Namespaces::NET,
+    ]
+    .into_iter()
+    .fold(Namespaces::USER, Namespaces::and);
+    let ended = match namespaces::fork_into(every, None)? {
+        Fork::Child => {
+            drop(tell);
+            let error = enter(told, &layers);
+            writeln!(io::stderr(), "floor: {error:#}").ok();
+            namespaces::exit_now(1)
+        }
+        Fork::Parent { pid, pidfd } => {
+            drop(told);
+            let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+            let own = |outside| [Extent { inside: 0, outside, count: 1 }];
+            namespaces::write_maps(pid, &own(uid), &own(gid), Setgroups::Deny)?;
+            drop(tell);
+            namespaces::reap(pidfd.as_fd())?
+        }
+    };
+    let time = began.elapsed();
+    layers.remove()?;
+    if ended { Ok(time) } else { bail!("the bare clone failed") }
+}
+
+struct Layers {
+    upper: PathBuf,
+    work: PathBuf,
+    root: PathBuf,
+}
+
+impl Layers {
+    fn make(place: &Path) -> Result<Self> {
+        let layers = Self { upper: place.join("upper"), work: place.join("work"), root: place.join("root") };
+        fs::create_dir(place)?;
+        for directory in [&layers.upper, &layers.work, &layers.root] {
+            fs::create_dir(directory)?;
+        }
+        Ok(layers)
+    }
+
+    /// The kernel leaves a directory without any permission in `work`, which only root may enter.
+    fn remove(&self) -> Result<()> {
+        let kernels = self.work.join("work");
+        if kernels.exists() {
+            fs::set_permissions(kernels, Permissions::from_mode(0o700))?;
+        }
+        let place = self.root.parent().context("the layers lie in one directory")?;
+        fs::remove_dir_all(place).context("could not remove what a run left")
+    }
+}
+
+/// The child's part. Returns only on failure.
+fn enter(told: UnixStream, layers: &Layers) -> anyhow::Error {
+    match change_root(told, layers) {
+        Ok(()) => Command::new("/bin/true").exec().into(),
+        Err(error) => error,
+    }
+}
+
+/// Makes an overlay over `/usr` the root; it has `bin`, `lib` and `lib64` of its own.
+fn change_root(mut told: UnixStream, layers: &Layers) -> Result<()> {
+    // The end of the stream says that the maps are written.
+    told.read_to_end(&mut Vec::new())?;
+    mounts::make_private().context("could not make mounts private")?;
+    let (upper, work) = (layers.upper.to_string_lossy(), layers.work.to_string_lossy());
+    mounts::overlay(&["/usr"], &upper, &work, &layers.root).context("could not mount an overlay")?;
+    mounts::pivot(&layers.root).context("could not change the root")
+}

@@ -1,0 +1,161 @@
+//! Making sandboxes and running commands in them, beside the floor.
+
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use serde_json::json;
+
+use super::client::Client;
+use super::floor::{Floor, Task};
+use super::report::Report;
+use super::server::Server;
+use super::statistics::Samples;
+use super::{Rounds, pause};
+
+/// Real traffic leaves pauses in which a kernel's grace periods show; a tight loop hides them.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// From the request for a sandbox to the result of its first command, on a kept connection.
+pub(crate) fn create(server: &Server, rounds: Rounds, report: &mut Report) -> Result<()> {
+    let tight = pairs(server, rounds.many, Duration::ZERO)?;
+    report.time("floor: clone, overlay, pivot, exec", tight.floor.summary());
+    report.time("create and first result", tight.ours.summary());
+    let ratio = tight.ours.summary().p50 / tight.floor.summary().p50;
+    report.at_most("create and first result", ratio, 3.0, "times the floor");
+
+    let spaced = pairs(server, rounds.spaced, PAUSE)?;
+    report.time("floor, 100 ms apart", spaced.floor.summary());
+    report.time("create and first result, 100 ms apart", spaced.ours.summary());
+    let ratio = spaced.ours.summary().p50 / spaced.floor.summary().p50;
+    report.at_most("the same, 100 ms apart", ratio, 3.0, "times the floor");
+    Ok(())
+}
+
+struct Pairs {
+    floor: Samples,
+    ours: Samples,
+}
+
+/// Runs the floor and ours in turn, so that both see the same machine.
+fn pairs(server: &Server, runs: usize, apart: Duration) -> Result<Pairs> {
+    let mut floor = Floor::start(server.directory())?;
+    let mut client = server.client()?;
+    let mut pairs = Pairs { floor: Samples::default(), ours: Samples::default() };
+    // The first of each fills caches and is not counted.
+    for run in 0..=runs {
+        pause(apart);
+        let bare = floor.run(Task::Sandbox)?;
+        pause(apart);
+        let ours = create_once(&mut client)?;
+        if run > 0 {
+            pairs.floor.push(bare);
+            pairs.ours.push(ours);
+        }
+    }
+    Ok(pairs)
+}
+
+/// One sandbox from nothing to the result of `true`; its removal is not counted.
+fn create_once(client: &mut Client) -> Result<Duration> {
+    let began = Instant::now();
+    let mut sandbox = client.create(&json!({}))?;
+    client.resolve(&mut sandbox)?;
+    client.run_true(&sandbox)?;
+    let time = began.elapsed();
+    client.delete(&sandbox)?;
+    Ok(time)
+}
+
+/// `true` in a living sandbox, beside a bare spawn.
+pub(crate) fn exec(server: &Server, rounds: Rounds, report: &mut Report) -> Result<()> {
+    let mut floor = Floor::start(server.directory())?;
+    let mut client = server.client()?;
+    let mut sandbox = client.create(&json!({}))?;
+    client.resolve(&mut sandbox)?;
+    let (mut bare, mut ours) = (Samples::default(), Samples::default());
+    for run in 0..=rounds.many {
+        let spawned = floor.run(Task::Spawn)?;
+        let began = Instant::now();
+        client.run_true(&sandbox)?;
+        let ran = began.elapsed();
+        if run > 0 {
+            bare.push(spawned);
+            ours.push(ran);
+        }
+    }
+    client.delete(&sandbox)?;
+    report.time("bare spawn of `true`", bare.summary());
+    report.time("`true` in a living sandbox", ours.summary());
+    report.at_most(
+        "`true` in a living sandbox",
+        ours.summary().p50 / bare.summary().p50,
+        4.0,
+        "times a bare spawn",
+    );
+    Ok(())
+}
+
+/// All at once: as many connections as sandboxes, as many floor processes as clones.
+pub(crate) fn burst(server: &Server, rounds: Rounds, report: &mut Report) -> Result<()> {
+    const REPEATS: usize = 5;
+    let mut floors =
+        (0..rounds.burst).map(|_| Floor::start(server.directory())).collect::<Result<Vec<_>>>()?;
+    let (mut bare, mut ours) = (Samples::default(), Samples::default());
+    for _ in 0..REPEATS {
+        bare.push(floor_burst(&mut floors)?);
+        ours.push(create_burst(server, rounds.burst)?);
+    }
+    report.time(format!("floor, {} at once (wall)", rounds.burst), bare.summary());
+    report.time(format!("create, {} at once (wall)", rounds.burst), ours.summary());
+    report.at_most(
+        "creates at once, all made",
+        ours.summary().p50 / bare.summary().p50,
+        3.0,
+        "times the floor's",
+    );
+    Ok(())
+}
+
+fn floor_burst(floors: &mut [Floor]) -> Result<Duration> {
+    let began = Instant::now();
+    for floor in floors.iter_mut() {
+        floor.begin(Task::Sandbox)?;
+    }
+    for floor in floors.iter_mut() {
+        floor.end()?;
+    }
+    Ok(began.elapsed())
+}
+
+/// The time until the last of `count` simultaneous creates is answered. Each must succeed.
+fn create_burst(server: &Server, count: usize) -> Result<Duration> {
+    let mut clients = (0..count).map(|_| server.client()).collect::<Result<Vec<_>>>()?;
+    let start = Barrier::new(count + 1);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = clients
+            .iter_mut()
+            .map(|client| {
+                let start = &start;
+                scope.spawn(move || {
+                    start.wait();
+                    let sandbox = client.create(&json!({}))?;
+                    Ok((sandbox, Instant::now()))
+                })
+            })
+            .collect();
+        start.wait();
+        let began = Instant::now();
+        let mut last = began;
+        let mut made = Vec::new();
+        for thread in threads {
+            let ended: Result<_> = thread.join().expect("a client does not panic");
+            let (sandbox, at) = ended.context("one of many simultaneous creates failed")?;
+            last = last.max(at);
+            made.push(sandbox);
+        }
+        let mut client = server.client()?;
+        made.iter().try_for_each(|sandbox| client.delete(sandbox))?;
+        Ok(last.duration_since(began))
+    })
+}

@@ -1,0 +1,114 @@
+//! What was measured, as a table for people and as JSON for programs.
+
+use anyhow::Result;
+use serde::Serialize;
+
+use super::statistics::Summary;
+use crate::output::Printer;
+
+/// Every measurement of one run.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct Report {
+    times: Vec<Time>,
+    bars: Vec<Bar>,
+    /// What could not be measured here, and why.
+    absent: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Time {
+    name: String,
+    #[serde(flatten)]
+    summary: Summary,
+}
+
+/// One promise: a value, the bound it is held to, and whether it was kept.
+#[derive(Debug, Serialize)]
+struct Bar {
+    name: &'static str,
+    value: f64,
+    bound: f64,
+    /// What the numbers are: `times the floor`, `MiB`, ...
+    unit: &'static str,
+    kept: bool,
+}
+
+impl Report {
+    pub(crate) fn time(&mut self, name: impl Into<String>, summary: Summary) {
+        self.times.push(Time { name: name.into(), summary });
+    }
+
+    /// Holds a value to a bound it must not exceed.
+    pub(crate) fn at_most(&mut self, name: &'static str, value: f64, bound: f64, unit: &'static str) {
+        self.bars.push(Bar { name, value, bound, unit, kept: value <= bound });
+    }
+
+    /// Holds a value to a bound it must reach.
+    pub(crate) fn at_least(&mut self, name: &'static str, value: f64, bound: f64, unit: &'static str) {
+        self.bars.push(Bar { name, value, bound, unit, kept: value >= bound });
+    }
+
+    pub(crate) fn absent(&mut self, why: impl Into<String>) {
+        self.absent.push(why.into());
+    }
+
+    pub(crate) fn all_passed(&self) -> bool {
+        self.bars.iter().all(|bar| bar.kept)
+    }
+
+    pub(crate) fn print(&self, printer: &Printer) -> Result<()> {
+        if printer.json() {
+            return printer.value(self);
+        }
+        printer.table(&["milliseconds", "runs", "p50", "p90", "p99"], self.time_rows())?;
+        printer.line("")?;
+        printer.table(&["bar", "value", "bound", "", "verdict"], self.bar_rows())?;
+        for why in &self.absent {
+            printer.line(format!("not measured: {why}"))?;
+        }
+        Ok(())
+    }
+
+    fn time_rows(&self) -> Vec<Vec<String>> {
+        let number = |value: f64| format!("{value:.2}");
+        self.times
+            .iter()
+            .map(|Time { name, summary }| {
+                let Summary { runs, p50, p90, p99 } = *summary;
+                vec![name.clone(), runs.to_string(), number(p50), number(p90), number(p99)]
+            })
+            .collect()
+    }
+
+    fn bar_rows(&self) -> Vec<Vec<String>> {
+        self.bars
+            .iter()
+            .map(|bar| {
+                let verdict = if bar.kept { "PASS" } else { "FAIL" };
+                vec![
+                    bar.name.to_owned(),
+                    format!("{:.2}", bar.value),
+                    format!("{:.2}", bar.bound),
+                    bar.unit.to_owned(),
+                    verdict.to_owned(),
+                ]
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_missed_bar_fails_the_whole() {
+        let mut report = Report::default();
+        report.at_most("create", 2.9, 3.0, "times the floor");
+        report.at_least("download", 0.5, 0.5, "of nginx");
+        assert!(report.all_passed());
+        report.at_most("exec", 4.1, 4.0, "times a spawn");
+        assert!(!report.all_passed());
+        assert_eq!(report.bar_rows()[2][4], "FAIL");
+    }
+}

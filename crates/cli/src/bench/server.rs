@@ -1,0 +1,122 @@
+//! A server of the benchmark's own: default configuration, a state directory that goes with it.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result};
+
+use super::client::Client;
+
+/// What the server says when it is ready, before its address.
+const READY: &str = "coracle listening on http://";
+
+pub(crate) struct Server {
+    process: Child,
+    pub(crate) address: SocketAddr,
+    directory: PathBuf,
+}
+
+impl Server {
+    pub(crate) fn start() -> Result<Self> {
+        let directory = std::env::temp_dir().join(format!("coracle-bench-{}", std::process::id()));
+        fs::create_dir(&directory).context("could not make a temporary directory")?;
+        let mut process = Command::new(std::env::current_exe()?)
+            .args(["serve", "--listen", "127.0.0.1:0", "--state-dir"])
+            .arg(directory.join("state"))
+            .env_remove("CORACLE_API_KEY")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(File::create(directory.join("log"))?)
+            .spawn()
+            .context("could not start the server")?;
+        let mut lines = BufReader::new(process.stdout.take().context("no standard output")?).lines();
+        let address = lines
+            .find_map(|line| line.ok()?.split_once(READY).map(|(_, address)| address.to_owned()))
+            .with_context(|| format!("the server did not start: {}", last_words(&directory)))?;
+        // A full pipe must never stop the server.
+        std::thread::spawn(move || lines.count());
+        let address = address.trim_end_matches('/').parse().context("the server names no address")?;
+        Ok(Self { process, address, directory })
+    }
+
+    pub(crate) fn client(&self) -> Result<Client> {
+        Client::connect(self.address)
+    }
+
+    /// A directory for files of the benchmark, on the same filesystem as the server's.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Resident memory of the server and of all it started that is no sandbox, in bytes.
+    pub(crate) fn resident(&self) -> u64 {
+        family(self.process.id()).into_iter().filter_map(resident).sum()
+    }
+
+    /// Removes the sandboxes that are left, ends the server and removes its directory.
+    pub(crate) fn stop(mut self) -> Result<()> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.client()?.delete_all()?;
+        let pid = rustix::process::Pid::from_child(&self.process);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
+        self.process.wait().context("could not wait for the server")?;
+        fs::remove_dir_all(&self.directory).context("could not remove the state directory")
+    }
+}
+
+impl Drop for Server {
+    /// After an error nothing must stay either; what then fails as well is not the first error.
+    fn drop(&mut self) {
+        if self.directory.exists() {
+            self.end().ok();
+        }
+    }
+}
+
+/// The last line of the server's log.
+fn last_words(directory: &Path) -> String {
+    let log = fs::read_to_string(directory.join("log")).unwrap_or_default();
+    log.lines().last().unwrap_or("it said nothing").to_owned()
+}
+
+/// A process and its descendants in the same pid namespace, which leaves sandboxes out.
+fn family(pid: u32) -> Vec<u32> {
+    let namespace = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+    let own = namespace(std::process::id());
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    let below = children
+        .split_whitespace()
+        .filter_map(|child| child.parse().ok())
+        .filter(|child| namespace(*child) == own)
+        .flat_map(family);
+    std::iter::once(pid).chain(below).collect()
+}
+
+fn resident(pid: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    kibibytes(&status, "VmRSS:")
+}
+
+/// The value of a line such as `VmRSS:  1234 kB`, in bytes.
+pub(crate) fn kibibytes(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.trim().trim_end_matches("kB").trim().parse::<u64>().ok().map(|number| number * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_read_in_bytes() {
+        let text = "Name:\tcoracle\nVmRSS:\t    2048 kB\n";
+        assert_eq!(kibibytes(text, "VmRSS:"), Some(2048 * 1024));
+        assert_eq!(kibibytes(text, "Pss:"), None);
+    }
+}

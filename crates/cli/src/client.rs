@@ -1,0 +1,26 @@
+//! A client of a Coracle server, by the same OpenSandbox API that everybody else uses.
+//!
+//! [`Server`] makes, lists and removes sandboxes; [`Sandbox`] is the one it gives access to,
+//! with its commands, files and terminals. Both are an [`http::Api`]: a base address and the
+//! headers that open it.
+
+mod commands;
+mod events;
+mod files;
+mod http;
+mod lifecycle;
+mod sandbox;
+mod terminal;
+
+pub(crate) use commands::{Execution, Wish};
+pub(crate) use events::Event;
+pub(crate) use files::{FileInfo, Kind};
+pub(crate) use http::Refused;
+pub(crate) use lifecycle::{NewSandbox, SandboxInfo, Server};
+pub(crate) use sandbox::Sandbox;
+pub(crate) use terminal::{FromTerminal, Terminal, ToTerminal};
+
+/// Whether the server answered with this status.
+fn refused_with(error: &anyhow::Error, status: ::http::StatusCode) -> bool {
+    error.downcast_ref::<Refused>().is_some_and(|refused| refused.status == status)
+}

@@ -1,0 +1,226 @@
+//! Requests and answers over plain HTTP, and what is told to people when they fail.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use crate::output::WithHint;
+
+/// What is sent: known bytes or a stream.
+pub(super) type Body = UnsyncBoxBody<Bytes, std::io::Error>;
+
+/// How long a connection may take.
+const CONNECT: Duration = Duration::from_secs(5);
+/// How long the head of an answer may take. Creating and removing are the slowest calls.
+const ANSWER: Duration = Duration::from_secs(120);
+/// The largest JSON answer that is read; a page of 200 sandboxes is far below.
+const LARGEST_JSON: usize = 64 << 20;
+const LARGEST_PROBLEM: usize = 64 << 10;
+
+/// An address below which paths are called, with the headers that open it.
+#[derive(Clone, Debug)]
+pub(super) struct Api {
+    http: Client<HttpConnector, Body>,
+    base: String,
+    headers: HeaderMap,
+}
+
+/// The server said no.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    pub(super) status: StatusCode,
+    message: String,
+    retry_after: Option<String>,
+}
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the server refused ({}): {}", self.status.as_u16(), self.message)
+    }
+}
+
+impl std::error::Error for Refused {}
+
+impl Refused {
+    /// What somebody could do about it.
+    pub(crate) fn hint(&self) -> Option<String> {
+        match self.status {
+            StatusCode::UNAUTHORIZED => Some("set CORACLE_API_KEY to the server's key".to_owned()),
+            StatusCode::TOO_MANY_REQUESTS => {
+                let wait = self.retry_after.as_deref().unwrap_or("a few");
+                Some(format!("try again in {wait} s, or remove sandboxes with `coracle rm`"))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The body of every refusal.
+#[derive(Deserialize)]
+struct Problem {
+    message: String,
+}
+
+impl Api {
+    /// An API at `base`, which is `http://host[:port][/path]`.
+    pub(super) fn new(base: &str, headers: HeaderMap) -> Result<Self> {
+        if base.starts_with("https://") {
+            return Err(anyhow!("`{base}` speaks TLS, which this client does not"))
+                .hint("use http, or a local proxy that adds TLS");
+        }
+        if !base.starts_with("http://") {
+            bail!("`{base}` is not an address such as `http://127.0.0.1:8080`");
+        }
+        let mut connector = HttpConnector::new();
+        connector.set_connect_timeout(Some(CONNECT));
+        connector.set_nodelay(true);
+        let http = Client::builder(TokioExecutor::new()).build(connector);
+        Ok(Self { http, base: base.trim_end_matches('/').to_owned(), headers })
+    }
+
+    /// The same connections, elsewhere and with other headers.
+    pub(super) fn at(&self, base: String, headers: HeaderMap) -> Self {
+        Self { http: self.http.clone(), base, headers }
+    }
+
+    pub(super) fn base(&self) -> &str {
+        &self.base
+    }
+
+    pub(super) fn headers(&self) -> &HeaderMap {
+        &self.headers
+    }
+
+    pub(super) async fn get(&self, path: &str) -> Result<Response<Incoming>> {
+        self.call(Method::GET, path, None, empty()).await
+    }
+
+    pub(super) async fn delete(&self, path: &str) -> Result<()> {
+        self.call(Method::DELETE, path, None, empty()).await.map(drop)
+    }
+
+    pub(super) async fn post_json(&self, path: &str, body: &serde_json::Value) -> Result<Response<Incoming>> {
+        self.call(Method::POST, path, Some("application/json"), full(body.to_string())).await
+    }
+
+    /// As [`Api::send`], for requests whose answer begins soon.
+    async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        content_type: Option<&str>,
+        body: Body,
+    ) -> Result<Response<Incoming>> {
+        tokio::time::timeout(ANSWER, self.send(method, path, content_type, body))
+            .await
+            .with_context(|| format!("no answer from `{}` within {} s", self.base, ANSWER.as_secs()))?
+    }
+
+    /// Sends a request and hands out the answer once its head says that it succeeded.
+    pub(super) async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        content_type: Option<&str>,
+        body: Body,
+    ) -> Result<Response<Incoming>> {
+        let mut request = Request::builder().method(method).uri(format!("{}{path}", self.base));
+        if let Some(content_type) = content_type {
+            request = request.header(header::CONTENT_TYPE, content_type);
+        }
+        let mut request = request.body(body).with_context(|| format!("`{}` is not an address", self.base))?;
+        request.headers_mut().extend(self.headers.clone());
+        match self.http.request(request).await {
+            Ok(response) if response.status().is_success() => Ok(response),
+            Ok(response) => refusal(response).await,
+            Err(error) => unreachable(&self.base, error),
+        }
+    }
+}
+
+fn unreachable<T>(base: &str, error: hyper_util::client::legacy::Error) -> Result<T> {
+    let connecting = error.is_connect();
+    let failed = Err(error).with_context(|| format!("could not talk to the server at `{base}`"));
+    if connecting {
+        failed.hint("start one with `coracle serve`, or name another with --url")
+    } else {
+        failed
+    }
+}
+
+async fn refusal<T>(response: Response<Incoming>) -> Result<T> {
+    let status = response.status();
+    let retry_after = response.headers().get(header::RETRY_AFTER);
+    let retry_after = retry_after.and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let body = Limited::new(response.into_body(), LARGEST_PROBLEM).collect().await;
+    let body = body.map(|body| body.to_bytes()).unwrap_or_default();
+    let message = match serde_json::from_slice::<Problem>(&body) {
+        Ok(problem) => problem.message,
+        Err(_) => String::from_utf8_lossy(&body).trim().to_owned(),
+    };
+    Err(Refused { status, message, retry_after }.into())
+}
+
+/// Reads a JSON answer, up to a bound.
+pub(super) async fn json<T: DeserializeOwned>(response: Response<Incoming>) -> Result<T> {
+    let body = Limited::new(response.into_body(), LARGEST_JSON).collect().await;
+    let body = body.map_err(|error| anyhow!(error)).context("the answer broke off")?.to_bytes();
+    serde_json::from_slice(&body).context("the answer is not what this client understands")
+}
+
+pub(super) fn empty() -> Body {
+    full(Bytes::new())
+}
+
+pub(super) fn full(bytes: impl Into<Bytes>) -> Body {
+    Full::new(bytes.into()).map_err(|never| match never {}).boxed_unsync()
+}
+
+/// A header whose value is kept out of logs and debug output.
+pub(super) fn secret_header(headers: &mut HeaderMap, name: HeaderName, value: &str) -> Result<()> {
+    let mut value = HeaderValue::from_str(value).context("the value of a header has odd characters")?;
+    value.set_sensitive(true);
+    headers.insert(name, value);
+    Ok(())
+}
+
+/// Encodes pairs as a query, with its question mark.
+pub(super) fn query(pairs: &[(&str, &str)]) -> String {
+    let encoded = form_urlencoded::Serializer::new(String::new()).extend_pairs(pairs).finish();
+    format!("?{encoded}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_plain_http_is_spoken() {
+        assert!(Api::new("http://127.0.0.1:1/", HeaderMap::new()).is_ok());
+        for base in ["https://x", "127.0.0.1:80", "ftp://x", ""] {
+            assert!(Api::new(base, HeaderMap::new()).is_err(), "{base}");
+        }
+    }
+
+    #[test]
+    fn a_query_escapes_what_a_path_may_hold() {
+        assert_eq!(query(&[("path", "/a b&c=d+é")]), "?path=%2Fa+b%26c%3Dd%2B%C3%A9");
+    }
+
+    #[test]
+    fn a_secret_header_does_not_show_in_debug_output() {
+        let mut headers = HeaderMap::new();
+        secret_header(&mut headers, header::AUTHORIZATION, "hunter2").expect("a right header");
+        assert!(!format!("{headers:?}").contains("hunter2"));
+    }
+}

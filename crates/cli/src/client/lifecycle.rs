@@ -1,0 +1,235 @@
+//! Making, listing and removing sandboxes.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use domain::{Bytes, Cpus, Network, SandboxId};
+use http::{HeaderMap, HeaderName, StatusCode};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::http::{self as web, Api};
+use super::sandbox::Sandbox;
+
+const KEY_HEADER: HeaderName = HeaderName::from_static("open-sandbox-api-key");
+/// The port under which the API names the commands and files of a sandbox.
+const EXECD_PORT: u16 = 44772;
+/// The largest page the API gives.
+const PAGE: &str = "200";
+
+/// A server, as its API key shows it.
+#[derive(Clone, Debug)]
+pub(crate) struct Server(Api);
+
+/// What to make.
+#[derive(Debug, Default)]
+pub(crate) struct NewSandbox {
+    pub image: String,
+    pub timeout: Option<Duration>,
+    pub idle_timeout: Option<Duration>,
+    pub memory: Option<Bytes>,
+    pub cpus: Option<Cpus>,
+    pub disk: Option<Bytes>,
+    pub network: Option<Network>,
+    pub env: BTreeMap<String, String>,
+    pub labels: BTreeMap<String, String>,
+    pub entrypoint: Vec<String>,
+}
+
+/// A sandbox as the server describes it. Unknown fields are kept for `--json`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct SandboxInfo {
+    pub id: String,
+    pub status: Status,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<Image>,
+    /// As the API writes times: RFC 3339.
+    pub created_at: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<String>,
+    #[serde(flatten)]
+    pub rest: BTreeMap<String, serde_json::Value>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Status {
+    pub state: String,
+    #[serde(flatten)]
+    pub rest: BTreeMap<String, serde_json::Value>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Image {
+    pub uri: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Page {
+    items: Vec<SandboxInfo>,
+    pagination: Pagination,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Pagination {
+    has_next_page: bool,
+}
+
+#[derive(Deserialize)]
+struct Endpoint {
+    endpoint: String,
+    #[serde(default)]
+    headers: BTreeMap<String, String>,
+}
+
+impl Server {
+    pub(crate) fn new(url: &str, key: Option<&str>) -> Result<Self> {
+        let mut headers = HeaderMap::new();
+        if let Some(key) = key {
+            web::secret_header(&mut headers, KEY_HEADER, key)?;
+        }
+        Ok(Self(Api::new(&format!("{}/v1", url.trim_end_matches('/')), headers)?))
+    }
+
+    pub(crate) async fn create(&self, wish: &NewSandbox) -> Result<SandboxInfo> {
+        let answer = self.0.post_json("/sandboxes", &wish.body()).await?;
+        web::json(answer).await
+    }
+
+    /// All sandboxes that have these labels, newest first.
+    pub(crate) async fn list(&self, labels: &[(String, String)]) -> Result<Vec<SandboxInfo>> {
+        let filter = form_urlencoded::Serializer::new(String::new()).extend_pairs(labels).finish();
+        let mut found = Vec::new();
+        for page in 1u32.. {
+            let number = page.to_string();
+            let mut pairs = vec![("page", number.as_str()), ("pageSize", PAGE)];
+            if !filter.is_empty() {
+                pairs.push(("metadata", &filter));
+            }
+            let answer = self.0.get(&format!("/sandboxes{}", web::query(&pairs))).await?;
+            let page: Page = web::json(answer).await?;
+            // An empty page ends the walk whatever the server claims, so it always ends.
+            let last = !page.pagination.has_next_page || page.items.is_empty();
+            found.extend(page.items);
+            if last {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Removes a sandbox; says whether it was there.
+    pub(crate) async fn remove(&self, id: &str) -> Result<bool> {
+        match self.0.delete(&format!("/sandboxes/{id}")).await {
+            Ok(()) => Ok(true),
+            Err(error) if super::refused_with(&error, StatusCode::NOT_FOUND) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Asks where the commands and files of a sandbox are, and with which token.
+    pub(crate) async fn open(&self, id: &SandboxId) -> Result<Sandbox> {
+        let path = format!("/sandboxes/{id}/endpoints/{EXECD_PORT}?use_server_proxy=true");
+        let endpoint: Endpoint = web::json(self.0.get(&path).await?).await?;
+        let mut headers = HeaderMap::new();
+        for (name, value) in &endpoint.headers {
+            let name = HeaderName::try_from(name).context("the server named an odd header")?;
+            web::secret_header(&mut headers, name, value)?;
+        }
+        Ok(Sandbox::new(self.0.at(format!("http://{}", endpoint.endpoint), headers)))
+    }
+}
+
+impl NewSandbox {
+    fn body(&self) -> serde_json::Value {
+        let mut limits = BTreeMap::new();
+        limits.extend(self.cpus.map(|cpus| ("cpu", cpus.to_string())));
+        limits.extend(self.memory.map(|memory| ("memory", memory.to_string())));
+        let waits = ["tail".to_owned(), "-f".to_owned(), "/dev/null".to_owned()];
+        let entrypoint = if self.entrypoint.is_empty() { &waits[..] } else { &self.entrypoint };
+        let mut body = json!({
+            "image": { "uri": self.image },
+            "entrypoint": entrypoint,
+            "resourceLimits": limits,
+            "env": self.env,
+            "metadata": self.labels,
+            "extensions": self.extensions(),
+        });
+        if let Some(timeout) = self.timeout {
+            body["timeout"] = json!(whole_seconds(timeout));
+        }
+        body
+    }
+
+    /// What the API has no field for.
+    fn extensions(&self) -> BTreeMap<&'static str, String> {
+        // Our own output must be exact, whatever dialect the server speaks by default.
+        let mut extensions = BTreeMap::from([("coracle.lines", "P".to_owned())]);
+        extensions.extend(self.disk.map(|disk| ("coracle.disk", disk.to_string())));
+        extensions
+            .extend(self.idle_timeout.map(|time| ("coracle.idle-timeout", whole_seconds(time).to_string())));
+        extensions.extend(self.network.map(|network| {
+            let name = match network {
+                Network::Off => "off",
+                Network::On => "on",
+                Network::Filtered => "filtered",
+            };
+            ("coracle.network", name.to_owned())
+        }));
+        extensions
+    }
+}
+
+/// Seconds, rounded up, so that nothing ends earlier than was asked.
+fn whole_seconds(time: Duration) -> u64 {
+    time.as_secs() + u64::from(time.subsec_nanos() > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plain_wish_names_only_what_the_api_requires() {
+        let body = NewSandbox { image: "host".to_owned(), ..NewSandbox::default() }.body();
+        assert_eq!(
+            body,
+            json!({
+                "image": {"uri": "host"}, "entrypoint": ["tail", "-f", "/dev/null"], "resourceLimits": {},
+                "env": {}, "metadata": {}, "extensions": {"coracle.lines": "P"},
+            })
+        );
+    }
+
+    #[test]
+    fn limits_are_written_in_the_grammar_of_the_api() {
+        let wish = NewSandbox {
+            memory: Some(Bytes::mib(256)),
+            cpus: Some(Cpus(500)),
+            disk: Some(Bytes::mib(100)),
+            network: Some(Network::Off),
+            timeout: Some(Duration::from_millis(60_001)),
+            ..NewSandbox::default()
+        };
+        let body = wish.body();
+        assert_eq!(body["resourceLimits"], json!({"cpu": "0.5", "memory": "256Mi"}));
+        assert_eq!(
+            body["extensions"],
+            json!({"coracle.disk": "100Mi", "coracle.lines": "P", "coracle.network": "off"})
+        );
+        assert_eq!(body["timeout"], 61);
+    }
+
+    #[test]
+    fn fields_this_client_does_not_know_are_kept() {
+        let text = json!({
+            "id": "a", "status": {"state": "Running", "reason": "R"}, "createdAt": "2026-11-15T10:00:00Z",
+            "entrypoint": ["x"],
+        });
+        let info: SandboxInfo = serde_json::from_value(text.clone()).expect("it reads");
+        assert_eq!(serde_json::to_value(&info).expect("it writes"), text);
+    }
+}

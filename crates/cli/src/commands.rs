@@ -1,0 +1,29 @@
+//! The subcommands that are clients of a server, and those that work on the images of this host.
+
+pub(crate) mod copy;
+pub(crate) mod exec;
+pub(crate) mod image;
+pub(crate) mod logs;
+pub(crate) mod sandboxes;
+pub(crate) mod shell;
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+
+/// The exit code when a command could not be run at all, as other runners have it.
+pub(crate) const NOT_RUN: u8 = 125;
+
+/// Runs the client's part of the command line to its end.
+///
+/// One thread is enough for one conversation. Standard input may be blocked in a read at the
+/// end, so the runtime is not asked to wait for it.
+pub(crate) fn block_on(future: impl Future<Output = Result<ExitCode>>) -> Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("could not start the event loop")?;
+    let outcome = runtime.block_on(future);
+    runtime.shutdown_background();
+    outcome
+}

@@ -1,0 +1,98 @@
+//! From this host into a sandbox.
+
+use std::fs::Metadata;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use tokio::io::AsyncRead;
+
+use super::{base_name, resolve_inside};
+use crate::client::Sandbox;
+use crate::output::Printer;
+
+/// How often progress is looked at.
+const TICK: Duration = Duration::from_millis(100);
+
+pub(super) async fn standard_input(sandbox: &Sandbox, path: &str, printer: &Printer) -> Result<()> {
+    let target = resolve_inside(sandbox, path, None).await?;
+    send(sandbox, &target, None, tokio::io::stdin(), None, printer).await
+}
+
+pub(super) async fn local(sandbox: &Sandbox, source: &Path, path: &str, printer: &Printer) -> Result<()> {
+    let about = || format!("could not read `{}`", source.display());
+    // The name that was typed may be a link; those met on the way are not followed.
+    let metadata = tokio::fs::metadata(source).await.with_context(about)?;
+    let target = resolve_inside(sandbox, path, base_name(source)).await?;
+    if metadata.is_dir() {
+        directory(sandbox, source, &target, printer).await
+    } else {
+        file(sandbox, source, &metadata, &target, printer).await
+    }
+}
+
+async fn directory(sandbox: &Sandbox, source: &Path, target: &str, printer: &Printer) -> Result<()> {
+    let mut pending: Vec<(PathBuf, String)> = vec![(source.to_owned(), target.to_owned())];
+    while let Some((source, target)) = pending.pop() {
+        let about = || format!("could not read `{}`", source.display());
+        let metadata = tokio::fs::metadata(&source).await.with_context(about)?;
+        sandbox.make_directory(&target, metadata.permissions().mode()).await?;
+        let mut entries = tokio::fs::read_dir(&source).await.with_context(about)?;
+        while let Some(entry) = entries.next_entry().await.with_context(about)? {
+            let path = entry.path();
+            let name = entry.file_name();
+            let name = name.to_str().with_context(|| format!("`{}` is not UTF-8", path.display()))?;
+            let inside = format!("{target}/{name}");
+            let kind = entry.file_type().await.with_context(about)?;
+            if kind.is_dir() {
+                pending.push((path, inside));
+            } else if kind.is_file() {
+                file(sandbox, &path, &entry.metadata().await.with_context(about)?, &inside, printer).await?;
+            } else {
+                printer.warn(format_args!("`{}` is neither file nor directory, left out", path.display()));
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn file(
+    sandbox: &Sandbox,
+    source: &Path,
+    metadata: &Metadata,
+    target: &str,
+    printer: &Printer,
+) -> Result<()> {
+    if !metadata.is_file() {
+        bail!("`{}` is neither file nor directory", source.display());
+    }
+    let about = || format!("could not read `{}`", source.display());
+    let opened = tokio::fs::File::open(source).await.with_context(about)?;
+    let permissions = metadata.permissions().mode();
+    send(sandbox, target, Some(permissions), opened, Some(metadata.len()), printer).await
+}
+
+/// Uploads and shows how far it is.
+async fn send(
+    sandbox: &Sandbox,
+    target: &str,
+    permissions: Option<u32>,
+    source: impl AsyncRead + Send + 'static,
+    total: Option<u64>,
+    printer: &Printer,
+) -> Result<()> {
+    let sent = Arc::new(AtomicU64::new(0));
+    let mut progress = printer.progress(format!("copying to {target}"));
+    let upload = sandbox.upload(target, permissions, source, Arc::clone(&sent));
+    tokio::pin!(upload);
+    let mut ticks = tokio::time::interval(TICK);
+    loop {
+        tokio::select! {
+            done = &mut upload => return done.with_context(|| format!("could not write `{target}`")),
+            _ = ticks.tick() => progress.bytes(sent.load(Ordering::Relaxed), total),
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! `create`, `ls` and `rm`.
+
+use std::process::ExitCode;
+
+use anyhow::{Result, anyhow};
+use jiff::Timestamp;
+use serde_json::json;
+
+use crate::args::{CreateArgs, LsArgs, RmArgs};
+use crate::client::{NewSandbox, SandboxInfo, Server};
+use crate::output::{Printer, WithHint, span};
+
+pub(crate) async fn create(server: &Server, args: CreateArgs, printer: &Printer) -> Result<ExitCode> {
+    let wish = NewSandbox {
+        image: args.image,
+        timeout: args.timeout,
+        idle_timeout: args.idle_timeout,
+        memory: args.memory,
+        cpus: args.cpus,
+        disk: args.disk,
+        network: args.network.map(Into::into),
+        env: args.env.into_iter().collect(),
+        labels: args.labels.into_iter().collect(),
+        entrypoint: args.entrypoint,
+    };
+    let made = server.create(&wish).await?;
+    if printer.json() {
+        printer.value(&made)?
+    } else {
+        printer.line(&made.id)?
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) async fn list(server: &Server, args: LsArgs, printer: &Printer) -> Result<ExitCode> {
+    let found = server.list(&args.labels).await?;
+    if args.quiet && !printer.json() {
+        for sandbox in &found {
+            printer.line(&sandbox.id)?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let now = Timestamp::now();
+    let rows = found.iter().map(|sandbox| row(sandbox, now)).collect();
+    printer.list(&found, &["id", "image", "state", "age", "expires"], rows)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn row(sandbox: &SandboxInfo, now: Timestamp) -> Vec<String> {
+    // A time that cannot be read is shown as it came.
+    let age = |at: Timestamp| span(seconds(at, now));
+    let rest = |at: Timestamp| format!("in {}", span(seconds(now, at)));
+    let show = |text: &str, told: &dyn Fn(Timestamp) -> String| text.parse().map_or(text.to_owned(), told);
+    vec![
+        sandbox.id.clone(),
+        sandbox.image.as_ref().map(|image| image.uri.clone()).unwrap_or_default(),
+        sandbox.status.state.clone(),
+        show(&sandbox.created_at, &age),
+        sandbox.expires_at.as_ref().map_or("never".to_owned(), |at| show(at, &rest)),
+    ]
+}
+
+/// From one moment to a later one; nothing if it is not later.
+fn seconds(from: Timestamp, to: Timestamp) -> u64 {
+    u64::try_from(to.as_second() - from.as_second()).unwrap_or(0)
+}
+
+/// Removes what was named. One that is missing does not keep the others alive, but is an error
+/// in the end.
+pub(crate) async fn remove(server: &Server, args: RmArgs, printer: &Printer) -> Result<ExitCode> {
+    let ids: Vec<String> = if args.all {
+        server.list(&[]).await?.into_iter().map(|sandbox| sandbox.id).collect()
+    } else {
+        args.ids.iter().map(ToString::to_string).collect()
+    };
+    let mut progress = printer.progress("removing");
+    let mut removed = Vec::new();
+    let mut missing = Vec::new();
+    for id in &ids {
+        let gone = server.remove(id).await?;
+        if gone {
+            removed.push(id)
+        } else {
+            missing.push(id.as_str())
+        }
+        progress.say(&format!("{} of {}", removed.len(), ids.len()));
+    }
+    drop(progress);
+    if printer.json() {
+        printer.value(&json!({ "removed": removed, "missing": missing }))?;
+    } else {
+        removed.iter().try_for_each(|id| printer.line(id))?;
+    }
+    // With `--all` somebody else may have removed one in between, which is what was wanted.
+    if missing.is_empty() || args.all {
+        return Ok(ExitCode::SUCCESS);
+    }
+    Err(anyhow!("there is no such sandbox as `{}`", missing.join("`, `")))
+        .hint("`coracle ls` lists the sandboxes")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_says_how_old_a_sandbox_is_and_when_it_ends() {
+        let info: SandboxInfo = serde_json::from_value(json!({
+            "id": "abcdefghijklmnopqrst", "status": {"state": "Running"}, "image": {"uri": "host"},
+            "createdAt": "2026-11-15T10:00:00Z", "expiresAt": "2026-11-15T10:10:00Z",
+        }))
+        .expect("it reads");
+        let now = "2026-11-15T10:01:30Z".parse().expect("a time");
+        assert_eq!(row(&info, now), ["abcdefghijklmnopqrst", "host", "Running", "1m", "in 8m"]);
+    }
+
+    #[test]
+    fn a_sandbox_without_expiry_never_ends() {
+        let info: SandboxInfo = serde_json::from_value(json!({
+            "id": "a", "status": {"state": "Paused"}, "createdAt": "2026-11-15T10:00:00Z",
+        }))
+        .expect("it reads");
+        let now = "2026-11-15T10:00:05Z".parse().expect("a time");
+        assert_eq!(row(&info, now), ["a", "", "Paused", "5s", "never"]);
+    }
+}

@@ -1,0 +1,116 @@
+//! `shell`: the terminal of this process, connected to one in a sandbox.
+
+use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, anyhow};
+use domain::process::Size;
+use rustix::termios::{self, OptionalActions, Termios};
+use std::sync::Mutex;
+use tokio::io::AsyncReadExt;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::args::ShellArgs;
+use crate::client::{FromTerminal, Server, Terminal, ToTerminal};
+use crate::output::{Printer, WithHint};
+
+pub(crate) async fn shell(server: &Server, args: ShellArgs, _printer: &Printer) -> Result<ExitCode> {
+    if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
+        return Err(anyhow!("`coracle shell` needs a terminal for input and output"))
+            .hint("use `coracle exec` in scripts");
+    }
+    let sandbox = server.open(&args.id).await?;
+    let mut terminal = sandbox.open_terminal(args.workdir.as_deref(), args.text.as_deref()).await?;
+    let raw = RawMode::enter()?;
+    let outcome = converse(&mut terminal).await;
+    drop(raw);
+    terminal.close().await;
+    let code = outcome?;
+    Ok(ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)))
+}
+
+/// Carries keys in and output out until the shell ends or we are told to.
+async fn converse(terminal: &mut Terminal) -> Result<i32> {
+    let mut resized = signal(SignalKind::window_change())?;
+    let mut leave = [signal(SignalKind::terminate())?, signal(SignalKind::hangup())?];
+    let mut keys = tokio::io::stdin();
+    let mut buffer = [0; 4096];
+    terminal.send(ToTerminal::Resize(window_size()?)).await?;
+    loop {
+        // Every branch may be dropped: reads that were not delivered stay where they are.
+        tokio::select! {
+            told = terminal.next() => match told? {
+                FromTerminal::Output(bytes) => show(&bytes)?,
+                FromTerminal::Exited(code) => return Ok(code),
+            },
+            count = keys.read(&mut buffer) => match count? {
+                0 => return Ok(0),
+                count => terminal.send(ToTerminal::Input(buffer[..count].to_vec())).await?,
+            },
+            _ = resized.recv() => terminal.send(ToTerminal::Resize(window_size()?)).await?,
+            () = any(&mut leave) => return Err(anyhow!("told to end")),
+        }
+    }
+}
+
+async fn any(signals: &mut [Signal; 2]) {
+    let [first, second] = signals;
+    tokio::select! {
+        _ = first.recv() => {}
+        _ = second.recv() => {}
+    }
+}
+
+fn show(bytes: &[u8]) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(bytes)?;
+    out.flush()
+}
+
+fn window_size() -> Result<Size> {
+    let size = termios::tcgetwinsize(io::stdout()).context("could not ask for the size of the terminal")?;
+    // A terminal that does not know its size says 0, as over a serial line.
+    let or = |count, usual| if count == 0 { usual } else { count };
+    Ok(Size { columns: or(size.ws_col, 80), rows: or(size.ws_row, 24) })
+}
+
+/// How the terminal was before, for whoever has to put it back.
+static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
+
+/// The local terminal passes every key on, until this is dropped.
+///
+/// A release build aborts on a panic and drops nothing then, so the panic hook restores too.
+struct RawMode;
+
+impl RawMode {
+    fn enter() -> Result<Self> {
+        let before = termios::tcgetattr(io::stdin()).context("could not read the terminal's settings")?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        if let Ok(mut saved) = BEFORE.lock() {
+            *saved = Some(before);
+        }
+        let usual = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            restore();
+            usual(panic);
+        }));
+        termios::tcsetattr(io::stdin(), OptionalActions::Now, &raw)
+            .context("could not change the terminal's settings")?;
+        Ok(Self)
+    }
+}
+
+impl Drop for RawMode {
+    fn drop(&mut self) {
+        restore();
+    }
+}
+
+/// Puts the terminal back. There is no one to tell if that fails: it is gone then.
+fn restore() {
+    let before = BEFORE.lock().ok().and_then(|mut saved| saved.take());
+    if let Some(before) = before {
+        termios::tcsetattr(io::stdin(), OptionalActions::Now, &before).ok();
+    }
+}

@@ -1,0 +1,351 @@
+//! The settings of this host: `coracle.toml`, then `CORACLE_` variables, then flags, each
+//! stronger than the one before.
+//!
+//! `RawConfig` is what was written; [`Config`] is what holds, checked and with defaults in.
+//! Only `Config` travels.
+
+mod keys;
+mod raw;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use domain::{Bytes, Cpus};
+use serde::Deserialize;
+use toml::{Table, Value};
+
+use crate::args::{ServeArgs, StateArgs};
+use crate::output::WithHint;
+use crate::values;
+use raw::{Amount, RawConfig, RawImages, RawLimits, RawPrepared};
+
+/// The settings that hold.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    pub listen: SocketAddr,
+    /// Absolute.
+    pub state_dir: PathBuf,
+    pub api_key: Option<Key>,
+    /// The `host[:port]` that clients are told instead of the one they used.
+    pub public_address: Option<String>,
+    /// The name of this server among others on the host; part of cgroup names.
+    pub instance: String,
+    pub lines: Lines,
+    pub images: Images,
+    pub limits: Limits,
+    /// Whether a default limit that this host cannot enforce fails a create.
+    pub require_limits: bool,
+    /// The first host uid that sandboxes may be given.
+    pub uid_base: u32,
+    /// Creates are refused while the state directory's disk has less than this to spare.
+    pub free_space_floor: Bytes,
+    /// The longest expiry a client may ask for.
+    pub longest_timeout: Option<Duration>,
+    pub prepared: Prepared,
+}
+
+/// An API key. It never appears in what is printed.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Key(String);
+
+impl Key {
+    pub(crate) fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+/// How output is cut into events, see docs/configuration.md.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lines {
+    /// `P`: line ends stay in the text.
+    Preserving,
+    /// `S`: line ends are stripped.
+    Stripping,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Images {
+    /// Refuse names that are neither an image nor an alias, instead of using `host`.
+    pub strict: bool,
+    pub aliases: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Limits {
+    pub memory: Bytes,
+    pub cpus: Cpus,
+    pub pids: u32,
+    pub disk: Bytes,
+    pub max_sandboxes: usize,
+    /// Per sandbox.
+    pub max_commands: u32,
+    pub concurrent_requests: usize,
+    pub json_body: Bytes,
+}
+
+/// What is made ahead of the first request for it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Prepared {
+    pub volumes: usize,
+    pub namespaces: usize,
+}
+
+/// Host uids that one sandbox occupies.
+const UIDS_PER_SANDBOX: u64 = 1 << 16;
+
+impl Config {
+    /// The settings of `coracle serve`.
+    pub(crate) fn for_server(args: &ServeArgs) -> Result<Self> {
+        let mut flags = Table::new();
+        if let Some(listen) = args.listen {
+            keys::insert(&mut flags, "listen", Value::String(listen.to_string()));
+        }
+        let config = Self::load(&args.state, flags)?;
+        config.refuse_keyless_exposure()?;
+        Ok(config)
+    }
+
+    /// The settings of everything that works on this host without a server.
+    pub(crate) fn for_host(args: &StateArgs) -> Result<Self> {
+        Self::load(args, Table::new())
+    }
+
+    fn load(args: &StateArgs, mut flags: Table) -> Result<Self> {
+        if let Some(directory) = &args.state_dir {
+            let text = directory.to_str().context("the state directory's name is not UTF-8")?;
+            keys::insert(&mut flags, "state_dir", Value::String(text.to_owned()));
+        }
+        let mut table = match config_file(args)? {
+            Some(path) => read_file(&path)?,
+            None => Table::new(),
+        };
+        keys::lay(&mut table, keys::table(environment())?);
+        keys::lay(&mut table, flags);
+        Self::check(RawConfig::deserialize(Value::Table(table))?)
+    }
+
+    /// Turns what was written into what holds.
+    fn check(raw: RawConfig) -> Result<Self> {
+        let state_dir = match raw.state_dir {
+            Some(directory) => std::path::absolute(directory).context("could not resolve `state_dir`")?,
+            None => default_state_dir()?,
+        };
+        let config = Self {
+            listen: match raw.listen {
+                Some(text) => text.parse().map_err(|error| wrong("listen", &text, error))?,
+                None => SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)),
+            },
+            api_key: raw.api_key.map(check_key).transpose()?,
+            public_address: raw.public_address.map(check_public_address).transpose()?,
+            instance: match raw.instance {
+                Some(name) => check_instance(name)?,
+                None => derived_instance(&state_dir),
+            },
+            lines: check_lines(raw.lines.as_deref())?,
+            images: check_images(raw.images)?,
+            limits: check_limits(&raw.limits)?,
+            require_limits: raw.require_limits.unwrap_or(true),
+            uid_base: raw.uid_base.unwrap_or(1_879_048_192),
+            free_space_floor: bytes("free_space_floor", raw.free_space_floor.as_ref(), Bytes::mib(512))?,
+            longest_timeout: raw
+                .longest_timeout
+                .map(|amount| read("longest_timeout", &amount, values::duration))
+                .transpose()?,
+            prepared: check_prepared(&raw.prepared)?,
+            state_dir,
+        };
+        config.check_uids()?;
+        Ok(config)
+    }
+
+    /// Every sandbox must find a range of its own above `uid_base`, and one more is kept for
+    /// the server itself.
+    fn check_uids(&self) -> Result<()> {
+        let ranges = self.limits.max_sandboxes as u64 + 1;
+        let end = u64::from(self.uid_base) + ranges * UIDS_PER_SANDBOX;
+        if u64::from(self.uid_base) < UIDS_PER_SANDBOX {
+            return Err(anyhow!("`uid_base` is {}, among the host's own users", self.uid_base))
+                .hint("choose a number that no entry of /etc/subuid covers");
+        }
+        if end > u64::from(u32::MAX) {
+            bail!("`uid_base` {} leaves no room for {} sandboxes", self.uid_base, self.limits.max_sandboxes);
+        }
+        Ok(())
+    }
+
+    /// Without a key any local program may run code in sandboxes, and no other host may.
+    fn refuse_keyless_exposure(&self) -> Result<()> {
+        if self.api_key.is_some() || self.listen.ip().is_loopback() {
+            return Ok(());
+        }
+        Err(anyhow!("`{}` can be reached from other hosts, and there is no API key", self.listen))
+            .hint("set CORACLE_API_KEY, or listen on 127.0.0.1")
+    }
+}
+
+/// Variables whose names or values are not UTF-8 cannot be ours.
+fn environment() -> impl Iterator<Item = (String, String)> {
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+}
+
+/// The file that was named, which must exist, or the one at the usual place, if there is one.
+fn config_file(args: &StateArgs) -> Result<Option<PathBuf>> {
+    let named = args.config.clone().or_else(|| std::env::var_os("CORACLE_CONFIG").map(PathBuf::from));
+    if named.is_some() {
+        return Ok(named);
+    }
+    let usual = if is_root() {
+        Some(PathBuf::from("/etc/coracle"))
+    } else {
+        home_directory("XDG_CONFIG_HOME", ".config").ok()
+    };
+    Ok(usual.map(|directory| directory.join("coracle.toml")).filter(|file| file.is_file()))
+}
+
+fn read_file(path: &Path) -> Result<Table> {
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("could not read `{}`", path.display()))?;
+    parse(&text).with_context(|| format!("`{}` is not a configuration", path.display()))
+}
+
+/// Checks names and types while the place in the file is still known, and returns the table.
+fn parse(text: &str) -> Result<Table> {
+    let checked = toml::from_str::<RawConfig>(text).and_then(|_| toml::from_str(text));
+    checked.map_err(|error| {
+        // Not the error's own rendering: it quotes the line, which may hold the key.
+        let line = error.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);
+        anyhow!("line {line}: {}", error.message())
+    })
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+fn default_state_dir() -> Result<PathBuf> {
+    if is_root() {
+        return Ok(PathBuf::from("/var/lib/coracle"));
+    }
+    home_directory("XDG_STATE_HOME", ".local/state")
+}
+
+/// `$variable/coracle`, or the same below the home directory.
+fn home_directory(variable: &str, below_home: &str) -> Result<PathBuf> {
+    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    absolute(variable)
+        .or_else(|| absolute("HOME").map(|home| home.join(below_home)))
+        .map(|directory| directory.join("coracle"))
+        .ok_or_else(|| anyhow!("neither `{variable}` nor `HOME` names a directory"))
+        .hint("name a directory with --state-dir")
+}
+
+/// Two servers on one host have different state directories, and so different names.
+fn derived_instance(state_dir: &Path) -> String {
+    let digest = blake3::hash(state_dir.as_os_str().as_encoded_bytes());
+    format!("c{}", &digest.to_hex()[..8])
+}
+
+fn wrong(setting: &str, text: &str, why: impl fmt::Display) -> anyhow::Error {
+    anyhow!("`{setting}` is `{text}`: {why}")
+}
+
+fn check_key(text: String) -> Result<Key> {
+    let printable = text.bytes().all(|byte| byte.is_ascii_graphic());
+    if text.len() < 16 || !printable {
+        return Err(anyhow!("`api_key` must be at least 16 printable characters without blanks"))
+            .hint("`openssl rand -hex 32` makes a good one");
+    }
+    Ok(Key(text))
+}
+
+fn check_public_address(text: String) -> Result<String> {
+    if text.is_empty() || text.contains("://") || text.ends_with('/') || text.contains(char::is_whitespace) {
+        bail!("`public_address` is `{text}`, not `host[:port]` without scheme and slash");
+    }
+    Ok(text)
+}
+
+/// The name becomes a directory in cgroup trees.
+fn check_instance(name: String) -> Result<String> {
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    if name.is_empty() || name.len() > 32 || !name.bytes().all(plain) {
+        bail!("`instance` is `{name}`, not 1 to 32 lower-case letters, digits and hyphens");
+    }
+    Ok(name)
+}
+
+fn check_lines(text: Option<&str>) -> Result<Lines> {
+    match text {
+        None | Some("P") => Ok(Lines::Preserving),
+        Some("S") => Ok(Lines::Stripping),
+        Some(other) => bail!("`lines` is `{other}`, neither `P` nor `S`"),
+    }
+}
+
+fn check_images(raw: RawImages) -> Result<Images> {
+    for (alias, image) in &raw.aliases {
+        if alias.is_empty() || image.is_empty() {
+            bail!("`images.aliases` has an empty name (`{alias}` = `{image}`)");
+        }
+    }
+    Ok(Images { strict: raw.strict.unwrap_or(false), aliases: raw.aliases })
+}
+
+fn check_limits(raw: &RawLimits) -> Result<Limits> {
+    let cpus = match &raw.cpus {
+        Some(amount) => read("limits.cpus", amount, values::cpus)?,
+        None => Cpus(1000),
+    };
+    Ok(Limits {
+        memory: bytes("limits.memory", raw.memory.as_ref(), Bytes::mib(1024))?,
+        cpus,
+        pids: positive("limits.pids", raw.pids, 512)?,
+        disk: bytes("limits.disk", raw.disk.as_ref(), Bytes::mib(1024))?,
+        max_sandboxes: positive("limits.max_sandboxes", raw.max_sandboxes, 2000)?,
+        max_commands: positive("limits.max_commands", raw.max_commands, 64)?,
+        concurrent_requests: positive("limits.concurrent_requests", raw.concurrent_requests, 1024)?,
+        json_body: bytes("limits.json_body", raw.json_body.as_ref(), Bytes::mib(1))?,
+    })
+}
+
+/// More than these would only hold memory.
+const MOST_PREPARED: usize = 256;
+
+fn check_prepared(raw: &RawPrepared) -> Result<Prepared> {
+    let prepared = Prepared { volumes: raw.volumes.unwrap_or(16), namespaces: raw.namespaces.unwrap_or(16) };
+    if prepared.volumes.max(prepared.namespaces) > MOST_PREPARED {
+        bail!("`prepared` asks for more than {MOST_PREPARED}");
+    }
+    Ok(prepared)
+}
+
+fn read<T>(setting: &str, amount: &Amount, parse: fn(&str) -> Result<T, String>) -> Result<T> {
+    let text = amount.text();
+    parse(&text).map_err(|why| anyhow!("`{setting}`: {why}"))
+}
+
+fn bytes(setting: &str, amount: Option<&Amount>, default: Bytes) -> Result<Bytes> {
+    amount.map_or(Ok(default), |amount| read(setting, amount, values::bytes))
+}
+
+fn positive<T: Default + PartialEq>(setting: &str, written: Option<T>, default: T) -> Result<T> {
+    match written {
+        None => Ok(default),
+        Some(number) if number == T::default() => bail!("`{setting}` is 0"),
+        Some(number) => Ok(number),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,180 @@
+//! The settings by name, so that the environment can set each of them.
+//!
+//! A setting `limits.memory` is the variable `CORACLE_LIMITS_MEMORY`. A `CORACLE_` variable
+//! that names no setting is an error, as an unknown key in the file is: a typing mistake in a
+//! limit must not pass unnoticed.
+
+use anyhow::{Result, bail};
+use toml::{Table, Value};
+
+use crate::output::WithHint;
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Text,
+    Count,
+    Switch,
+}
+
+/// Every setting that a variable can hold. Tables of free names (`images.aliases`) are for the
+/// file alone.
+const SETTINGS: &[(&str, Kind)] = &[
+    ("listen", Kind::Text),
+    ("state_dir", Kind::Text),
+    ("api_key", Kind::Text),
+    ("public_address", Kind::Text),
+    ("instance", Kind::Text),
+    ("lines", Kind::Text),
+    ("require_limits", Kind::Switch),
+    ("uid_base", Kind::Count),
+    ("free_space_floor", Kind::Text),
+    ("longest_timeout", Kind::Text),
+    ("images.strict", Kind::Switch),
+    ("limits.memory", Kind::Text),
+    ("limits.cpus", Kind::Text),
+    ("limits.pids", Kind::Count),
+    ("limits.disk", Kind::Text),
+    ("limits.max_sandboxes", Kind::Count),
+    ("limits.max_commands", Kind::Count),
+    ("limits.concurrent_requests", Kind::Count),
+    ("limits.json_body", Kind::Text),
+    ("prepared.volumes", Kind::Count),
+    ("prepared.namespaces", Kind::Count),
+];
+
+/// Variables with our prefix that are not settings of the server: the client's address, the
+/// file itself, what is logged and how, and the program under test.
+const OTHERS: &[&str] =
+    &["CORACLE_URL", "CORACLE_CONFIG", "CORACLE_LOG", "CORACLE_LOG_FORMAT", "CORACLE_BIN"];
+
+const PREFIX: &str = "CORACLE_";
+
+fn variable(setting: &str) -> String {
+    format!("{PREFIX}{}", setting.replace('.', "_").to_ascii_uppercase())
+}
+
+/// Turns the variables of the environment into the table that a file would have given.
+pub(super) fn table(variables: impl Iterator<Item = (String, String)>) -> Result<Table> {
+    let mut table = Table::new();
+    for (name, text) in variables.filter(|(name, _)| name.starts_with(PREFIX)) {
+        match SETTINGS.iter().find(|(setting, _)| variable(setting) == name) {
+            Some((setting, kind)) => insert(&mut table, setting, read(&name, &text, *kind)?),
+            None if foreign(&name) => {}
+            None => return unknown(&name),
+        }
+    }
+    Ok(table)
+}
+
+/// Whether a variable is none of the server's business. Cluster managers put the addresses of
+/// a service called `coracle` into the environment of every container.
+fn foreign(name: &str) -> bool {
+    let rest = &name[PREFIX.len()..];
+    let injected = rest.starts_with("SERVICE_") || rest == "PORT" || rest.starts_with("PORT_");
+    OTHERS.contains(&name) || injected || rest.starts_with("TEST_")
+}
+
+fn unknown<T>(name: &str) -> Result<T> {
+    let known: Vec<String> = SETTINGS.iter().map(|(setting, _)| variable(setting)).collect();
+    Err(anyhow::anyhow!("the variable `{name}` is no setting"))
+        .hint(format!("the settings are {}", known.join(", ")))
+}
+
+fn read(name: &str, text: &str, kind: Kind) -> Result<Value> {
+    Ok(match kind {
+        Kind::Text => Value::String(text.to_owned()),
+        Kind::Count => match text.parse() {
+            Ok(number) => Value::Integer(number),
+            Err(_) => bail!("the variable `{name}` is `{text}`, which is not a number"),
+        },
+        Kind::Switch => match text {
+            "true" | "1" => Value::Boolean(true),
+            "false" | "0" => Value::Boolean(false),
+            _ => bail!("the variable `{name}` is `{text}`, neither `true` nor `false`"),
+        },
+    })
+}
+
+/// Puts a value at a dotted place. A setting is at most one table deep.
+pub(super) fn insert(table: &mut Table, setting: &str, value: Value) {
+    match setting.split_once('.') {
+        None => {
+            table.insert(setting.to_owned(), value);
+        }
+        Some((section, key)) => {
+            let section = table.entry(section).or_insert_with(|| Value::Table(Table::new()));
+            if let Value::Table(section) = section {
+                section.insert(key.to_owned(), value);
+            }
+        }
+    }
+}
+
+/// Lays `over` upon `base`: what is in both is taken from `over`.
+pub(super) fn lay(base: &mut Table, over: Table) {
+    for (key, value) in over {
+        match (base.get_mut(&key), value) {
+            (Some(Value::Table(below)), Value::Table(above)) => lay(below, above),
+            (_, value) => {
+                base.insert(key, value);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read_all(pairs: &[(&str, &str)]) -> Result<Table> {
+        table(pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())))
+    }
+
+    #[test]
+    fn variables_become_the_tables_of_a_file() {
+        let found = read_all(&[
+            ("CORACLE_LIMITS_PIDS", "64"),
+            ("CORACLE_IMAGES_STRICT", "true"),
+            ("CORACLE_API_KEY", "12345"),
+            ("CORACLE_URL", "http://elsewhere"),
+            ("CORACLE_SERVICE_HOST", "10.0.0.1"),
+            ("PATH", "/bin"),
+        ]);
+        let expected =
+            toml::from_str("api_key = \"12345\"\nlimits.pids = 64\nimages.strict = true").expect("toml");
+        assert_eq!(found.expect("it reads"), expected);
+    }
+
+    #[test]
+    fn a_variable_that_is_no_setting_is_an_error() {
+        let error = read_all(&[("CORACLE_LISTN", "x")]).expect_err("it is unknown");
+        assert_eq!(error.to_string(), "the variable `CORACLE_LISTN` is no setting");
+    }
+
+    #[test]
+    fn every_setting_is_known_to_the_file_and_described() {
+        let described = include_str!("../../../../docs/configuration.md");
+        for (setting, kind) in SETTINGS {
+            let sample = match (kind, *setting) {
+                (Kind::Count, _) => Value::Integer(1),
+                (Kind::Switch, _) => Value::Boolean(true),
+                (Kind::Text, _) => Value::String("1".to_owned()),
+            };
+            let mut table = Table::new();
+            insert(&mut table, setting, sample);
+            let raw = table.try_into::<super::super::raw::RawConfig>();
+            assert!(raw.is_ok(), "{setting}: {raw:?}");
+            assert!(described.contains(&format!("`{setting}`")), "docs/configuration.md lacks `{setting}`");
+        }
+    }
+
+    #[test]
+    fn the_upper_layer_wins_key_by_key() {
+        let mut base: Table =
+            toml::from_str("listen = \"a\"\nlimits.pids = 1\nlimits.memory = \"1g\"").expect("toml");
+        lay(&mut base, toml::from_str("limits.pids = 2").expect("toml"));
+        let expected: Table =
+            toml::from_str("listen = \"a\"\nlimits.pids = 2\nlimits.memory = \"1g\"").expect("toml");
+        assert_eq!(base, expected);
+    }
+}

@@ -1,0 +1,74 @@
+//! The configuration as it was written: every key optional, nothing checked but names and types.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawConfig {
+    pub listen: Option<String>,
+    pub state_dir: Option<PathBuf>,
+    pub api_key: Option<String>,
+    pub public_address: Option<String>,
+    pub instance: Option<String>,
+    pub lines: Option<String>,
+    pub require_limits: Option<bool>,
+    pub uid_base: Option<u32>,
+    pub free_space_floor: Option<Amount>,
+    pub longest_timeout: Option<Amount>,
+    #[serde(default)]
+    pub images: RawImages,
+    #[serde(default)]
+    pub limits: RawLimits,
+    #[serde(default)]
+    pub prepared: RawPrepared,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawImages {
+    pub strict: Option<bool>,
+    #[serde(default)]
+    pub aliases: BTreeMap<String, String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawLimits {
+    pub memory: Option<Amount>,
+    pub cpus: Option<Amount>,
+    pub pids: Option<u32>,
+    pub disk: Option<Amount>,
+    pub max_sandboxes: Option<usize>,
+    pub max_commands: Option<u32>,
+    pub concurrent_requests: Option<usize>,
+    pub json_body: Option<Amount>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawPrepared {
+    pub volumes: Option<usize>,
+    pub namespaces: Option<usize>,
+}
+
+/// A quantity: text with a unit, or a bare number as TOML has it.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+pub(super) enum Amount {
+    Text(String),
+    Whole(u64),
+    Decimal(f64),
+}
+
+impl Amount {
+    pub(super) fn text(&self) -> String {
+        match self {
+            Self::Text(text) => text.clone(),
+            Self::Whole(number) => number.to_string(),
+            Self::Decimal(number) => number.to_string(),
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! What the configuration accepts, and how it complains.
+
+use super::*;
+
+fn written(text: &str) -> Result<Config> {
+    Config::check(RawConfig::deserialize(Value::Table(parse(text)?))?)
+}
+
+fn complaint(text: &str) -> String {
+    format!("{:#}", written(text).expect_err("it must be refused"))
+}
+
+#[test]
+fn an_empty_file_gives_the_defaults() {
+    let config = written("").expect("defaults hold");
+    assert_eq!(config.listen.to_string(), "127.0.0.1:8080");
+    assert_eq!(config.limits.memory, Bytes::mib(1024));
+    assert_eq!(config.uid_base, 1_879_048_192);
+    assert_eq!(config.lines, Lines::Preserving);
+    assert!(config.require_limits && !config.images.strict && config.api_key.is_none());
+}
+
+#[test]
+fn every_setting_can_be_written() {
+    let config = written(
+        r#"
+        listen = "0.0.0.0:80"
+        state_dir = "/srv/coracle"
+        api_key = "0123456789abcdef0123"
+        public_address = "boxes.example.org:8443"
+        instance = "blue"
+        lines = "S"
+        require_limits = false
+        uid_base = 1000000
+        free_space_floor = "2g"
+        longest_timeout = "1d"
+        images.strict = true
+        images.aliases = { "python:3.12" = "debian" }
+        limits = { memory = "256m", cpus = 0.5, pids = 64, disk = 104857600, max_sandboxes = 10, max_commands = 5, concurrent_requests = 20, json_body = "1m" }
+        prepared = { volumes = 0, namespaces = 3 }
+        "#,
+    )
+    .expect("all is right");
+    assert_eq!(config.state_dir, Path::new("/srv/coracle"));
+    assert_eq!(config.api_key.expect("a key").expose(), "0123456789abcdef0123");
+    assert_eq!(config.lines, Lines::Stripping);
+    assert_eq!(config.limits.cpus, Cpus(500));
+    assert_eq!(config.limits.disk, Bytes::mib(100));
+    assert_eq!(config.longest_timeout, Some(Duration::from_secs(86_400)));
+    assert_eq!(config.images.aliases["python:3.12"], "debian");
+    assert_eq!((config.prepared.volumes, config.prepared.namespaces), (0, 3));
+}
+
+#[test]
+fn an_unknown_key_is_named_beside_the_known_ones() {
+    let text = complaint("listn = \"127.0.0.1:1\"");
+    assert!(text.contains("unknown field `listn`"), "{text}");
+    assert!(text.contains("`listen`") && text.contains("`state_dir`"), "{text}");
+    let text = complaint("[limits]\nmemry = \"1g\"");
+    assert!(text.contains("unknown field `memry`") && text.contains("`memory`"), "{text}");
+    assert!(text.contains("line 2"), "{text}");
+}
+
+#[test]
+fn wrong_values_are_named_with_their_setting() {
+    for (text, expected) in [
+        ("listen = \"here\"", "`listen` is `here`"),
+        ("lines = \"Q\"", "neither `P` nor `S`"),
+        ("limits.memory = \"lots\"", "`limits.memory`: `lots` is not an amount"),
+        ("limits.pids = 0", "`limits.pids` is 0"),
+        ("longest_timeout = \"soon\"", "`longest_timeout`"),
+        ("instance = \"../x\"", "`instance` is `../x`"),
+        ("api_key = \"short\"", "at least 16"),
+        ("public_address = \"http://x\"", "without scheme"),
+        ("uid_base = 1000", "among the host's own users"),
+        ("uid_base = 4294900000", "leaves no room"),
+        ("prepared.volumes = 100000", "more than 256"),
+    ] {
+        let found = complaint(text);
+        assert!(found.contains(expected), "{text}: {found}");
+    }
+}
+
+#[test]
+fn a_key_is_never_printed() {
+    let config = written("api_key = \"0123456789abcdef0123\"").expect("all is right");
+    assert!(!format!("{config:?}").contains("0123456789abcdef"), "{config:?}");
+    let complaint = complaint("api_key = \"sh\u{7}ort-secret-of-mine\"");
+    assert!(!complaint.contains("secret"), "{complaint}");
+}
+
+#[test]
+fn without_a_key_only_loopback_is_served() {
+    let open = written("listen = \"0.0.0.0:80\"").expect("it parses");
+    assert!(open.refuse_keyless_exposure().is_err());
+    let keyed = written("listen = \"0.0.0.0:80\"\napi_key = \"0123456789abcdef\"").expect("it parses");
+    assert!(keyed.refuse_keyless_exposure().is_ok());
+    let local = written("listen = \"[::1]:80\"").expect("it parses");
+    assert!(local.refuse_keyless_exposure().is_ok());
+}
+
+#[test]
+fn two_state_directories_have_two_instance_names() {
+    let first = derived_instance(Path::new("/a"));
+    assert_eq!(first, derived_instance(Path::new("/a")));
+    assert_ne!(first, derived_instance(Path::new("/b")));
+    assert!(check_instance(first).is_ok());
+}

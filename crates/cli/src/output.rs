@@ -1,0 +1,309 @@
+//! The one printer: everything the command line says goes through here.
+//!
+//! Results go to standard output, as tables or lines for people and as JSON with `--json`.
+//! Errors, hints, warnings and progress go to standard error; progress only where somebody
+//! watches a terminal.
+
+use std::fmt;
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use backend::BackendError;
+use backend_local::images::ImageError;
+use comfy_table::{ContentArrangement, Table, presets};
+use serde::Serialize;
+
+use crate::client::Refused;
+
+/// Writes results and complaints.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Printer {
+    json: bool,
+    watched: bool,
+}
+
+impl Printer {
+    pub(crate) fn new(json: bool) -> Self {
+        Self { json, watched: io::stderr().is_terminal() }
+    }
+
+    /// Whether a program reads the results.
+    pub(crate) fn json(&self) -> bool {
+        self.json
+    }
+
+    pub(crate) fn line(&self, text: impl fmt::Display) -> Result<()> {
+        let mut out = io::stdout().lock();
+        writeln!(out, "{text}")?;
+        Ok(out.flush()?)
+    }
+
+    /// Bytes as they came from a sandbox.
+    pub(crate) fn raw(&self, bytes: &[u8]) -> Result<()> {
+        let mut out = io::stdout().lock();
+        out.write_all(bytes)?;
+        Ok(out.flush()?)
+    }
+
+    /// As [`Printer::raw`], to standard error.
+    pub(crate) fn raw_error(&self, bytes: &[u8]) -> Result<()> {
+        Ok(io::stderr().lock().write_all(bytes)?)
+    }
+
+    /// One JSON value, on as many lines as it takes to be read by people as well.
+    pub(crate) fn value(&self, value: &impl Serialize) -> Result<()> {
+        self.line(serde_json::to_string_pretty(value)?)
+    }
+
+    pub(crate) fn table(&self, header: &[&str], rows: Vec<Vec<String>>) -> Result<()> {
+        self.line(render_table(header, rows))
+    }
+
+    /// `value` for programs, or else the table for people.
+    pub(crate) fn list(&self, value: &impl Serialize, header: &[&str], rows: Vec<Vec<String>>) -> Result<()> {
+        if self.json { self.value(value) } else { self.table(header, rows) }
+    }
+
+    pub(crate) fn warn(&self, text: impl fmt::Display) {
+        complain(&format!("warning: {text}\n"));
+    }
+
+    /// A line on standard error that belongs there whoever reads it.
+    pub(crate) fn remark(&self, text: impl fmt::Display) {
+        complain(&format!("{text}\n"));
+    }
+
+    /// A remark for whoever watches; programs that read standard error are spared it.
+    pub(crate) fn note(&self, text: impl fmt::Display) {
+        if self.watched {
+            complain(&format!("{text}\n"));
+        }
+    }
+
+    pub(crate) fn error(&self, error: &anyhow::Error) {
+        complain(&render_error(error));
+    }
+
+    /// A line about work that has been going on for more than a second.
+    pub(crate) fn progress(&self, what: impl Into<String>) -> Progress {
+        Progress { what: what.into(), watched: self.watched, started: Instant::now(), shown: None }
+    }
+}
+
+/// Standard error may be closed; there is nobody left to tell about that.
+fn complain(text: &str) {
+    io::stderr().lock().write_all(text.as_bytes()).ok();
+}
+
+fn render_table(header: &[&str], rows: Vec<Vec<String>>) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(header.iter().map(|name| name.to_uppercase()));
+    table.add_rows(rows);
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    table.trim_fmt()
+}
+
+/// The outermost message, what caused it, and what could be done about it.
+fn render_error(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    let mut previous = String::new();
+    for (depth, cause) in error.chain().enumerate() {
+        let message = cause.to_string();
+        let label = if depth == 0 { "error" } else { "caused by" };
+        // Some libraries repeat the message of their source; saying it twice helps nobody.
+        if message != previous {
+            text.push_str(&format!("{label}: {message}\n"));
+        }
+        previous = message;
+    }
+    if let Some(hint) = error.chain().find_map(hint_of) {
+        text.push_str(&format!("hint: {hint}\n"));
+    }
+    text
+}
+
+fn hint_of(error: &(dyn std::error::Error + 'static)) -> Option<String> {
+    if let Some(hinted) = error.downcast_ref::<Hinted>() {
+        return Some(hinted.hint.clone());
+    }
+    if let Some(refused) = error.downcast_ref::<Refused>() {
+        return refused.hint();
+    }
+    if let Some(image) = error.downcast_ref::<ImageError>() {
+        return image.hint().map(str::to_owned);
+    }
+    error.downcast_ref::<BackendError>().and_then(BackendError::hint).map(str::to_owned)
+}
+
+/// An error with advice for the reader. Its message and causes are those of the error inside.
+#[derive(Debug)]
+pub(crate) struct Hinted {
+    error: anyhow::Error,
+    hint: String,
+}
+
+impl fmt::Display for Hinted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.error, f)
+    }
+}
+
+impl std::error::Error for Hinted {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
+/// Adds advice to a failure.
+pub(crate) trait WithHint<T> {
+    fn hint(self, hint: impl Into<String>) -> Result<T>;
+}
+
+impl<T, E: Into<anyhow::Error>> WithHint<T> for Result<T, E> {
+    fn hint(self, hint: impl Into<String>) -> Result<T> {
+        self.map_err(|error| anyhow::Error::new(Hinted { error: error.into(), hint: hint.into() }))
+    }
+}
+
+/// Work whose end is awaited. It says nothing during the first second.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    what: String,
+    watched: bool,
+    started: Instant,
+    shown: Option<Instant>,
+}
+
+impl Progress {
+    const SILENCE: Duration = Duration::from_secs(1);
+    const PACE: Duration = Duration::from_millis(100);
+
+    /// Shows how many bytes are done, and of how many if that is known.
+    pub(crate) fn bytes(&mut self, done: u64, total: Option<u64>) {
+        let amount = match total {
+            Some(total) if total > 0 => {
+                format!("{} of {} ({}%)", size(done), size(total), done * 100 / total)
+            }
+            _ => size(done),
+        };
+        self.say(&amount);
+    }
+
+    pub(crate) fn say(&mut self, detail: &str) {
+        let quiet = self.started.elapsed() < Self::SILENCE;
+        let fresh = self.shown.is_some_and(|shown| shown.elapsed() < Self::PACE);
+        if self.watched && !quiet && !fresh {
+            complain(&format!("\r\x1b[K{}: {detail}", self.what));
+            self.shown = Some(Instant::now());
+        }
+    }
+}
+
+impl Drop for Progress {
+    /// Clears the line, so that whatever is printed next starts on a clean one.
+    fn drop(&mut self) {
+        if self.shown.is_some() {
+            complain("\r\x1b[K");
+        }
+    }
+}
+
+/// An amount of bytes for people.
+pub(crate) fn size(bytes: u64) -> String {
+    let mut scaled = (bytes, "B");
+    let mut tenths = 0;
+    for unit in ["KiB", "MiB", "GiB", "TiB"] {
+        if scaled.0 < 1024 {
+            break;
+        }
+        tenths = scaled.0 % 1024 * 10 / 1024;
+        scaled = (scaled.0 / 1024, unit);
+    }
+    if scaled.1 == "B" { format!("{} B", scaled.0) } else { format!("{}.{tenths} {}", scaled.0, scaled.1) }
+}
+
+/// A span of time for people, in its largest unit.
+pub(crate) fn span(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m", seconds / 60),
+        3600..86_400 => format!("{}h", seconds / 3600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::{Context, anyhow};
+
+    #[test]
+    fn an_error_is_printed_with_its_causes_and_its_hint() {
+        let error = Err::<(), _>(io::Error::from_raw_os_error(libc_enoent()))
+            .context("could not read `/etc/coracle.toml`")
+            .context("could not start")
+            .hint("name another file with --config")
+            .expect_err("it is an error");
+        assert_eq!(
+            render_error(&error),
+            "error: could not start\n\
+             caused by: could not read `/etc/coracle.toml`\n\
+             caused by: No such file or directory (os error 2)\n\
+             hint: name another file with --config\n"
+        );
+    }
+
+    fn libc_enoent() -> i32 {
+        rustix::io::Errno::NOENT.raw_os_error()
+    }
+
+    #[test]
+    fn the_hint_of_a_failed_step_is_found_below_its_context() {
+        let step = BackendError::Step {
+            step: "user namespace".to_owned(),
+            message: "Operation not permitted".to_owned(),
+            hint: Some("sysctl kernel.unprivileged_userns_clone=1".to_owned()),
+        };
+        let error = anyhow::Error::new(step).context("could not make the sandbox");
+        assert_eq!(
+            render_error(&error),
+            "error: could not make the sandbox\n\
+             caused by: step `user namespace` failed: Operation not permitted\n\
+             hint: sysctl kernel.unprivileged_userns_clone=1\n"
+        );
+    }
+
+    #[test]
+    fn an_error_without_advice_has_no_hint() {
+        assert_eq!(render_error(&anyhow!("nothing to be done")), "error: nothing to be done\n");
+    }
+
+    #[test]
+    fn a_table_has_aligned_columns_and_no_lines() {
+        let rows = vec![
+            vec!["abc".to_owned(), "Running".to_owned()],
+            vec!["abcdefgh".to_owned(), "Paused".to_owned()],
+        ];
+        assert_eq!(
+            render_table(&["id", "state"], rows),
+            "ID        STATE\nabc       Running\nabcdefgh  Paused"
+        );
+        assert_eq!(render_table(&["id"], Vec::new()), "ID");
+    }
+
+    #[test]
+    fn amounts_are_short() {
+        for (bytes, text) in
+            [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (5 << 30, "5.0 GiB")]
+        {
+            assert_eq!(size(bytes), text);
+        }
+        for (seconds, text) in [(5, "5s"), (90, "1m"), (7200, "2h"), (200_000, "2d")] {
+            assert_eq!(span(seconds), text);
+        }
+    }
+}

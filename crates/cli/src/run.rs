@@ -1,0 +1,216 @@
+//! `coracle run`: one command in a sandbox of its own, without a server.
+//!
+//! This process is its own launcher: it makes the sandbox, speaks to the agent over the same
+//! wire as a server would, passes input and output through, and takes everything away. The
+//! sandbox dies with it; what a killed one left is swept by the next.
+
+mod link;
+mod pump;
+mod terminal;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use backend_local::jail::plan::{GuestPlan, JailPlan, LimitName, Limits, MountPlan};
+use backend_local::launcher::Launcher;
+use backend_local::launcher::protocol::Refusal;
+use backend_local::settings::{Lifetime, MountRule, Settings};
+use domain::spec::Access;
+use domain::{Identity, Network};
+use linux::namespaces::{self, Namespaces};
+use rustix::fs::FlockOperation;
+use wire::process::{Command, Directory, Exit, Missing, Retention, Start, TerminalSize};
+
+use crate::args::RunArgs;
+use crate::config::Config;
+use crate::output::Printer;
+use crate::serve::{handover, lock};
+
+/// As `timeout(1)` has it.
+const TIMED_OUT: u8 = 124;
+/// As a shell reports a command that the kernel killed.
+const KILLED: u8 = 137;
+
+pub(crate) fn run(args: &RunArgs, printer: &Printer) -> Result<ExitCode> {
+    let config = Config::for_host(&args.state)?;
+    let state = config.state_dir.join("oneshot");
+    let plan = plan(args, &config)?;
+    let start = start(args, &plan)?;
+    if rustix::process::geteuid().is_root() {
+        namespaces::unshare(Namespaces::MOUNT).context("could not make a mount namespace")?;
+        linux::mounts::make_private().context("could not make mounts private")?;
+    }
+    let sandbox = Sandbox::make(&config, &state, &plan, printer)?;
+    let exit = pump::run(&sandbox.launcher.socket(&plan.id), start)?;
+    sandbox.end(args.keep, printer)?;
+    Ok(exit_code(exit))
+}
+
+/// A sandbox that ends with this process.
+struct Sandbox {
+    launcher: Launcher,
+    id: String,
+    /// Locked while we live, so that others know not to sweep.
+    _alive: File,
+    alive_path: PathBuf,
+}
+
+impl Sandbox {
+    fn make(config: &Config, state: &Path, plan: &JailPlan, printer: &Printer) -> Result<Self> {
+        std::fs::create_dir_all(state.join("alive"))
+            .with_context(|| format!("could not make `{}`", state.display()))?;
+        // Opening and sweeping is done by one at a time.
+        let turn = lock(&state.join("lock"), FlockOperation::LockExclusive)?;
+        let mut launcher = Launcher::open(settings(config, state))?;
+        sweep(&mut launcher, state, printer)?;
+        let alive_path = state.join("alive").join(&plan.id);
+        let alive = lock(&alive_path, FlockOperation::LockExclusive)?;
+        let pending = launcher.begin(plan).map_err(refused)?;
+        drop(turn);
+        rustix::event::poll(
+            &mut [rustix::event::PollFd::new(&pending.status, rustix::event::PollFlags::IN)],
+            None,
+        )?;
+        let created = launcher.conclude(pending).map_err(refused)?;
+        for sentence in &created.holds.weaker {
+            printer.warn(sentence);
+        }
+        Ok(Self { launcher, id: plan.id.clone(), _alive: alive, alive_path })
+    }
+
+    fn end(mut self, keep: bool, printer: &Printer) -> Result<()> {
+        self.launcher.destroy_and_wait(&self.id).context("could not remove the sandbox")?;
+        self.launcher.close()?;
+        std::fs::remove_file(&self.alive_path)?;
+        if keep {
+            printer.remark(format!("kept what was written in {}", self.launcher.kept(&self.id).display()));
+        }
+        Ok(())
+    }
+}
+
+/// Removes sandboxes whose `run` was killed: nobody holds their lock.
+fn sweep(launcher: &mut Launcher, state: &Path, printer: &Printer) -> Result<()> {
+    for found in launcher.found()? {
+        let path = state.join("alive").join(&found.id);
+        if lock(&path, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            launcher
+                .destroy_and_wait(&found.id)
+                .with_context(|| format!("could not sweep `{}`", found.id))?;
+            std::fs::remove_file(&path)?;
+            printer.note(format!("swept what was left of sandbox {}", found.id));
+        }
+    }
+    Ok(())
+}
+
+fn settings(config: &Config, state: &Path) -> Settings {
+    Settings {
+        state_dir: state.to_owned(),
+        instance: format!("{}-run", config.instance),
+        uid_base: config.uid_base,
+        server_uid: None,
+        aliases: config.images.aliases.clone(),
+        strict_images: config.images.strict,
+        pool_bytes: None,
+        free_space_floor: config.free_space_floor.0,
+        prepared: 0,
+        mounts: MountRule::Allow,
+        lifetime: Lifetime::Ours,
+    }
+}
+
+fn plan(args: &RunArgs, config: &Config) -> Result<JailPlan> {
+    let network = Network::from(args.network);
+    if network != Network::Off {
+        let word = if network == Network::On { "on" } else { "filtered" };
+        anyhow::bail!("network `{word}` comes with the network issue");
+    }
+    let defaults = handover::limits(config);
+    let asked = [
+        (args.limits.memory.is_some(), LimitName::Memory),
+        (args.limits.cpus.is_some(), LimitName::Cpus),
+        (args.limits.pids.is_some(), LimitName::Pids),
+        (args.limits.disk.is_some(), LimitName::Disk),
+    ];
+    let mut entropy = [0; 20];
+    rustix::rand::getrandom(&mut entropy, rustix::rand::GetRandomFlags::empty())?;
+    let mounts = args.mounts.iter().map(|mount| MountPlan {
+        source: mount.source.clone(),
+        target: mount.target.clone(),
+        read_only: mount.access == Access::ReadOnly,
+    });
+    Ok(JailPlan {
+        id: domain::SandboxId::from_entropy(entropy).to_string(),
+        image: args.image.clone(),
+        limits: Limits {
+            memory: args.limits.memory.map_or(defaults.memory, |memory| memory.0),
+            cpus: args.limits.cpus.map_or(defaults.cpus, |cpus| cpus.0),
+            pids: args.limits.pids.unwrap_or(defaults.pids),
+            disk: args.limits.disk.map_or(defaults.disk, |disk| disk.0),
+        },
+        named: asked.into_iter().filter_map(|(named, limit)| named.then_some(limit)).collect(),
+        require_limits: args.require_limits,
+        mounts: mounts.collect(),
+        env: BTreeMap::new(),
+        guest: GuestPlan {
+            users: Vec::new(),
+            default_user: "root".to_owned(),
+            default_directory: "/root".to_owned(),
+            directories: Vec::new(),
+        },
+        max_processes: 8,
+        keep: args.keep,
+    })
+}
+
+fn start(args: &RunArgs, plan: &JailPlan) -> Result<Start> {
+    let words = args.command.iter().map(|word| word.to_str().map(str::to_owned));
+    let words: Vec<String> = words.collect::<Option<_>>().context("a word of the command is not UTF-8")?;
+    let interactive = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
+    let size = interactive.then(terminal::size).transpose()?;
+    let directory = |path: &String| Directory { path: path.clone(), missing: Missing::Fail, expand: false };
+    Ok(Start {
+        process: plan
+            .id
+            .bytes()
+            .map(|byte| format!("{:x}", byte & 15))
+            .chain(["000000000000".to_owned()])
+            .collect(),
+        command: Command::Argv(words),
+        identity: identity(args.user.as_ref()),
+        directory: args.workdir.as_ref().map(directory),
+        env: args.env.iter().cloned().collect(),
+        terminal: size.map(|(columns, rows)| TerminalSize { columns, rows }),
+        stdin: true,
+        tag: None,
+        deadline_ms: args.timeout.map(|timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX)),
+        retention: Retention { first: 0, last: 4 << 20, hold: true },
+        follow: true,
+    })
+}
+
+fn identity(user: Option<&Identity>) -> wire::process::Identity {
+    match user {
+        None | Some(Identity::Default) => wire::process::Identity::Default,
+        Some(Identity::User(name)) => wire::process::Identity::User(name.clone()),
+        Some(Identity::Ids { uid, gid }) => wire::process::Identity::Ids { uid: *uid, gid: *gid },
+    }
+}
+
+fn refused(refusal: Refusal) -> anyhow::Error {
+    anyhow::Error::from(backend::BackendError::from(refusal)).context("the sandbox could not be made")
+}
+
+fn exit_code(exit: Exit) -> ExitCode {
+    match exit {
+        Exit::Code(code) => ExitCode::from(u8::try_from(code & 0xff).unwrap_or(u8::MAX)),
+        Exit::Signal(signal) => ExitCode::from(u8::try_from((128 + signal) & 0xff).unwrap_or(u8::MAX)),
+        Exit::Oom | Exit::Lost => ExitCode::from(KILLED),
+        Exit::Deadline => ExitCode::from(TIMED_OUT),
+    }
+}

@@ -1,0 +1,123 @@
+//! Passing input, output and signals between our caller and the command inside.
+
+use std::io::{self, Read, Write};
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use linux::stop::{self, Signals};
+use rustix::event::{PollFd, PollFlags, poll};
+use wire::process::{Exit, Reach, SignalProcess, Start};
+use wire::{Frame, Reply, Request, StreamTag};
+
+use super::link::Link;
+use super::terminal;
+
+/// Runs the command to its end. Output is written as it comes; when our reader is slow the
+/// agent waits with it, and the command with the agent, as through a pipe.
+pub(super) fn run(socket: &Path, start: Start) -> Result<Exit> {
+    let process = start.process.clone();
+    let signals = [stop::TERMINATE, stop::INTERRUPT, stop::HANG_UP, stop::QUIT, stop::WINDOW];
+    let signals = Signals::watch(&signals).context("could not watch for signals")?;
+    let interactive = start.terminal.is_some();
+    let mut output = Link::ask(socket, Request::Start(start))?;
+    output.reply()?;
+    let mut input = Link::ask(socket, Request::Input { process: process.clone() })?;
+    // A command that has ended already takes no input; its end is on its way to us.
+    let mut caller = input.reply().is_ok().then_some(input);
+    let raw = interactive.then(terminal::Raw::enter).transpose()?;
+    let exit = loop {
+        let ready = wait(&output, caller.is_some(), &signals)?;
+        if ready.signals {
+            forward(socket, &process, &signals)?;
+        }
+        if ready.output
+            && let Some(exit) = take_output(&mut output)?
+        {
+            break exit;
+        }
+        if ready.input
+            && let Some(link) = &mut caller
+            && !pass_input(link)?
+        {
+            caller = None;
+        }
+    };
+    drop(raw);
+    Ok(exit)
+}
+
+struct Ready {
+    output: bool,
+    input: bool,
+    signals: bool,
+}
+
+fn wait(output: &Link, wants_input: bool, signals: &Signals) -> Result<Ready> {
+    let stdin = io::stdin();
+    let mut watched = vec![PollFd::new(output, PollFlags::IN), PollFd::new(signals, PollFlags::IN)];
+    if wants_input {
+        watched.push(PollFd::new(&stdin, PollFlags::IN));
+    }
+    rustix::io::retry_on_intr(|| poll(&mut watched, None))?;
+    let is_ready = |place: usize| watched.get(place).is_some_and(|fd| !fd.revents().is_empty());
+    Ok(Ready { output: is_ready(0), signals: is_ready(1), input: is_ready(2) })
+}
+
+/// Writes what has arrived; the exit if it was the last.
+fn take_output(link: &mut Link) -> Result<Option<Exit>> {
+    let ended = link.fill()? == 0;
+    while let Some(frame) = link.ready_frame()? {
+        match frame {
+            Frame::Output { stream: StreamTag::Stderr, bytes, .. } => {
+                write(&mut io::stderr().lock(), &bytes)?
+            }
+            Frame::Output { bytes, .. } => write(&mut io::stdout().lock(), &bytes)?,
+            frame => match frame.read()? {
+                Reply::Ended(ended) => return Ok(Some(ended.exit)),
+                Reply::Gap { from, to } => anyhow::bail!("the bytes {from} to {to} of the output were lost"),
+                Reply::Fault(fault) => anyhow::bail!("could not {} `{}`", fault.operation, fault.subject),
+                _ => {}
+            },
+        }
+    }
+    Ok(ended.then_some(Exit::Lost))
+}
+
+/// Writes through at once. A reader that has gone is not our error: the command goes on, as it
+/// would with its own pipe closed only when it writes again.
+fn write(out: &mut impl Write, bytes: &[u8]) -> Result<()> {
+    match out.write_all(bytes).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(error.into()),
+        other => Ok(other?),
+    }
+}
+
+/// Passes a piece of input; `false` when there will be no more.
+fn pass_input(link: &mut Link) -> Result<bool> {
+    let mut buffer = [0; 32 << 10];
+    let length = io::stdin().lock().read(&mut buffer)?;
+    let frame = if length == 0 { Frame::End } else { Frame::Data(buffer[..length].to_vec()) };
+    match link.send(&frame) {
+        // The command closed its input or ended; both are its right.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        other => other.map(|()| length > 0).map_err(Into::into),
+    }
+}
+
+/// Gives our signals to the command, and our terminal's new size to its terminal.
+fn forward(socket: &Path, process: &str, signals: &Signals) -> Result<()> {
+    while let Some(signal) = signals.next()? {
+        let process = process.to_owned();
+        let request = if signal == stop::WINDOW {
+            let Ok((columns, rows)) = terminal::size() else { continue };
+            Request::Resize { process, columns, rows }
+        } else {
+            Request::Signal(SignalProcess { process, signal, reach: Reach::Group })
+        };
+        // A command that has just ended cannot be signalled; its end is on its way to us.
+        if let Ok(mut link) = Link::ask(socket, request) {
+            drop(link.reply());
+        }
+    }
+    Ok(())
+}

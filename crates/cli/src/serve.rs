@@ -1,0 +1,206 @@
+//! `coracle serve`: the supervisor.
+//!
+//! It holds what must not be lost while the others come and go: the lock on the state directory
+//! and the listening socket. It starts the launcher and the server, starts each again when it
+//! dies, and is the parent of sandboxes whose launcher died.
+//!
+//! ```text
+//! supervisor ──► launcher   privileged, single-threaded, no network
+//!            └─► server     network-facing, its own uid, confined to the state directory
+//! ```
+
+pub(crate) mod handover;
+pub(crate) mod launcher;
+pub(crate) mod server;
+
+use std::fs::{self, File};
+use std::net::TcpListener;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use rustix::fs::FlockOperation;
+use rustix::process::{WaitId, WaitIdOptions, waitid};
+use tokio::process::{Child, Command};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::args::ServeArgs;
+use crate::config::Config;
+use crate::output::WithHint;
+use handover::{Handover, Pass};
+
+/// How long a part must have lived for its next death to count as the first.
+const HEALTHY: Duration = Duration::from_secs(10);
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// How long the parts may take to end when they are asked to.
+const GRACE: Duration = Duration::from_secs(10);
+
+pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode> {
+    let config = Config::for_server(args)?;
+    crate::tracing_output::start();
+    let lock = prepare_state_dir(&config)?;
+    let listener =
+        TcpListener::bind(config.listen).with_context(|| format!("could not listen on {}", config.listen))?;
+    listener.set_nonblocking(true)?;
+    linux::namespaces::adopt_orphans().context("could not become the parent of orphans")?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let code = runtime.block_on(supervise(&config, listener))?;
+    drop(lock);
+    Ok(code)
+}
+
+/// The uid of the server: the first of the range that is ours.
+pub(crate) fn server_uid(config: &Config) -> Option<u32> {
+    rustix::process::geteuid().is_root().then_some(config.uid_base)
+}
+
+/// Makes the state directory and locks it for as long as the result lives.
+fn prepare_state_dir(config: &Config) -> Result<File> {
+    let directory = &config.state_dir;
+    let action = || format!("could not prepare the state directory `{}`", directory.display());
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).with_context(action)?;
+    fs::set_permissions(directory, fs::Permissions::from_mode(0o700)).with_context(action)?;
+    let lock = lock(&directory.join("lock"), FlockOperation::NonBlockingLockExclusive)
+        .with_context(|| format!("another server uses the state directory `{}`", directory.display()))
+        .hint("stop it, or choose another directory with --state-dir")?;
+    if let Some(uid) = server_uid(config) {
+        chown(directory, Some(uid), Some(uid)).with_context(action)?;
+    }
+    Ok(lock)
+}
+
+/// Opens a file and locks it. The kernel lets go of the lock when its holder dies.
+pub(crate) fn lock(path: &Path, operation: FlockOperation) -> Result<File> {
+    let file = fs::OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)?;
+    rustix::fs::flock(&file, operation)?;
+    Ok(file)
+}
+
+/// One of the two processes, and how it has been doing.
+struct Part {
+    name: &'static str,
+    child: Child,
+    born: Instant,
+    pause: Duration,
+}
+
+async fn supervise(config: &Config, listener: TcpListener) -> Result<ExitCode> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut ended = signal(SignalKind::child())?;
+    let mut launcher = start_launcher(config, FIRST_PAUSE).await?;
+    let mut server = start_server(config, &listener, handover::Announce::Yes, FIRST_PAUSE)?;
+    loop {
+        tokio::select! {
+            _ = launcher.child.wait() => {
+                let pause = launcher.next_pause().await;
+                launcher = start_launcher(config, pause).await?;
+            }
+            status = server.child.wait() => {
+                if status.is_ok_and(|status| status.code() == Some(server::CANNOT_START)) {
+                    return Ok(ExitCode::FAILURE);
+                }
+                let pause = server.next_pause().await;
+                server = start_server(config, &listener, handover::Announce::No, pause)?;
+            }
+            _ = ended.recv() => collect_orphans(&[launcher.child.id(), server.child.id()]),
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+        }
+    }
+    // The server first: while it lives it asks the launcher.
+    end(&mut server).await;
+    end(&mut launcher).await;
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Part {
+    /// Says that the part died, waits a little longer each time it dies young, and gives the
+    /// pause for the next time.
+    async fn next_pause(&self) -> Duration {
+        let pause = if self.born.elapsed() > HEALTHY { FIRST_PAUSE } else { self.pause };
+        tracing::warn!(part = self.name, "died and is started again");
+        tokio::time::sleep(pause).await;
+        (pause * 2).min(LONGEST_PAUSE)
+    }
+}
+
+/// Starts the launcher and waits until it listens.
+async fn start_launcher(config: &Config, pause: Duration) -> Result<Part> {
+    let (tell, mut ready) = tokio::net::unix::pipe::pipe()?;
+    let handover = Handover::of(config, handover::Announce::No);
+    let descriptors = [memfd(&handover)?, tell.into_blocking_fd()?];
+    let child = start("__launcher", descriptors)?;
+    let mut byte = [0];
+    let heard = tokio::io::AsyncReadExt::read(&mut ready, &mut byte).await?;
+    if heard == 0 {
+        return Err(anyhow!("the launcher could not start"))
+            .hint("its reason stands above; `coracle doctor` says what this host lacks");
+    }
+    Ok(Part { name: "launcher", child, born: Instant::now(), pause })
+}
+
+fn start_server(
+    config: &Config,
+    listener: &TcpListener,
+    announce: handover::Announce,
+    pause: Duration,
+) -> Result<Part> {
+    let handover = Handover::of(config, announce);
+    let descriptors = [memfd(&handover)?, listener.as_fd().try_clone_to_owned()?];
+    let child = start("__server", descriptors)?;
+    Ok(Part { name: "server", child, born: Instant::now(), pause })
+}
+
+/// Starts ourselves in another role, with two descriptors whose numbers are its arguments.
+fn start(role: &str, descriptors: [OwnedFd; 2]) -> Result<Child> {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("coracle").arg(role);
+    for descriptor in &descriptors {
+        command.arg(descriptor.pass()?);
+    }
+    command.arg(std::process::id().to_string());
+    command.spawn().with_context(|| format!("could not start `{role}`"))
+}
+
+/// The settings go through memory: arguments and variables can be seen by others.
+fn memfd(handover: &Handover) -> Result<OwnedFd> {
+    use std::io::{Seek, Write};
+    let mut file = File::from(rustix::fs::memfd_create("settings", rustix::fs::MemfdFlags::CLOEXEC)?);
+    file.write_all(&serde_json::to_vec(handover)?)?;
+    file.rewind()?;
+    Ok(file.into())
+}
+
+/// Asks a part to end and waits; one that does not is killed.
+async fn end(part: &mut Part) {
+    let Some(pid) = part.child.id().and_then(|id| rustix::process::Pid::from_raw(i32::try_from(id).ok()?))
+    else {
+        return;
+    };
+    if rustix::process::kill_process(pid, rustix::process::Signal::TERM).is_err() {
+        return;
+    }
+    if tokio::time::timeout(GRACE, part.child.wait()).await.is_err() {
+        tracing::warn!(part = part.name, "did not end and is killed");
+        if let Err(error) = part.child.kill().await {
+            tracing::warn!(part = part.name, %error, "could not be killed");
+        }
+    }
+}
+
+/// Collects sandboxes that became our children when their launcher died. Our own two are left
+/// to whoever waits for them.
+fn collect_orphans(ours: &[Option<u32>]) {
+    while let Ok(Some(pid)) = linux::namespaces::ended_child() {
+        let is_ours = ours.contains(&u32::try_from(pid).ok());
+        let Some(pid) = rustix::process::Pid::from_raw(pid).filter(|_| !is_ours) else { return };
+        if waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG).is_err() {
+            return;
+        }
+    }
+}

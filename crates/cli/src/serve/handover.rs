@@ -1,0 +1,146 @@
+//! What the supervisor tells the launcher and the server when it starts them.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use backend_local::jail::plan::Limits;
+use backend_local::settings::{Lifetime, MountRule, Settings};
+use serde::{Deserialize, Serialize};
+
+use crate::config::{Config, Lines};
+
+/// The settings as one part needs them. It travels through memory only: it holds the API key.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Handover {
+    pub listen: SocketAddr,
+    pub state_dir: PathBuf,
+    pub api_key: Option<String>,
+    pub public_address: Option<String>,
+    pub strip_line_ends: bool,
+    pub limits: Limits,
+    pub require_limits: bool,
+    pub max_sandboxes: usize,
+    pub max_commands: u32,
+    pub concurrent_requests: usize,
+    pub json_body: usize,
+    pub longest_timeout: Option<Duration>,
+    pub instance: String,
+    pub uid_base: u32,
+    pub server_uid: Option<u32>,
+    pub aliases: BTreeMap<String, String>,
+    pub strict_images: bool,
+    pub free_space_floor: u64,
+    pub prepared: usize,
+    pub announce: Announce,
+}
+
+/// Whether the server says that it is ready; after a crash nobody waits for it any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Announce {
+    Yes,
+    No,
+}
+
+impl Handover {
+    pub(crate) fn of(config: &Config, announce: Announce) -> Self {
+        Self {
+            listen: config.listen,
+            state_dir: config.state_dir.clone(),
+            api_key: config.api_key.as_ref().map(|key| key.expose().to_owned()),
+            public_address: config.public_address.clone(),
+            strip_line_ends: config.lines == Lines::Stripping,
+            limits: limits(config),
+            require_limits: config.require_limits,
+            max_sandboxes: config.limits.max_sandboxes,
+            max_commands: config.limits.max_commands,
+            concurrent_requests: config.limits.concurrent_requests,
+            json_body: usize::try_from(config.limits.json_body.0).unwrap_or(usize::MAX),
+            longest_timeout: config.longest_timeout,
+            instance: config.instance.clone(),
+            uid_base: config.uid_base,
+            server_uid: super::server_uid(config),
+            aliases: config.images.aliases.clone(),
+            strict_images: config.images.strict,
+            free_space_floor: config.free_space_floor.0,
+            prepared: config.prepared.volumes.max(config.prepared.namespaces),
+            announce,
+        }
+    }
+
+    /// The launcher's part of it.
+    pub(crate) fn settings(&self) -> Settings {
+        Settings {
+            state_dir: self.state_dir.clone(),
+            instance: self.instance.clone(),
+            uid_base: self.uid_base,
+            server_uid: self.server_uid,
+            aliases: self.aliases.clone(),
+            strict_images: self.strict_images,
+            pool_bytes: None,
+            free_space_floor: self.free_space_floor,
+            prepared: self.prepared,
+            mounts: MountRule::Refuse,
+            lifetime: Lifetime::Own,
+        }
+    }
+}
+
+/// The default limits of a configuration.
+pub(crate) fn limits(config: &Config) -> Limits {
+    Limits {
+        memory: config.limits.memory.0,
+        cpus: config.limits.cpus.0,
+        pids: config.limits.pids,
+        disk: config.limits.disk.0,
+    }
+}
+
+/// Leaving a descriptor open for a program we start.
+pub(crate) trait Pass {
+    /// Lets it survive exec, and names its number.
+    fn pass(&self) -> Result<String>;
+}
+
+impl Pass for OwnedFd {
+    fn pass(&self) -> Result<String> {
+        rustix::io::fcntl_setfd(self, rustix::io::FdFlags::empty())?;
+        Ok(self.as_raw_fd().to_string())
+    }
+}
+
+/// What a part was started with.
+pub(crate) struct Received {
+    pub handover: Handover,
+    pub descriptor: OwnedFd,
+}
+
+/// Reads the arguments of a part: two descriptors and the supervisor's pid. From here on the
+/// part ends with its supervisor.
+pub(crate) fn receive(arguments: &[String]) -> Result<Received> {
+    let [settings, descriptor, parent] = arguments else {
+        bail!("this command is for `coracle serve` alone");
+    };
+    let take = |number: &str| -> Result<OwnedFd> {
+        let number = number.parse().context("a descriptor is a number")?;
+        linux::descriptors::take_over(number).context("a descriptor was not passed")
+    };
+    let (settings, descriptor) = (take(settings)?, take(descriptor)?);
+    end_with(parent.parse().context("a pid is a number")?)?;
+    let handover = serde_json::from_reader(File::from(settings)).context("the settings are not readable")?;
+    Ok(Received { handover, descriptor })
+}
+
+/// Asks to be killed with the supervisor, and makes sure that it has not died before.
+pub(crate) fn end_with(parent: u32) -> Result<()> {
+    linux::namespaces::die_with_parent()?;
+    let now = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
+    if now != Some(parent) {
+        bail!("the supervisor is gone");
+    }
+    Ok(())
+}

@@ -1,0 +1,114 @@
+//! `coracle __server`: the network-facing process. It gives up every privilege before it reads
+//! its first request.
+
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use backend_local::native::{Defaults, Native};
+use linux::namespaces::{self, Setgroups};
+use rustix::fs::FlockOperation;
+use service::Service;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::handover::{self, Announce, Handover, Received};
+use crate::output::Printer;
+
+/// The exit code that tells the supervisor not to try again.
+pub(crate) const CANNOT_START: i32 = 78;
+
+pub(crate) fn server(arguments: &[String], printer: &Printer) -> Result<ExitCode> {
+    let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
+    let Received { handover, descriptor: listener } = handover::receive(arguments)?;
+    drop_privileges(&handover)?;
+    // Changing ids made the kernel forget it.
+    handover::end_with(parent.context("the supervisor is gone")?)?;
+    crate::tracing_output::start();
+    let lock = super::lock(&handover.state_dir.join("server.lock"), FlockOperation::LockExclusive)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let outcome = runtime.block_on(run(handover, listener, printer));
+    drop(lock);
+    match outcome {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(error) => {
+            printer.error(&error);
+            Ok(ExitCode::from(u8::try_from(CANNOT_START).expect("it is below 256")))
+        }
+    }
+}
+
+/// Takes on the server's own uid and confines itself to the state directory.
+fn drop_privileges(handover: &Handover) -> Result<()> {
+    if let Some(uid) = handover.server_uid {
+        namespaces::become_ids(uid, uid, Setgroups::Allow).context("could not take on the server's uid")?;
+    }
+    linux::set_no_new_privs()?;
+    let readable = [Path::new("/proc"), Path::new("/sys/fs/cgroup")];
+    let enforced = linux::landlock::confine(&readable, &[&handover.state_dir])
+        .context("could not confine the server")?;
+    if !enforced {
+        tracing::warn!("this kernel has no Landlock: the server is confined by its uid alone");
+    }
+    Ok(())
+}
+
+async fn run(handover: Handover, listener: OwnedFd, printer: &Printer) -> Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let listener = TcpListener::from(listener);
+    let address = listener.local_addr()?;
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let metrics = fronts::install_metrics().context("could not start collecting metrics")?;
+    let service = start_service(&handover).await?;
+    let settings = fronts::Settings {
+        public_address: handover.public_address.clone(),
+        default_lines: if handover.strip_line_ends {
+            fronts::Lines::Stripping
+        } else {
+            fronts::Lines::Preserving
+        },
+        json_body_limit: handover.json_body,
+        concurrent_requests: handover.concurrent_requests,
+        metrics: Some(metrics),
+        ..fronts::Settings::new(address)
+    };
+    let router = fronts::router(service.clone(), settings);
+    if handover.announce == Announce::Yes {
+        printer.line(format!("coracle listening on http://{address}"))?;
+    }
+    let stop = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+    fronts::serve(listener, router, stop).await;
+    let staying = service.stop().await;
+    if staying > 0 {
+        let text =
+            format!("{staying} sandboxes stay; start the server again and `coracle rm --all` removes them");
+        printer.remark(text);
+    }
+    Ok(())
+}
+
+async fn start_service(handover: &Handover) -> Result<Service> {
+    let defaults = Defaults {
+        limits: handover.limits,
+        require_limits: handover.require_limits,
+        max_processes: handover.max_commands,
+    };
+    let backend = Native::connect(&handover.state_dir, defaults).context("could not reach the launcher")?;
+    let config = service::Config {
+        state_dir: handover.state_dir.clone(),
+        sandboxes: handover.max_sandboxes,
+        commands_per_sandbox: handover.max_commands,
+        longest_timeout: handover.longest_timeout,
+    };
+    let service = Service::start(config, Arc::new(backend)).await?;
+    service.set_single_key(handover.api_key.as_deref());
+    Ok(service)
+}

@@ -1,0 +1,231 @@
+//! How people write durations, sizes, mounts and the like on the command line and in the
+//! configuration file.
+//!
+//! Each reader answers with a sentence that says what was wrong and shows a right one, because
+//! the argument parser prints it as it is.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use domain::spec::Access;
+use domain::{Bytes, Cpus, Identity, Mount, SandboxId};
+
+/// One end of a copy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// `-`: standard input or output.
+    Standard,
+    Local(PathBuf),
+    Remote {
+        id: SandboxId,
+        path: String,
+    },
+}
+
+/// Reads `90`, `5s`, `500ms`, `2m`, `1h30m`, `7d`; a bare number means seconds.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("`{text}` is not a duration such as `5s`, `500ms` or `1h30m`");
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return text.parse().ok().map(Duration::from_secs).ok_or_else(wrong);
+    }
+    let mut total = Duration::ZERO;
+    let mut rest = text;
+    while !rest.is_empty() {
+        let (part, after) = duration_part(rest).ok_or_else(wrong)?;
+        total = total.checked_add(part).ok_or_else(wrong)?;
+        rest = after;
+    }
+    if total.is_zero() { Err(wrong()) } else { Ok(total) }
+}
+
+/// Takes one number with its unit off the front.
+fn duration_part(text: &str) -> Option<(Duration, &str)> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, rest) = text.split_at(digits);
+    let letters = rest.bytes().take_while(u8::is_ascii_alphabetic).count();
+    let (unit, rest) = rest.split_at(letters);
+    let number: u64 = number.parse().ok()?;
+    let milliseconds = match unit {
+        "ms" => 1,
+        "s" => 1000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        "d" => 86_400_000,
+        _ => return None,
+    };
+    Some((Duration::from_millis(number.checked_mul(milliseconds)?), rest))
+}
+
+/// Reads `256m` as 256 MiB: on a command line a bare letter means powers of 1024.
+pub(crate) fn bytes(text: &str) -> Result<Bytes, String> {
+    Bytes::parse_binary(text).map_err(|error| error.to_string())
+}
+
+pub(crate) fn cpus(text: &str) -> Result<Cpus, String> {
+    Cpus::parse(text).map_err(|error| error.to_string())
+}
+
+/// Reads `SRC:DST` or `SRC:DST:ro`. Both are absolute in the result.
+pub(crate) fn mount(text: &str) -> Result<Mount, String> {
+    let wrong = |what: &str| format!("{what} in `{text}`; a mount is SRC:DST or SRC:DST:ro");
+    let mut parts = text.split(':');
+    let (source, target) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+    let access = match (parts.next(), parts.next()) {
+        (None, None) | (Some("rw"), None) => Access::ReadWrite,
+        (Some("ro"), None) => Access::ReadOnly,
+        _ => return Err(wrong("there is something other than `ro` or `rw` at the end")),
+    };
+    if source.is_empty() || target.is_empty() {
+        return Err(wrong("the source or the destination is missing"));
+    }
+    if !target.starts_with('/') {
+        return Err(wrong("the destination is not an absolute path"));
+    }
+    let source = std::path::absolute(source).map_err(|error| format!("`{source}`: {error}"))?;
+    Ok(Mount { source, target: target.to_owned(), access })
+}
+
+/// Reads `NAME=VALUE`; a bare `NAME` takes the caller's own value.
+pub(crate) fn variable(text: &str) -> Result<(String, String), String> {
+    let (name, value) = match text.split_once('=') {
+        Some((name, value)) => (name, value.to_owned()),
+        None => (text, std::env::var(text).map_err(|error| format!("`{text}` has no value here: {error}"))?),
+    };
+    if name.is_empty() { Err(format!("there is no name in `{text}`")) } else { Ok((name.to_owned(), value)) }
+}
+
+/// Reads `KEY=VALUE`; the server judges the alphabet.
+pub(crate) fn label(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err(format!("`{text}` is not a label such as `team=search`")),
+    }
+}
+
+/// Reads `NAME`, `UID` or `UID:GID`; a lone uid is its own group.
+pub(crate) fn identity(text: &str) -> Result<Identity, String> {
+    let wrong = || format!("`{text}` is not a user; write a name, UID or UID:GID");
+    let number = |part: &str| part.parse::<u32>().ok().filter(|id| *id != u32::MAX);
+    if let Some((uid, gid)) = text.split_once(':') {
+        return match (number(uid), number(gid)) {
+            (Some(uid), Some(gid)) => Ok(Identity::Ids { uid, gid }),
+            _ => Err(wrong()),
+        };
+    }
+    match number(text) {
+        Some(id) => Ok(Identity::Ids { uid: id, gid: id }),
+        None if text.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_') => {
+            Ok(Identity::User(text.to_owned()))
+        }
+        None => Err(wrong()),
+    }
+}
+
+/// As [`identity`], without names: the servers' API knows only numbers.
+pub(crate) fn numeric_identity(text: &str) -> Result<(u32, u32), String> {
+    match identity(text)? {
+        Identity::Ids { uid, gid } => Ok((uid, gid)),
+        Identity::Default | Identity::User(_) => Err(format!("`{text}` is not UID or UID:GID")),
+    }
+}
+
+pub(crate) fn sandbox_id(text: &str) -> Result<SandboxId, String> {
+    SandboxId::parse(text).map_err(|error| format!("{error}; `coracle ls` lists them"))
+}
+
+/// Reads one end of a copy. Only a text that begins with a whole sandbox id and a colon is
+/// inside a sandbox, so local names with colons need no quoting.
+pub(crate) fn place(text: &str) -> Result<Place, String> {
+    if text.is_empty() {
+        return Err("a path cannot be empty".to_owned());
+    }
+    if text == "-" {
+        return Ok(Place::Standard);
+    }
+    let remote = text.split_once(':').and_then(|(id, path)| Some((SandboxId::parse(id).ok()?, path)));
+    match remote {
+        Some((id, path)) if path.starts_with('/') => Ok(Place::Remote { id, path: path.to_owned() }),
+        Some((_, path)) => Err(format!("`{path}` is not an absolute path inside the sandbox")),
+        None => Ok(Place::Local(Path::new(text).to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_have_units_and_a_bare_number_is_seconds() {
+        for (text, milliseconds) in [
+            ("5s", 5000),
+            ("500ms", 500),
+            ("2m", 120_000),
+            ("1h30m", 5_400_000),
+            ("7d", 604_800_000),
+            ("90", 90_000),
+            ("0", 0),
+        ] {
+            assert_eq!(duration(text), Ok(Duration::from_millis(milliseconds)), "{text}");
+        }
+        for text in ["", "s", "5x", "5 s", "-1s", "1.5h", "0s", "99999999999999999999", "5s5"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn mounts_name_source_destination_and_access() {
+        let read_only = mount("/data:/mnt/data:ro").expect("a right mount");
+        assert_eq!(read_only.source, Path::new("/data"));
+        assert_eq!(read_only.target, "/mnt/data");
+        assert_eq!(read_only.access, Access::ReadOnly);
+        assert_eq!(mount("/data:/mnt").expect("a right mount").access, Access::ReadWrite);
+        for text in ["", "/data", ":/mnt", "/data:", "/data:mnt", "/data:/mnt:rx", "/a:/b:ro:ro"] {
+            assert!(mount(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_relative_mount_source_becomes_absolute() {
+        let mount = mount("some/where:/mnt").expect("a right mount");
+        assert_eq!(mount.source, std::env::current_dir().expect("a directory").join("some/where"));
+    }
+
+    #[test]
+    fn a_variable_keeps_everything_behind_the_first_equals_sign() {
+        assert_eq!(variable("A=b=c"), Ok(("A".to_owned(), "b=c".to_owned())));
+        assert_eq!(variable("A="), Ok(("A".to_owned(), String::new())));
+        assert!(variable("=b").is_err());
+        assert!(variable("A_VARIABLE_THAT_NOBODY_SETS").is_err());
+    }
+
+    #[test]
+    fn sizes_are_binary_and_bounded_below() {
+        assert_eq!(bytes("256m"), Ok(Bytes::mib(256)));
+        assert!(bytes("0").is_err());
+        assert_eq!(cpus("0.5"), Ok(Cpus(500)));
+    }
+
+    #[test]
+    fn users_are_names_or_numbers() {
+        assert_eq!(identity("nobody"), Ok(Identity::User("nobody".to_owned())));
+        assert_eq!(identity("1000"), Ok(Identity::Ids { uid: 1000, gid: 1000 }));
+        assert_eq!(identity("0:5"), Ok(Identity::Ids { uid: 0, gid: 5 }));
+        for text in ["", ":", "1:", "a:b", "-1", "4294967295"] {
+            assert!(identity(text).is_err(), "{text}");
+        }
+        assert!(numeric_identity("nobody").is_err());
+    }
+
+    #[test]
+    fn only_a_whole_id_before_the_colon_is_remote() {
+        let id = "abcdefghijklmnopqrst";
+        assert_eq!(
+            place(&format!("{id}:/etc/passwd")),
+            Ok(Place::Remote { id: SandboxId::parse(id).expect("an id"), path: "/etc/passwd".to_owned() })
+        );
+        assert_eq!(place("a:b"), Ok(Place::Local("a:b".into())));
+        assert_eq!(place("-"), Ok(Place::Standard));
+        assert!(place(&format!("{id}:etc")).is_err());
+        assert!(place("").is_err());
+    }
+}

@@ -1,0 +1,33 @@
+//! The shape of an error that every front shares: a JSON object with `code` and `message`.
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use http::{HeaderValue, StatusCode, header};
+use serde::Serialize;
+
+#[derive(Serialize)]
+struct Body<'a> {
+    code: &'a str,
+    message: &'a str,
+}
+
+/// An error that says what went wrong. Clients fail on an empty body, so none is ever sent.
+pub(crate) fn error(status: StatusCode, code: &str, message: &str) -> Response {
+    let message = if message.is_empty() { "no more is known" } else { message };
+    (status, Json(Body { code, message })).into_response()
+}
+
+/// As [`error`], with the seconds after which trying again makes sense.
+pub(crate) fn try_later(status: StatusCode, code: &str, message: &str, seconds: u64) -> Response {
+    let mut response = error(status, code, message);
+    response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    response
+}
+
+pub(crate) async fn not_found() -> Response {
+    error(StatusCode::NOT_FOUND, "NOT_FOUND", "there is nothing at this path")
+}
+
+pub(crate) async fn wrong_method() -> Response {
+    error(StatusCode::METHOD_NOT_ALLOWED, "METHOD_NOT_ALLOWED", "this path does not know this method")
+}

@@ -1,0 +1,175 @@
+//! Who is calling. Every rule ends in an [`Owner`] or a refusal.
+//!
+//! With keys, a caller is whoever the presented key belongs to. Without, everybody who reaches
+//! the server is its one owner, so only this machine may reach it, and no web page: a browser
+//! on this machine would carry a stranger's requests here. Hence the three rules of [`guard`],
+//! and the one of [`caller`] that shuts pages out of the API altogether, those included that a
+//! sandbox itself serves on the server's address.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::Response;
+use domain::Owner;
+use http::{HeaderMap, StatusCode, header};
+use service::Service;
+
+use crate::answer;
+use crate::serve::Peer;
+use crate::settings::Settings;
+
+/// The headers in which a client may present an API key.
+pub(crate) const KEY_HEADERS: [&str; 2] = ["open-sandbox-api-key", "x-api-key"];
+
+/// Why nobody was recognised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    NoKey,
+    WrongKey,
+    /// The server has no key, and the request comes from a web page.
+    Page,
+}
+
+/// Finds the owner by a key in any of `names`.
+pub(crate) fn caller(service: &Service, headers: &HeaderMap, names: &[&str]) -> Result<Owner, Refusal> {
+    if service.keyless() {
+        return if comes_from_a_page(headers) { Err(Refusal::Page) } else { Ok(Owner::single()) };
+    }
+    let mut presented = names.iter().filter_map(|name| text(headers, name)).peekable();
+    if presented.peek().is_none() {
+        return Err(Refusal::NoKey);
+    }
+    presented.find_map(|key| service.owner_by_key(key)).ok_or(Refusal::WrongKey)
+}
+
+/// Whether a browser sent this for a page, not for somebody who typed the address.
+fn comes_from_a_page(headers: &HeaderMap) -> bool {
+    let site = text(headers, "sec-fetch-site");
+    headers.contains_key(header::ORIGIN) || site.is_some_and(|site| site != "none")
+}
+
+/// A header's value, if it is there and plain text.
+pub(crate) fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+/// `host[:port]` as the client wrote it.
+pub(crate) fn host(request_uri: &http::Uri, headers: &HeaderMap) -> Option<String> {
+    let authority = request_uri.authority().map(|authority| authority.as_str().to_owned());
+    authority.or_else(|| text(headers, "host").map(str::to_owned))
+}
+
+#[derive(Clone)]
+pub(crate) struct Guard {
+    pub(crate) service: Service,
+    pub(crate) settings: Arc<Settings>,
+}
+
+/// Without a key: only from this machine, only under its own names, never across sites.
+pub(crate) async fn guard(State(guard): State<Guard>, request: Request, next: Next) -> Response {
+    let open = matches!(request.uri().path(), "/health" | "/version");
+    if guard.service.keyless() && !open {
+        let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
+        let host = host(request.uri(), request.headers());
+        let origin = request.headers().get(header::ORIGIN).map(|value| value.to_str().unwrap_or("?"));
+        if let Err(why) = judge(&guard.settings, peer, host.as_deref(), origin) {
+            return answer::error(StatusCode::FORBIDDEN, "FORBIDDEN", why);
+        }
+    }
+    next.run(request).await
+}
+
+fn judge(
+    settings: &Settings,
+    peer: Option<SocketAddr>,
+    host: Option<&str>,
+    origin: Option<&str>,
+) -> Result<(), &'static str> {
+    if !peer.is_some_and(|peer| peer.ip().to_canonical().is_loopback()) {
+        return Err("a server without an API key answers only its own machine");
+    }
+    let Some(host) = host.filter(|host| is_ours(settings, host)) else {
+        return Err("a server without an API key answers only to a loopback name in `Host`");
+    };
+    match origin {
+        Some(origin) if !is_same_origin(origin, host) => {
+            Err("a server without an API key refuses requests from other sites")
+        }
+        _ => Ok(()),
+    }
+}
+
+fn is_ours(settings: &Settings, host: &str) -> bool {
+    let name = without_port(host);
+    let public = settings.public_address.as_deref();
+    match name.parse::<IpAddr>() {
+        Ok(address) => address.is_loopback() || address == settings.listen.ip() || public == Some(host),
+        Err(_) => name.eq_ignore_ascii_case("localhost") || public.is_some_and(|p| p == host || p == name),
+    }
+}
+
+/// The host alone; an IPv6 address without its brackets.
+fn without_port(host: &str) -> &str {
+    match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or(rest),
+        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
+    }
+}
+
+fn is_same_origin(origin: &str, host: &str) -> bool {
+    let place = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+    place.is_some_and(|place| place.eq_ignore_ascii_case(host))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(peer: &str, host: &str, origin: Option<&str>) -> bool {
+        let mut settings = Settings::new("127.0.0.1:8080".parse().unwrap());
+        settings.public_address = Some("box.example:80".to_owned());
+        judge(&settings, Some(peer.parse().unwrap()), Some(host), origin).is_ok()
+    }
+
+    #[test]
+    fn only_this_machine_under_its_own_names() {
+        for host in
+            ["localhost", "LOCALHOST:8080", "127.0.0.1:8080", "127.9.9.9", "[::1]:8080", "box.example:80"]
+        {
+            assert!(check("127.0.0.1:5", host, None), "{host}");
+        }
+        for host in
+            ["evil.example", "localhost.evil.example", "10.0.0.1:8080", "", "127.0.0.1.nip.io", "[::2]"]
+        {
+            assert!(!check("127.0.0.1:5", host, None), "{host}");
+        }
+        assert!(!check("10.0.0.9:5", "localhost", None));
+        assert!(check("[::ffff:127.0.0.1]:5", "localhost", None));
+    }
+
+    #[test]
+    fn another_site_is_refused() {
+        assert!(check("127.0.0.1:5", "localhost:8080", Some("http://localhost:8080")));
+        for origin in
+            ["http://evil.example", "null", "http://localhost:3000", "http://localhost:8080.evil.example"]
+        {
+            assert!(!check("127.0.0.1:5", "localhost:8080", Some(origin)), "{origin}");
+        }
+    }
+
+    #[test]
+    fn a_page_is_told_by_what_its_browser_adds() {
+        let page = |name: &'static str, value: &'static str| {
+            comes_from_a_page(&HeaderMap::from_iter([(
+                http::HeaderName::from_static(name),
+                http::HeaderValue::from_static(value),
+            )]))
+        };
+        assert!(page("origin", "http://localhost:8080"));
+        assert!(page("sec-fetch-site", "same-origin"));
+        assert!(!page("sec-fetch-site", "none"));
+        assert!(!page("accept", "*/*"));
+    }
+}

@@ -1,0 +1,55 @@
+//! How many requests may be in progress at once.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::Response;
+use bytes::Bytes;
+use http::StatusCode;
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::answer;
+
+/// Refuses a request that finds no free slot; one that does holds it until its answer was sent.
+pub(crate) async fn admit(State(slots): State<Arc<Semaphore>>, request: Request, next: Next) -> Response {
+    if request.uri().path() == "/health" {
+        return next.run(request).await;
+    }
+    let Ok(slot) = slots.try_acquire_owned() else {
+        metrics::counter!("coracle_http_refused_total").increment(1);
+        let message = "the server handles as many requests as it may";
+        return answer::try_later(StatusCode::TOO_MANY_REQUESTS, "TOO_MANY_REQUESTS", message, 1);
+    };
+    next.run(request).await.map(|body| Body::new(Held { body, _slot: slot }))
+}
+
+/// A body that keeps its request's slot.
+struct Held {
+    body: Body,
+    _slot: OwnedSemaphorePermit,
+}
+
+impl HttpBody for Held {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -1,0 +1,61 @@
+//! What this server does not offer, each with the answer that clients expect of such a server.
+
+use axum::Json;
+use axum::extract::State;
+use http::StatusCode;
+
+use super::Front;
+use super::access::{Addressed, Caller};
+use super::egress::{self, PolicyBody};
+use super::problem::Problem;
+
+/// `POST /sandboxes/{id}/snapshots`
+pub(super) async fn make_snapshot(State(front): State<Front>, at: Addressed) -> Problem {
+    match front.service.get(&at.owner, &at.id) {
+        Ok(_) => {
+            Problem::conflict("SNAPSHOT::UNSUPPORTED_RUNTIME", "snapshots are not offered by this server yet")
+        }
+        Err(error) => error.into(),
+    }
+}
+
+/// `/snapshots…`
+pub(super) async fn snapshots(Caller(_): Caller) -> Problem {
+    let message = "snapshots are not offered by this server yet";
+    Problem::new(StatusCode::NOT_IMPLEMENTED, "SNAPSHOT::NOT_IMPLEMENTED", message)
+}
+
+/// `/pools…`
+pub(super) async fn pools(Caller(_): Caller) -> Problem {
+    let message = "pools are not offered by this server";
+    Problem::new(StatusCode::NOT_IMPLEMENTED, "KUBERNETES::POOL_NOT_SUPPORTED", message)
+}
+
+/// `/templates…`
+pub(super) async fn templates(Caller(_): Caller) -> Problem {
+    let message = "templates are not offered by this server";
+    Problem::new(StatusCode::NOT_IMPLEMENTED, "FSB::API_NOT_SUPPORTED", message)
+}
+
+/// `GET /sandboxes/{id}/diagnostics/…`
+pub(super) async fn diagnostics(State(front): State<Front>, at: Addressed) -> Problem {
+    not_yet(&front, &at, "diagnostics are not offered by this server yet")
+}
+
+/// `GET /sandboxes/{id}/networkpolicy`: what holds, as on the egress port.
+pub(super) async fn policy(State(front): State<Front>, at: Addressed) -> Result<Json<PolicyBody>, Problem> {
+    let sandbox = front.service.get(&at.owner, &at.id)?;
+    Ok(Json(egress::policy_of(&sandbox)))
+}
+
+/// `PUT|PATCH|DELETE /sandboxes/{id}/networkpolicy`
+pub(super) async fn change_policy(State(front): State<Front>, at: Addressed) -> Problem {
+    not_yet(&front, &at, "changing the network policy comes with the network issue")
+}
+
+fn not_yet(front: &Front, at: &Addressed, message: &str) -> Problem {
+    match front.service.get(&at.owner, &at.id) {
+        Ok(_) => Problem::new(StatusCode::NOT_IMPLEMENTED, "SANDBOX::API_NOT_SUPPORTED", message),
+        Err(error) => error.into(),
+    }
+}

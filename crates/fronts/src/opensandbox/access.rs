@@ -1,0 +1,141 @@
+//! Who calls, on which sandbox, with which body: what handlers of the lifecycle API start from.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{FromRequest, FromRequestParts, RawPathParams, Request};
+use domain::{Owner, SandboxId};
+use http::request::Parts;
+use http::{HeaderMap, StatusCode};
+use serde::de::DeserializeOwned;
+
+use super::problem::Problem;
+use super::{EGRESS_PORT, EXECD_PORT, Front};
+use crate::auth::{self, KEY_HEADERS, Refusal};
+
+pub(super) const EXECD_TOKEN: &str = "X-EXECD-ACCESS-TOKEN";
+pub(super) const EGRESS_TOKEN: &str = "OPENSANDBOX-EGRESS-AUTH";
+pub(super) const PORT_TOKEN: &str = "X-Coracle-Access-Token";
+
+/// How long a client may take to send a JSON body.
+const BODY_TIME: Duration = Duration::from_secs(30);
+
+/// The owner behind the API key.
+pub(super) struct Caller(pub(super) Owner);
+
+impl FromRequestParts<Front> for Caller {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, front: &Front) -> Result<Self, Problem> {
+        Ok(Self(auth::caller(&front.service, &parts.headers, &KEY_HEADERS)?))
+    }
+}
+
+/// The caller and the sandbox that the path names. A text that cannot be an id is one that is
+/// not there.
+pub(super) struct Addressed {
+    pub(super) owner: Owner,
+    pub(super) id: SandboxId,
+}
+
+impl FromRequestParts<Front> for Addressed {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, front: &Front) -> Result<Self, Problem> {
+        let Caller(owner) = Caller::from_request_parts(parts, front).await?;
+        let id = param(parts, "id").await;
+        let id = SandboxId::parse(&id).ok().ok_or_else(|| Problem::no_sandbox(&id))?;
+        Ok(Self { owner, id })
+    }
+}
+
+/// A part of the path. One that is not text is read as nothing, which names nothing.
+pub(super) async fn param(parts: &mut Parts, name: &str) -> String {
+    let params = RawPathParams::from_request_parts(parts, &()).await.ok();
+    let found = params.iter().flatten().find(|(key, _)| *key == name);
+    found.map(|(_, value)| value.to_owned()).unwrap_or_default()
+}
+
+/// The port that the path names, as it was written.
+pub(super) struct PortText(pub(super) String);
+
+impl FromRequestParts<Front> for PortText {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Front) -> Result<Self, Infallible> {
+        Ok(Self(param(parts, "port").await))
+    }
+}
+
+/// A JSON body, whatever its content type says.
+pub(super) struct JsonBody<T>(pub(super) T);
+
+impl<T: DeserializeOwned> FromRequest<Front> for JsonBody<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, front: &Front) -> Result<Self, Problem> {
+        let bytes = read_body(request.into_body(), front.settings.json_body_limit).await?;
+        parse_json(&bytes).map(Self)
+    }
+}
+
+pub(super) fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
+    serde_json::from_slice(bytes)
+        .map_err(|error| Problem::invalid(format!("the body is not as expected: {error}")))
+}
+
+/// Reads a whole body of at most `limit` bytes.
+pub(super) async fn read_body(body: Body, limit: usize) -> Result<bytes::Bytes, Problem> {
+    let too_long = || {
+        let message = format!("the body is longer than {limit} bytes");
+        Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "SANDBOX::INVALID_PARAMETER", message)
+    };
+    let read = tokio::time::timeout(BODY_TIME, axum::body::to_bytes(body, limit)).await;
+    let read = read.map_err(|_elapsed| {
+        Problem::new(
+            StatusCode::REQUEST_TIMEOUT,
+            "SANDBOX::INVALID_PARAMETER",
+            "the body did not come in time",
+        )
+    })?;
+    read.map_err(|error| {
+        let by_limit =
+            std::error::Error::source(&error).is_some_and(|e| e.is::<http_body_util::LengthLimitError>());
+        if by_limit { too_long() } else { Problem::invalid("the body broke off") }
+    })
+}
+
+/// What opens one of a sandbox's ports: the header of its token, and the token's purpose.
+pub(super) fn token_of(port: u16) -> (&'static str, &'static str) {
+    match port {
+        EXECD_PORT => (EXECD_TOKEN, "execd"),
+        EGRESS_PORT => (EGRESS_TOKEN, "egress"),
+        _ => (PORT_TOKEN, "ports"),
+    }
+}
+
+/// Who reaches a port of a sandbox: whoever has the sandbox's token for it, or an API key. Some
+/// clients present the key in the headers that are meant for tokens.
+pub(super) fn to_port(
+    front: &Front,
+    headers: &HeaderMap,
+    id: &SandboxId,
+    port: u16,
+) -> Result<Owner, Refusal> {
+    let (header, purpose) = token_of(port);
+    // Pages that a sandbox serves may talk to its ports, though never to the API.
+    if front.service.keyless() && purpose == "ports" {
+        return Ok(Owner::single());
+    }
+    let by_token =
+        auth::text(headers, header).and_then(|token| front.service.owner_by_token(id, purpose, token));
+    match by_token {
+        Some(owner) if !front.service.keyless() => Ok(owner),
+        _ => auth::caller(
+            &front.service,
+            headers,
+            &[KEY_HEADERS[0], KEY_HEADERS[1], EXECD_TOKEN, EGRESS_TOKEN],
+        ),
+    }
+}

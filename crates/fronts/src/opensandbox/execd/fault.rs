@@ -1,0 +1,121 @@
+//! Errors of the execution API, in the words of its reference daemon.
+
+use axum::extract::{FromRequest, Request};
+use axum::response::{IntoResponse, Response};
+use domain::ProcessId;
+use http::StatusCode;
+use serde::de::DeserializeOwned;
+use service::{ErrorKind, FileFault, ServiceError};
+
+use crate::opensandbox::Front;
+use crate::opensandbox::access::read_body;
+use crate::opensandbox::problem::{self, Problem};
+
+/// As [`Problem`], with this API's codes.
+#[derive(Debug)]
+pub(in crate::opensandbox) struct Fault(pub(super) Problem);
+
+impl Fault {
+    pub(super) fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        Self(Problem::new(status, code, message))
+    }
+
+    pub(super) fn invalid(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "INVALID_REQUEST_BODY", message)
+    }
+
+    pub(super) fn missing_query(name: &str) -> Self {
+        Self::new(
+            StatusCode::BAD_REQUEST,
+            "MISSING_QUERY",
+            format!("the query parameter `{name}` is missing"),
+        )
+    }
+
+    pub(super) fn runtime(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "RUNTIME_ERROR", message)
+    }
+
+    pub(super) fn no_process(id: &str) -> Self {
+        let id: String = id.chars().take(64).collect();
+        Self::new(StatusCode::NOT_FOUND, "INVALID_REQUEST_BODY", format!("there is no command `{id}`"))
+    }
+
+    pub(super) fn no_session(id: &str) -> Self {
+        let id: String = id.chars().take(64).collect();
+        Self::new(StatusCode::NOT_FOUND, "CONTEXT_NOT_FOUND", format!("there is no session `{id}`"))
+    }
+}
+
+impl IntoResponse for Fault {
+    fn into_response(self) -> Response {
+        self.0.into_response()
+    }
+}
+
+/// Statuses outside those that a client declares are read as raw text by it, so file errors
+/// other than "missing" and "wrong kind" are 500, as in the reference.
+impl From<ServiceError> for Fault {
+    fn from(error: ServiceError) -> Self {
+        let (status, code) = match error.kind() {
+            ErrorKind::NotFound => (StatusCode::NOT_FOUND, "DOCKER::SANDBOX_NOT_FOUND"),
+            ErrorKind::NoProcess => (StatusCode::NOT_FOUND, "INVALID_REQUEST_BODY"),
+            ErrorKind::NoSession => (StatusCode::NOT_FOUND, "CONTEXT_NOT_FOUND"),
+            ErrorKind::File(FileFault::NotFound) => (StatusCode::NOT_FOUND, "FILE_NOT_FOUND"),
+            ErrorKind::File(FileFault::NotADirectory | FileFault::IsADirectory | FileFault::Invalid) => {
+                (StatusCode::BAD_REQUEST, "INVALID_FILE")
+            }
+            ErrorKind::Invalid => (StatusCode::BAD_REQUEST, "INVALID_REQUEST_BODY"),
+            ErrorKind::Conflict { .. } => (StatusCode::CONFLICT, "SERVICE_UNAVAILABLE"),
+            ErrorKind::Busy => (StatusCode::CONFLICT, "RUNTIME_ERROR"),
+            ErrorKind::Exhausted { .. } => (StatusCode::TOO_MANY_REQUESTS, "SERVICE_UNAVAILABLE"),
+            ErrorKind::Unsupported => (StatusCode::NOT_IMPLEMENTED, "NOT_SUPPORTED"),
+            ErrorKind::File(_) | ErrorKind::Refused | ErrorKind::Internal => {
+                (StatusCode::INTERNAL_SERVER_ERROR, "RUNTIME_ERROR")
+            }
+        };
+        problem::report(&error);
+        let problem = Problem::new(status, code, problem::with_hint(&error, words(&error)));
+        Self(Problem { retry_after: problem::retry_after(&error), ..problem })
+    }
+}
+
+/// The message, which for a file says why as well.
+fn words(error: &ServiceError) -> String {
+    let why = match error.kind() {
+        ErrorKind::File(FileFault::NotFound) => "it does not exist",
+        ErrorKind::File(FileFault::AlreadyExists) => "it exists already",
+        ErrorKind::File(FileFault::NotADirectory) => "it is not a directory",
+        ErrorKind::File(FileFault::IsADirectory) => "it is a directory",
+        ErrorKind::File(FileFault::Permission) => "permission denied",
+        ErrorKind::File(FileFault::NoSpace) => "no space left",
+        ErrorKind::File(FileFault::TooLarge) => "it is too large",
+        _ => return error.to_string(),
+    };
+    format!("{error}: {why}")
+}
+
+impl From<Problem> for Fault {
+    fn from(problem: Problem) -> Self {
+        Self(Problem { code: "INVALID_REQUEST_BODY", ..problem })
+    }
+}
+
+/// A JSON body. An empty one counts as `{}`, which is what one client sends for "no wishes".
+pub(super) struct Wish<T>(pub(super) T);
+
+impl<T: DeserializeOwned> FromRequest<Front> for Wish<T> {
+    type Rejection = Fault;
+
+    async fn from_request(request: Request, front: &Front) -> Result<Self, Fault> {
+        let bytes = read_body(request.into_body(), front.settings.json_body_limit).await?;
+        let text: &[u8] = if bytes.trim_ascii().is_empty() { b"{}" } else { &bytes };
+        let parsed = serde_json::from_slice(text);
+        parsed.map(Self).map_err(|error| Fault::invalid(format!("the body is not as expected: {error}")))
+    }
+}
+
+/// The name of a command from a path. A text that cannot be one is one that is not there.
+pub(super) fn process_id(text: &str) -> Result<ProcessId, Fault> {
+    ProcessId::parse(text).ok().ok_or_else(|| Fault::no_process(text))
+}

@@ -1,0 +1,222 @@
+//! Files: what they are, where they are, and changes to them other than their content.
+
+use std::collections::BTreeMap;
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodRouter, get, post};
+use http::{StatusCode, Uri};
+use serde::{Deserialize, Serialize};
+use service::{Attributes, Edit, FileFault, FileInfo, FileKind, ServiceError};
+
+use super::fault::{Fault, Wish};
+use super::mode::{Permissions, to_decimal};
+use super::{Actor, download, upload};
+use crate::opensandbox::Front;
+use crate::opensandbox::query::Query;
+use crate::opensandbox::types::rfc3339;
+
+/// Every file route; they exist as they are, and below a prefix that names an identity.
+pub(super) fn table() -> Vec<(&'static str, MethodRouter<Front>)> {
+    vec![
+        ("/files", axum::routing::delete(delete_files)),
+        ("/files/info", get(info)),
+        ("/files/search", get(search)),
+        ("/files/mv", post(rename)),
+        ("/files/permissions", post(set_permissions)),
+        ("/files/replace", post(replace)),
+        ("/files/upload", post(upload::upload)),
+        ("/files/download", get(download::download)),
+        ("/directories", post(make_directories).delete(delete_directories)),
+        ("/directories/list", get(list)),
+    ]
+}
+
+#[derive(Serialize)]
+struct InfoBody {
+    path: String,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    size: u64,
+    modified_at: String,
+    created_at: String,
+    owner: String,
+    group: String,
+    mode: u32,
+}
+
+impl InfoBody {
+    fn of(info: FileInfo) -> Self {
+        Self {
+            path: info.path,
+            kind: match info.kind {
+                FileKind::File => "file",
+                FileKind::Directory => "directory",
+                FileKind::Symlink => "symlink",
+                FileKind::Other => "other",
+            },
+            size: info.size,
+            modified_at: rfc3339(info.modified),
+            created_at: rfc3339(info.created),
+            owner: info.owner,
+            group: info.group,
+            mode: to_decimal(info.mode),
+        }
+    }
+}
+
+/// The one path that a query names.
+pub(super) fn path_of(query: &Query) -> Result<&str, Fault> {
+    query.first("path").filter(|path| !path.is_empty()).ok_or_else(|| Fault::missing_query("path"))
+}
+
+fn paths_of(uri: &Uri) -> Result<Vec<String>, Fault> {
+    let paths = Query::of(uri).all("path");
+    if paths.is_empty() || paths.iter().any(String::is_empty) {
+        return Err(Fault::missing_query("path"));
+    }
+    Ok(paths)
+}
+
+/// `GET /files/info?path=…&path=…`: keyed by the paths as they were written.
+async fn info(State(front): State<Front>, actor: Actor, uri: Uri) -> Result<Response, Fault> {
+    let paths = paths_of(&uri)?;
+    let infos = front.service.stat(&actor.owner, &actor.id, &actor.identity, &paths).await?;
+    let body: BTreeMap<String, InfoBody> =
+        paths.into_iter().zip(infos.into_iter().map(InfoBody::of)).collect();
+    Ok(Json(body).into_response())
+}
+
+/// `GET /files/search?path=…&pattern=…`
+async fn search(State(front): State<Front>, actor: Actor, uri: Uri) -> Result<Response, Fault> {
+    let query = Query::of(&uri);
+    let pattern = query.first("pattern").filter(|pattern| !pattern.is_empty()).unwrap_or("**");
+    let path = path_of(&query)?;
+    let found = front.service.search(&actor.owner, &actor.id, &actor.identity, path, pattern).await?;
+    Ok(Json(found.into_iter().map(InfoBody::of).collect::<Vec<_>>()).into_response())
+}
+
+/// `GET /directories/list?path=…&depth=…`
+async fn list(State(front): State<Front>, actor: Actor, uri: Uri) -> Result<Response, Fault> {
+    let query = Query::of(&uri);
+    let depth = query.number("depth").map_err(Fault::invalid)?.unwrap_or(1);
+    let path = path_of(&query)?;
+    let entries = match depth {
+        0 => Vec::new(),
+        _ => front.service.list_directory(&actor.owner, &actor.id, &actor.identity, path, depth).await?,
+    };
+    Ok(Json(entries.into_iter().map(InfoBody::of).collect::<Vec<_>>()).into_response())
+}
+
+/// `DELETE /files?path=…`: what is missing is no error, a directory is.
+async fn delete_files(State(front): State<Front>, actor: Actor, uri: Uri) -> Result<StatusCode, Fault> {
+    for path in paths_of(&uri)? {
+        let removed = front.service.remove(&actor.owner, &actor.id, &actor.identity, &path, false).await;
+        removed.or_else(|error| match &error {
+            ServiceError::File(file) if file.fault == FileFault::NotFound => Ok(()),
+            ServiceError::File(file) if file.fault == FileFault::IsADirectory => {
+                Err(Fault::runtime(format!("`{path}` is a directory")))
+            }
+            _ => Err(error.into()),
+        })?;
+    }
+    Ok(StatusCode::OK)
+}
+
+/// `DELETE /directories?path=…`: with everything in them.
+async fn delete_directories(State(front): State<Front>, actor: Actor, uri: Uri) -> Result<StatusCode, Fault> {
+    for path in paths_of(&uri)? {
+        front.service.remove(&actor.owner, &actor.id, &actor.identity, &path, true).await?;
+    }
+    Ok(StatusCode::OK)
+}
+
+type ByPath<T> = BTreeMap<String, Option<T>>;
+
+fn attributes(permissions: Option<Permissions>) -> Result<Attributes, Fault> {
+    permissions.unwrap_or_default().attributes().map_err(Fault::invalid)
+}
+
+/// `POST /directories`: with parents; mode and owner go to what is new.
+async fn make_directories(
+    State(front): State<Front>,
+    actor: Actor,
+    Wish(wishes): Wish<ByPath<Permissions>>,
+) -> Result<StatusCode, Fault> {
+    for (path, permissions) in wishes {
+        let attributes = attributes(permissions)?;
+        front.service.make_directory(&actor.owner, &actor.id, &actor.identity, &path, attributes).await?;
+    }
+    Ok(StatusCode::OK)
+}
+
+/// `POST /files/permissions`
+async fn set_permissions(
+    State(front): State<Front>,
+    actor: Actor,
+    Wish(wishes): Wish<ByPath<Permissions>>,
+) -> Result<StatusCode, Fault> {
+    for (path, permissions) in wishes {
+        let attributes = attributes(permissions)?;
+        // Where nothing is to change, it is only told whether the file is there.
+        if attributes == Attributes::default() {
+            front.service.stat(&actor.owner, &actor.id, &actor.identity, &[path]).await?;
+        } else {
+            front.service.set_attributes(&actor.owner, &actor.id, &actor.identity, &path, attributes).await?;
+        }
+    }
+    Ok(StatusCode::OK)
+}
+
+#[derive(Deserialize)]
+struct MoveBody {
+    src: String,
+    dest: String,
+}
+
+/// `POST /files/mv`: never over something that is there.
+async fn rename(
+    State(front): State<Front>,
+    actor: Actor,
+    Wish(moves): Wish<Vec<MoveBody>>,
+) -> Result<StatusCode, Fault> {
+    for MoveBody { src, dest } in moves {
+        front.service.move_file(&actor.owner, &actor.id, &actor.identity, &src, &dest, false).await?;
+    }
+    Ok(StatusCode::OK)
+}
+
+#[derive(Deserialize)]
+struct ReplaceBody {
+    old: String,
+    new: String,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Replaced {
+    replaced_count: u64,
+}
+
+/// `POST /files/replace[?verbose=true]`
+async fn replace(
+    State(front): State<Front>,
+    actor: Actor,
+    uri: Uri,
+    Wish(wishes): Wish<BTreeMap<String, ReplaceBody>>,
+) -> Result<Response, Fault> {
+    if wishes.values().any(|wish| wish.old.is_empty()) {
+        return Err(Fault::invalid("`old` is empty"));
+    }
+    let paths: Vec<String> = wishes.keys().cloned().collect();
+    let edits = wishes.into_iter().map(|(path, wish)| Edit { path, old: wish.old, new: wish.new }).collect();
+    let counts = front.service.replace(&actor.owner, &actor.id, &actor.identity, edits).await?;
+    if !Query::of(&uri).is_on("verbose") {
+        return Ok(StatusCode::OK.into_response());
+    }
+    let counted = paths.into_iter().zip(counts);
+    let body: BTreeMap<_, _> =
+        counted.map(|(path, replaced_count)| (path, Replaced { replaced_count })).collect();
+    Ok(Json(body).into_response())
+}

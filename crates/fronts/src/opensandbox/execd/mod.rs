@@ -1,0 +1,186 @@
+//! The execution API of a sandbox: commands, sessions, files, terminals, measurements.
+//!
+//! It is served here in the server; what it asks for travels to the agent through the core.
+
+mod command;
+mod download;
+mod fault;
+mod files;
+mod interrupt;
+mod logs;
+mod measure;
+mod mode;
+mod multipart;
+
+mod pty;
+mod run;
+mod session;
+mod socket;
+mod upload;
+
+use std::convert::Infallible;
+
+use axum::Router;
+use axum::extract::{FromRequestParts, MatchedPath, Request};
+use axum::middleware::{Next, from_fn};
+use axum::response::Response;
+use axum::routing::{MethodRouter, any, get, post};
+use domain::{Identity, Owner, SandboxId};
+use http::StatusCode;
+use http::request::Parts;
+
+use self::fault::Fault;
+use super::Front;
+use super::access::param;
+use crate::answer;
+use crate::settings::Lines;
+use crate::trace::Route;
+
+pub(in crate::opensandbox) use self::measure::Samples;
+pub(in crate::opensandbox) use self::pty::Terminals;
+
+/// Whose sandbox a request is for; put into its extensions by the proxy, which has checked it.
+#[derive(Clone)]
+pub(in crate::opensandbox) struct Scope {
+    pub(in crate::opensandbox) owner: Owner,
+    pub(in crate::opensandbox) id: SandboxId,
+    pub(in crate::opensandbox) lines: Lines,
+}
+
+impl FromRequestParts<Front> for Scope {
+    type Rejection = Fault;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Front) -> Result<Self, Fault> {
+        let scope = parts.extensions.get::<Self>().cloned();
+        scope.ok_or_else(|| Fault::runtime("the request names no sandbox"))
+    }
+}
+
+/// A scope, and as whom files are touched in it: as the default user, or as the one that the
+/// path names.
+pub(super) struct Actor {
+    pub(super) owner: Owner,
+    pub(super) id: SandboxId,
+    pub(super) identity: Identity,
+}
+
+impl FromRequestParts<Front> for Actor {
+    type Rejection = Fault;
+
+    async fn from_request_parts(parts: &mut Parts, front: &Front) -> Result<Self, Fault> {
+        let Scope { owner, id, .. } = Scope::from_request_parts(parts, front).await?;
+        let number = async |parts: &mut Parts, name: &str| match param(parts, name).await.as_str() {
+            "" => Ok(None),
+            text => text.parse::<u32>().map(Some).or(Err(Fault::invalid("a uid or gid is a number"))),
+        };
+        let identity = match (number(parts, "uid").await?, number(parts, "gid").await?) {
+            (Some(uid), Some(gid)) => Identity::Ids { uid, gid },
+            _ => Identity::Default,
+        };
+        Ok(Self { owner, id, identity })
+    }
+}
+
+/// What the path names: a command, a session, a terminal.
+pub(super) struct Name(pub(super) String);
+
+impl FromRequestParts<Front> for Name {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Front) -> Result<Self, Infallible> {
+        Ok(Self(param(parts, "name").await))
+    }
+}
+
+pub(super) fn router(front: Front) -> Router {
+    let plain = table().into_iter().chain(files::table());
+    let as_somebody = files::table()
+        .into_iter()
+        .map(|(path, method)| (format!("/v1/filesystem/{{uid}}/{{gid}}{path}"), method));
+    let plain = plain.map(|(path, method)| (path.to_owned(), method));
+    let routes =
+        plain.chain(as_somebody).fold(Router::new(), |router, (path, method)| router.route(&path, method));
+    routes
+        .fallback(answer::not_found)
+        .method_not_allowed_fallback(answer::wrong_method)
+        .layer(from_fn(name_route))
+        .with_state(front)
+}
+
+fn table() -> Vec<(&'static str, MethodRouter<Front>)> {
+    vec![
+        ("/ping", get(ping)),
+        ("/command", post(command::run).delete(interrupt::interrupt)),
+        ("/command/status/{name}", get(command::status)),
+        ("/command/{name}/logs", get(logs::read)),
+        ("/session", post(session::open)),
+        ("/session/{name}", axum::routing::delete(session::close)),
+        ("/session/{name}/run", post(session::run)),
+        ("/pty", post(pty::create)),
+        ("/pty/{name}", get(pty::look).delete(pty::delete)),
+        ("/pty/{name}/ws", get(pty::attach)),
+        ("/metrics", get(measure::once)),
+        ("/metrics/watch", get(measure::watch)),
+        ("/code", any(no_kernels)),
+        ("/code/context", any(no_kernels)),
+        ("/code/contexts", any(no_kernels)),
+        ("/code/contexts/{name}", any(no_kernels)),
+        ("/v1/isolated/capabilities", get(no_isolation)),
+        ("/v1/isolated/{*rest}", any(not_isolated)),
+    ]
+}
+
+/// Tells the access log which route of this router answered.
+async fn name_route(request: Request, next: Next) -> Response {
+    let route = request.extensions().get::<MatchedPath>().map_or("unmatched", |path| path.as_str());
+    let route = Route(format!("execd {route}"));
+    let mut response = next.run(request).await;
+    response.extensions_mut().insert(route);
+    response
+}
+
+/// `GET /ping`: the sandbox was made only when its agent could be reached, so its phase says
+/// whether it still can.
+async fn ping(
+    axum::extract::State(front): axum::extract::State<Front>,
+    scope: Scope,
+) -> Result<StatusCode, Fault> {
+    let phase = front.service.get(&scope.owner, &scope.id)?.phase;
+    match phase.judge(domain::Request::Use) {
+        domain::Verdict::Accept => Ok(StatusCode::OK),
+        domain::Verdict::AlreadySo | domain::Verdict::Deny => {
+            Err(Fault::new(StatusCode::CONFLICT, "SERVICE_UNAVAILABLE", format!("the sandbox is {phase}")))
+        }
+    }
+}
+
+async fn no_kernels() -> Fault {
+    let message = "code contexts are not offered by this server yet";
+    Fault::new(StatusCode::NOT_IMPLEMENTED, "NOT_SUPPORTED", message)
+}
+
+async fn no_isolation() -> axum::Json<serde_json::Value> {
+    axum::Json(serde_json::json!({
+        "available": false,
+        "message": "isolated sessions are not offered by this server yet",
+    }))
+}
+
+async fn not_isolated() -> Fault {
+    let message = "isolated sessions are not offered by this server yet";
+    Fault::new(StatusCode::SERVICE_UNAVAILABLE, "SERVICE_UNAVAILABLE", message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_path_is_named_twice() {
+        // Axum panics on a path that is already taken.
+        let all = table().into_iter().chain(files::table());
+        let router: Router<Front> =
+            all.fold(Router::new(), |router, (path, method)| router.route(path, method));
+        assert!(router.has_routes());
+    }
+}

@@ -1,0 +1,273 @@
+//! Reads `multipart/form-data` as it comes, without holding more than a piece of it.
+//!
+//! ```text
+//! --B CRLF headers CRLF CRLF content CRLF --B CRLF … CRLF --B--
+//! ```
+//! The parser in the usual crate takes all that the socket has before it looks at any of it;
+//! with files of gigabytes this one must not.
+
+use bytes::{Bytes, BytesMut};
+use futures_util::{Stream, StreamExt};
+use memchr::memmem;
+
+/// The headers of a part may be this long.
+const LARGEST_HEAD: usize = 16 << 10;
+const LONGEST_BOUNDARY: usize = 200;
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum NotMultipart {
+    #[error("the content type names no multipart boundary")]
+    NoBoundary,
+    #[error("the body broke off")]
+    Broken,
+    #[error("the body ended inside a part")]
+    Unfinished,
+    #[error("the headers of a part are longer than {LARGEST_HEAD} bytes")]
+    LongHead,
+    #[error("a part has no readable headers")]
+    BadHead,
+}
+
+/// A body being taken apart.
+pub(super) struct Multipart<S> {
+    body: S,
+    buffer: BytesMut,
+    /// What stands between parts: a line end, two dashes, the boundary.
+    delimiter: Vec<u8>,
+    inside: bool,
+}
+
+impl<S, E> Multipart<S>
+where
+    S: Stream<Item = Result<Bytes, E>> + Unpin,
+{
+    pub(super) fn new(content_type: &str, body: S) -> Result<Self, NotMultipart> {
+        let boundary = boundary(content_type).ok_or(NotMultipart::NoBoundary)?;
+        let delimiter = [b"\r\n--", boundary.as_bytes()].concat();
+        // The first delimiter may lack the line end before it; given one, it is like the rest.
+        let buffer = BytesMut::from(&b"\r\n"[..]);
+        Ok(Self { body, buffer, delimiter, inside: true })
+    }
+
+    /// Goes to the next part, over what is left of the current one, and returns its name.
+    /// `None` after the last.
+    pub(super) async fn part(&mut self) -> Result<Option<String>, NotMultipart> {
+        while self.inside {
+            self.piece().await?;
+        }
+        while self.buffer.len() < 2 {
+            self.more().await?;
+        }
+        if self.buffer.starts_with(b"--") {
+            return Ok(None);
+        }
+        let end = loop {
+            if let Some(end) = memmem::find(&self.buffer, b"\r\n\r\n") {
+                break end;
+            }
+            if self.buffer.len() > LARGEST_HEAD {
+                return Err(NotMultipart::LongHead);
+            }
+            self.more().await?;
+        };
+        let head = self.buffer.split_to(end + 4);
+        self.inside = true;
+        let head = std::str::from_utf8(&head).ok().ok_or(NotMultipart::BadHead)?;
+        name(head).map(Some).ok_or(NotMultipart::BadHead)
+    }
+
+    /// The next piece of the current part's content; `None` at its end.
+    pub(super) async fn piece(&mut self) -> Result<Option<Bytes>, NotMultipart> {
+        loop {
+            if !self.inside {
+                return Ok(None);
+            }
+            match memmem::find(&self.buffer, &self.delimiter) {
+                Some(0) => {
+                    drop(self.buffer.split_to(self.delimiter.len()));
+                    self.inside = false;
+                }
+                Some(end) => return Ok(Some(self.buffer.split_to(end).freeze())),
+                // The last bytes may be the beginning of a delimiter.
+                None if self.buffer.len() >= self.delimiter.len() => {
+                    let sure = self.buffer.len() + 1 - self.delimiter.len();
+                    return Ok(Some(self.buffer.split_to(sure).freeze()));
+                }
+                None => self.more().await?,
+            }
+        }
+    }
+
+    async fn more(&mut self) -> Result<(), NotMultipart> {
+        match self.body.next().await {
+            Some(Ok(bytes)) => {
+                self.buffer.extend_from_slice(&bytes);
+                Ok(())
+            }
+            Some(Err(_)) => Err(NotMultipart::Broken),
+            None => Err(NotMultipart::Unfinished),
+        }
+    }
+
+    /// The body, for somebody who wants to read it to its end.
+    pub(super) fn into_body(self) -> S {
+        self.body
+    }
+}
+
+fn boundary(content_type: &str) -> Option<String> {
+    let (kind, parameters) = content_type.split_once(';')?;
+    let boundary = kind
+        .trim()
+        .eq_ignore_ascii_case("multipart/form-data")
+        .then(|| parameter(parameters, "boundary"))??;
+    (1..=LONGEST_BOUNDARY).contains(&boundary.len()).then_some(boundary)
+}
+
+/// The `name` of a part's `Content-Disposition`.
+fn name(head: &str) -> Option<String> {
+    let mut lines = head.split("\r\n").filter_map(|line| line.split_once(':'));
+    let (_, value) = lines.find(|(key, _)| key.trim().eq_ignore_ascii_case("content-disposition"))?;
+    let (_, parameters) = value.split_once(';')?;
+    parameter(parameters, "name")
+}
+
+/// Finds `wanted` among parameters such as `a=b; c="d;\"e"`.
+fn parameter(text: &str, wanted: &str) -> Option<String> {
+    let mut rest = text;
+    loop {
+        rest = rest.trim_start_matches([';', ' ', '\t']);
+        let (key, after) = rest.split_once('=')?;
+        let (value, after) = match after.strip_prefix('"') {
+            Some(quoted) => unquote(quoted)?,
+            None => {
+                let end = after.find(';').unwrap_or(after.len());
+                (after[..end].trim().to_owned(), &after[end..])
+            }
+        };
+        if key.trim().eq_ignore_ascii_case(wanted) {
+            return Some(value);
+        }
+        rest = after;
+    }
+}
+
+/// Reads up to the closing quote and returns what follows it.
+fn unquote(text: &str) -> Option<(String, &str)> {
+    let mut value = String::new();
+    let mut chars = text.char_indices();
+    while let Some((at, c)) = chars.next() {
+        match c {
+            '"' => return Some((value, &text[at + 1..])),
+            '\\' => value.push(chars.next()?.1),
+            _ => value.push(c),
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::{FutureExt, stream};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    type Parts = Vec<(String, Vec<u8>)>;
+
+    fn encode(parts: &[(String, Vec<u8>)]) -> Vec<u8> {
+        let mut body = Vec::new();
+        for (name, content) in parts {
+            let head =
+                format!("--B\r\nContent-Disposition: form-data; name=\"{name}\"; filename=\"x\"\r\n\r\n");
+            body.extend_from_slice(head.as_bytes());
+            body.extend_from_slice(content);
+            body.extend_from_slice(b"\r\n");
+        }
+        body.extend_from_slice(b"--B--\r\n");
+        body
+    }
+
+    fn decode(body: &[u8], cut: usize) -> Result<Parts, NotMultipart> {
+        let pieces = body.chunks(cut).map(|piece| Ok::<_, ()>(Bytes::copy_from_slice(piece)));
+        let mut multipart = Multipart::new("multipart/form-data; boundary=B", stream::iter(pieces))?;
+        let all = async {
+            let mut parts = Parts::new();
+            while let Some(name) = multipart.part().await? {
+                let mut content = Vec::new();
+                while let Some(piece) = multipart.piece().await? {
+                    content.extend_from_slice(&piece);
+                }
+                parts.push((name, content));
+            }
+            Ok(parts)
+        };
+        all.now_or_never().expect("an iterator is always ready")
+    }
+
+    #[test]
+    fn parameters_may_be_quoted() {
+        for (text, expected) in [
+            ("boundary=abc", Some("abc")),
+            (" charset=x; BOUNDARY=\"a;b\\\"c\"", Some("a;b\"c")),
+            ("filename=\"name=evil\"; boundary=z", Some("z")),
+            ("boundary=\"open", None),
+            ("nothing", None),
+        ] {
+            assert_eq!(parameter(text, "boundary").as_deref(), expected, "{text}");
+        }
+        assert_eq!(
+            name("\r\nContent-Disposition: form-data; filename=\"a\"; name=\"b\"\r\n\r\n").as_deref(),
+            Some("b")
+        );
+    }
+
+    #[test]
+    fn a_part_that_is_not_read_is_skipped() {
+        let parts = [("a".to_owned(), vec![b'x'; 100]), ("b".to_owned(), b"y".to_vec())];
+        let pieces = stream::iter([Ok::<_, ()>(Bytes::from(encode(&parts)))]);
+        let mut multipart = Multipart::new("multipart/form-data; boundary=B", pieces).unwrap();
+        let names = async { (multipart.part().await, multipart.part().await, multipart.part().await) };
+        let names = names.now_or_never().unwrap();
+        assert_eq!(names, (Ok(Some("a".to_owned())), Ok(Some("b".to_owned())), Ok(None)));
+    }
+
+    #[test]
+    fn what_is_not_multipart_is_named() {
+        let whole = encode(&[("a".to_owned(), b"x".to_vec())]);
+        assert_eq!(decode(&whole[..whole.len() - 6], 7), Err(NotMultipart::Unfinished));
+        assert_eq!(decode(b"nothing at all", 3), Err(NotMultipart::Unfinished));
+        assert_eq!(decode(b"--B\r\nX: y\r\n\r\n\r\n--B--", 99), Err(NotMultipart::BadHead));
+        assert_eq!(
+            decode(&[b"--B\r\n", vec![b'h'; LARGEST_HEAD + 2].as_slice()].concat(), 4096),
+            Err(NotMultipart::LongHead)
+        );
+        let empty = stream::iter(Vec::<Result<Bytes, ()>>::new());
+        assert!(Multipart::new("application/json", empty).is_err());
+    }
+
+    /// Content made of what delimiters are made of.
+    fn content() -> impl Strategy<Value = Vec<u8>> {
+        let atoms = ["\r\n", "--", "-", "\r", "\n", "B", "\r\n--", "\r\n-B", "x"];
+        prop::collection::vec(prop::sample::select(atoms.to_vec()), 0..30)
+            .prop_map(|atoms| atoms.concat().into_bytes())
+            .prop_filter("the delimiter ends a part", |c| {
+                memmem::find(&[b"\r\n", c.as_slice(), b"\r\n--"].concat(), b"\r\n--B").is_none()
+            })
+    }
+
+    proptest! {
+        #[test]
+        fn parts_survive_any_cutting(
+            parts in prop::collection::vec(("[a-z]{1,8}", content()), 0..4),
+            cut in 1usize..50,
+        ) {
+            prop_assert_eq!(decode(&encode(&parts), cut), Ok(parts));
+        }
+
+        #[test]
+        fn nothing_makes_it_panic(body in prop::collection::vec(any::<u8>(), 0..200), cut in 1usize..9) {
+            drop(decode(&body, cut));
+        }
+    }
+}

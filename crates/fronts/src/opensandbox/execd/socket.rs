@@ -1,0 +1,359 @@
+//! One client at a terminal.
+//!
+//! ```text
+//! to the client:    [0x03 next-offset bytes]  connected  (0x01|0x02 bytes)…  exit  close 1000
+//! from the client:  0x00 bytes · stdin · signal · resize · ping
+//! ```
+//! Frames that begin with a byte are binary; the words are JSON text.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use axum::extract::ws::{CloseFrame, Message, WebSocket};
+use domain::process::{Command, Io, Missing, Process, Size, Stdin};
+use domain::{Position, Retention, Stream};
+use serde::{Deserialize, Serialize};
+use service::{Event, Following, Input, Reach, ServiceError};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, interval, sleep_until, timeout};
+
+use super::Scope;
+use super::command::{directory, exit_code};
+use super::pty::{Mode, Running, Terminal, Ticket};
+use crate::opensandbox::Front;
+
+const STDIN: u8 = 0;
+const STDOUT: u8 = 1;
+const STDERR: u8 = 2;
+const REPLAY: u8 = 3;
+
+/// Output that is kept for clients that come back.
+const KEPT: Retention = Retention { first: 0, last: 1 << 20 };
+const FIRST_SIZE: Size = Size { columns: 80, rows: 24 };
+const PING: Duration = Duration::from_secs(30);
+/// A client that shows no sign of life for so long is gone.
+const SILENCE: Duration = Duration::from_secs(60);
+const SEND_TIME: Duration = Duration::from_secs(10);
+/// Input that waits for a process that does not read.
+const MOST_INPUT: usize = 64;
+
+const NORMAL: u16 = 1000;
+const FAILED: u16 = 1011;
+const TAKEN_OVER: u16 = 4001;
+
+/// Starts a shell, bash where there is one.
+const SHELL: &str = "if command -v bash >/dev/null 2>&1; then exec bash; else exec sh; fi";
+
+/// Text frames from the client.
+#[derive(Deserialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+enum Word {
+    Stdin { data: String },
+    Signal { signal: String },
+    Resize { cols: u16, rows: u16 },
+    Ping,
+}
+
+/// Text frames to the client.
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+enum Reply<'a> {
+    Connected { session_id: &'a str, mode: &'a str },
+    Exit { exit_code: i32 },
+    Error { code: &'a str, error: &'a str },
+    Pong,
+}
+
+/// Why a client is let go.
+struct Goodbye {
+    code: u16,
+    reason: &'static str,
+}
+
+const GONE: Goodbye = Goodbye { code: NORMAL, reason: "" };
+
+/// Serves one client until it, or the process, is gone.
+pub(super) async fn converse(
+    mut socket: WebSocket,
+    front: Front,
+    scope: Scope,
+    mut ticket: Ticket,
+    mode: Mode,
+    since: Option<u64>,
+) {
+    let goodbye = match open(&mut socket, &front, &scope, ticket.terminal(), mode, since).await {
+        Ok((following, running)) => {
+            let mut client =
+                Client { socket: &mut socket, front: &front, scope: &scope, running, input: None };
+            client.serve(following, &mut ticket).await
+        }
+        Err(goodbye) => goodbye,
+    };
+    let frame = CloseFrame { code: goodbye.code, reason: goodbye.reason.into() };
+    // The client may be gone already; then nobody needs to be told.
+    if send(&mut socket, Message::Close(Some(frame))).await.is_err() {
+        tracing::debug!("a terminal's client left without a word");
+    }
+}
+
+/// Starts the shell or finds it, and sends what the client has missed.
+async fn open(
+    socket: &mut WebSocket,
+    front: &Front,
+    scope: &Scope,
+    terminal: &Terminal,
+    mode: Mode,
+    since: Option<u64>,
+) -> Result<(Following, Running), Goodbye> {
+    let opened = follow(front, scope, terminal, mode, since).await;
+    let (following, running, missed) = match opened {
+        Ok(opened) => opened,
+        Err(error) => {
+            reply(socket, &Reply::Error { code: "START_FAILED", error: &error.to_string() }).await?;
+            return Err(Goodbye { code: FAILED, reason: "the shell could not be started" });
+        }
+    };
+    if let Some((next, bytes)) = missed.filter(|(_, bytes)| !bytes.is_empty()) {
+        let frame = [&[REPLAY][..], &next.to_be_bytes(), &bytes].concat();
+        send(socket, Message::Binary(frame.into())).await?;
+    }
+    reply(socket, &Reply::Connected { session_id: &terminal.name, mode: running.mode.name() }).await?;
+    Ok((following, running))
+}
+
+type Missed = Option<(u64, Vec<u8>)>;
+
+async fn follow(
+    front: &Front,
+    scope: &Scope,
+    terminal: &Terminal,
+    mode: Mode,
+    since: Option<u64>,
+) -> Result<(Following, Running, Missed), ServiceError> {
+    let mut started = terminal.process.lock().await;
+    let Some(running) = started.clone() else {
+        let following = front.service.launch(&scope.owner, &scope.id, shell(terminal, mode)).await?;
+        let running = Running { process: following.process.clone(), mode };
+        *started = Some(running.clone());
+        return Ok((following, running, None));
+    };
+    drop(started);
+    let written = front.service.status(&scope.owner, &scope.id, &running.process).await?.written;
+    let from = since.unwrap_or(written).min(written);
+    let mut following =
+        front.service.follow(&scope.owner, &scope.id, &running.process, Position(from)).await?;
+    let missed = replay(&mut following, from, written).await?;
+    // A piece may reach past the end that was known; the client gets all of it as replay.
+    Ok((following, running, Some(missed)))
+}
+
+/// What was printed from one offset to another, as far as it is kept, and where it ends.
+async fn replay(following: &mut Following, from: u64, to: u64) -> Result<(u64, Vec<u8>), ServiceError> {
+    let (mut at, mut missed) = (from, Vec::new());
+    while at < to {
+        match following.next().await? {
+            Event::Output { at: start, bytes, .. } => {
+                missed.extend_from_slice(&bytes);
+                at = start.0 + bytes.len() as u64;
+            }
+            Event::Gap { to, .. } => at = to.0,
+            Event::Ended(_) => break,
+        }
+    }
+    Ok((at, missed))
+}
+
+fn shell(terminal: &Terminal, mode: Mode) -> Process {
+    let text = terminal.command.clone().unwrap_or_else(|| SHELL.to_owned());
+    let (io, env) = match mode {
+        Mode::Terminal => {
+            (Io::Terminal(FIRST_SIZE), BTreeMap::from([("TERM".to_owned(), "xterm-256color".to_owned())]))
+        }
+        Mode::Pipes => (Io::Pipes, BTreeMap::new()),
+    };
+    Process {
+        directory: terminal.cwd.clone().map(|path| directory(path, Missing::Fail)),
+        env,
+        io,
+        stdin: Stdin::Piped,
+        tag: Some(terminal.tag(mode)),
+        retention: KEPT,
+        ..Process::new(Command::Shell { text, login: false })
+    }
+}
+
+struct Client<'a> {
+    socket: &'a mut WebSocket,
+    front: &'a Front,
+    scope: &'a Scope,
+    running: Running,
+    /// Feeds the process; made with the first input.
+    input: Option<(mpsc::Sender<Vec<u8>>, JoinSet<()>)>,
+}
+
+impl Client<'_> {
+    async fn serve(&mut self, mut following: Following, ticket: &mut Ticket) -> Goodbye {
+        let mut ping = interval(PING);
+        let mut gone_at = Instant::now() + SILENCE;
+        loop {
+            // Each branch may be dropped and begun again without losing anything.
+            let step = tokio::select! {
+                event = following.next() => self.show(event).await,
+                message = self.socket.recv() => {
+                    gone_at = Instant::now() + SILENCE;
+                    match message {
+                        Some(Ok(message)) => self.hear(message).await,
+                        Some(Err(_)) | None => Err(GONE),
+                    }
+                }
+                () = ticket.displaced() => {
+                    let told = self.complain("TAKEN_OVER", "another client has taken this terminal over").await;
+                    told.and(Err(Goodbye { code: TAKEN_OVER, reason: "taken over" }))
+                }
+                _ = ping.tick() => send(self.socket, Message::Ping(bytes::Bytes::new())).await,
+                () = sleep_until(gone_at) => Err(GONE),
+            };
+            if let Err(goodbye) = step {
+                return goodbye;
+            }
+        }
+    }
+
+    /// Passes on what the process did.
+    async fn show(&mut self, event: Result<Event, ServiceError>) -> Result<(), Goodbye> {
+        match event {
+            Ok(Event::Output { stream, bytes, .. }) => {
+                let kind = if stream == Stream::Stderr { STDERR } else { STDOUT };
+                send(self.socket, Message::Binary([&[kind][..], &bytes].concat().into())).await
+            }
+            Ok(Event::Gap { .. }) => Ok(()),
+            Ok(Event::Ended(end)) => {
+                reply(self.socket, &Reply::Exit { exit_code: exit_code(end.exit) }).await?;
+                Err(Goodbye { code: NORMAL, reason: "process exited" })
+            }
+            Err(error) => {
+                self.complain("SESSION_GONE", &error.to_string()).await?;
+                Err(Goodbye { code: FAILED, reason: "the terminal is gone" })
+            }
+        }
+    }
+
+    /// Does what the client says. Only a broken connection ends it.
+    async fn hear(&mut self, message: Message) -> Result<(), Goodbye> {
+        match message {
+            Message::Binary(bytes) => match bytes.split_first() {
+                Some((&STDIN, input)) => self.feed(input.to_vec()).await,
+                _ => self.complain("INVALID_FRAME", "a binary frame begins with a zero byte").await,
+            },
+            Message::Text(text) => match serde_json::from_str(&text) {
+                Ok(word) => self.obey(word).await,
+                Err(error) => self.complain("INVALID_FRAME", &error.to_string()).await,
+            },
+            Message::Ping(_) | Message::Pong(_) => Ok(()),
+            Message::Close(_) => Err(GONE),
+        }
+    }
+
+    async fn obey(&mut self, word: Word) -> Result<(), Goodbye> {
+        let (service, owner, id) = (&self.front.service, &self.scope.owner, &self.scope.id);
+        let process = &self.running.process;
+        let done = match word {
+            Word::Stdin { data } => return self.feed(data.into_bytes()).await,
+            Word::Ping => return reply(self.socket, &Reply::Pong).await,
+            Word::Signal { signal } => match signal_number(&signal) {
+                Some(number) => service.signal(owner, id, process, number, Reach::Group).await,
+                None => return self.complain("INVALID_FRAME", "this signal is not known").await,
+            },
+            // Clients send their size without asking whether there is a terminal.
+            Word::Resize { .. } if self.running.mode == Mode::Pipes => Ok(()),
+            Word::Resize { cols, rows } => {
+                service.resize(owner, id, process, Size { columns: cols, rows }).await
+            }
+        };
+        match done {
+            Ok(()) => Ok(()),
+            Err(error) => self.complain("RUNTIME_ERROR", &error.to_string()).await,
+        }
+    }
+
+    /// Hands input to a task of its own: a process that does not read must not keep its output,
+    /// or a signal that would end it, from passing.
+    async fn feed(&mut self, bytes: Vec<u8>) -> Result<(), Goodbye> {
+        if self.input.as_ref().is_none_or(|(sender, _)| sender.is_closed()) {
+            let opened =
+                self.front.service.input(&self.scope.owner, &self.scope.id, &self.running.process).await;
+            match opened {
+                Ok(input) => self.input = Some(feeder(input)),
+                Err(error) => return self.complain("STDIN_WRITE_FAILED", &error.to_string()).await,
+            }
+        }
+        let sent = self.input.as_ref().map(|(sender, _)| sender.try_send(bytes));
+        match sent {
+            Some(Err(_)) => self.complain("STDIN_WRITE_FAILED", "the process does not read its input").await,
+            Some(Ok(())) | None => Ok(()),
+        }
+    }
+
+    async fn complain(&mut self, code: &str, error: &str) -> Result<(), Goodbye> {
+        reply(self.socket, &Reply::Error { code, error }).await
+    }
+}
+
+/// Feeds input in order until it fails or the set is dropped.
+fn feeder(mut input: Input) -> (mpsc::Sender<Vec<u8>>, JoinSet<()>) {
+    let (sender, mut pieces) = mpsc::channel::<Vec<u8>>(MOST_INPUT);
+    let mut task = JoinSet::new();
+    task.spawn(async move {
+        while let Some(piece) = pieces.recv().await {
+            if let Err(error) = input.send(&piece).await {
+                tracing::debug!(%error, "input could not be delivered");
+                return;
+            }
+        }
+    });
+    (sender, task)
+}
+
+fn signal_number(name: &str) -> Option<i32> {
+    match name {
+        "SIGHUP" => Some(1),
+        "SIGINT" => Some(2),
+        "SIGQUIT" => Some(3),
+        "SIGKILL" => Some(9),
+        "SIGTERM" => Some(15),
+        _ => None,
+    }
+}
+
+async fn reply(socket: &mut WebSocket, reply: &Reply<'_>) -> Result<(), Goodbye> {
+    let text = serde_json::to_string(reply).expect("replies hold only text and numbers");
+    send(socket, Message::Text(text.into())).await
+}
+
+/// Sends a frame, or finds that the client does not take any.
+async fn send(socket: &mut WebSocket, message: Message) -> Result<(), Goodbye> {
+    match timeout(SEND_TIME, socket.send(message)).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(_)) | Err(_) => Err(GONE),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_words_of_the_protocol_are_understood() {
+        let word = |text: &str| serde_json::from_str::<Word>(text);
+        assert!(matches!(
+            word(r#"{"type":"resize","cols":80,"rows":24}"#),
+            Ok(Word::Resize { cols: 80, rows: 24 })
+        ));
+        assert!(matches!(word(r#"{"type":"ping"}"#), Ok(Word::Ping)));
+        assert!(matches!(word(r#"{"type":"stdin","data":"x"}"#), Ok(Word::Stdin { .. })));
+        assert!(word(r#"{"type":"reboot"}"#).is_err());
+        let text = serde_json::to_string(&Reply::Exit { exit_code: 3 }).unwrap();
+        assert_eq!(text, r#"{"type":"exit","exit_code":3}"#);
+    }
+}

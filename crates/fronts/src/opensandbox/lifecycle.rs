@@ -1,0 +1,131 @@
+//! The life of sandboxes: create, look, list, label, renew, pause, resume, delete.
+
+use std::collections::BTreeMap;
+use std::time::SystemTime;
+
+use axum::Json;
+use axum::extract::State;
+use http::{StatusCode, Uri};
+use service::{ErrorKind, Filter, Outcome, ServiceError};
+
+use super::access::{Addressed, Caller, JsonBody};
+use super::problem::{self, Problem};
+use super::query::{Listing, Query};
+use super::types::{
+    CreateBody, ImageShown, ListBody, Pagination, RenewBody, Renewed, SandboxBody, parse_time, rfc3339,
+};
+use super::{Front, labels, wish};
+
+/// `POST /sandboxes`: answers when a command can run. If the client goes away before, the
+/// sandbox is undone.
+pub(super) async fn create(
+    State(front): State<Front>,
+    Caller(owner): Caller,
+    JsonBody(body): JsonBody<CreateBody>,
+) -> Result<(StatusCode, Json<SandboxBody>), Problem> {
+    let wish = wish::parse(body)?;
+    let sandbox = front.service.create(&owner, wish).await.map_err(not_created)?;
+    Ok((StatusCode::ACCEPTED, Json(SandboxBody::of(&sandbox, ImageShown::No))))
+}
+
+/// A failed create names its step and what to do about it, so the whole chain is told.
+fn not_created(error: ServiceError) -> Problem {
+    let told = matches!(error.kind(), ErrorKind::Internal | ErrorKind::Invalid | ErrorKind::Unsupported);
+    let message = if told { problem::chain(&error) } else { error.to_string() };
+    let message = problem::with_hint(&error, message);
+    let problem =
+        Problem::from(error).coded(StatusCode::INTERNAL_SERVER_ERROR, "DOCKER::SANDBOX_START_FAILED");
+    Problem { message, ..problem }
+}
+
+/// `GET /sandboxes`
+pub(super) async fn list(
+    State(front): State<Front>,
+    Caller(owner): Caller,
+    uri: Uri,
+) -> Result<Json<ListBody>, Problem> {
+    let listing = Listing::parse(&Query::of(&uri))?;
+    let page = front.service.list(
+        &owner,
+        &Filter {
+            labels: listing.metadata.clone(),
+            phase: &|phase| listing.shows(*phase),
+            offset: listing.offset(),
+            limit: listing.page_size,
+        },
+    );
+    let items = page.items.iter().map(|sandbox| SandboxBody::of(sandbox, ImageShown::Yes)).collect();
+    Ok(Json(ListBody { items, pagination: Pagination::of(listing.page, listing.page_size, page.total) }))
+}
+
+/// `GET /sandboxes/{id}`
+pub(super) async fn get(State(front): State<Front>, at: Addressed) -> Result<Json<SandboxBody>, Problem> {
+    let sandbox = front.service.get(&at.owner, &at.id)?;
+    Ok(Json(SandboxBody::of(&sandbox, ImageShown::Yes)))
+}
+
+/// `PATCH /sandboxes/{id}/metadata`: text sets, `null` deletes, what is absent stays.
+pub(super) async fn patch_metadata(
+    State(front): State<Front>,
+    at: Addressed,
+    JsonBody(patch): JsonBody<BTreeMap<String, Option<String>>>,
+) -> Result<Json<SandboxBody>, Problem> {
+    for (key, value) in &patch {
+        labels::check_key(key)?;
+        value.as_deref().map_or(Ok(()), |value| labels::check_value(key, value))?;
+    }
+    let sandbox = front.service.patch_labels(&at.owner, &at.id, patch).await?;
+    Ok(Json(SandboxBody::of(&sandbox, ImageShown::Yes)))
+}
+
+/// `POST /sandboxes/{id}/renew-expiration`
+pub(super) async fn renew(
+    State(front): State<Front>,
+    at: Addressed,
+    JsonBody(body): JsonBody<RenewBody>,
+) -> Result<Json<Renewed>, Problem> {
+    let wrong = |message| Problem::new(StatusCode::BAD_REQUEST, "DOCKER::INVALID_EXPIRATION", message);
+    let expires = parse_time(&body.expires_at).ok_or_else(|| wrong("`expiresAt` is not a time"))?;
+    if expires <= SystemTime::now() {
+        return Err(wrong("`expiresAt` is not in the future"));
+    }
+    let renewed = front.service.renew(&at.owner, &at.id, expires).await;
+    let sandbox = renewed.map_err(|error| match error.kind() {
+        ErrorKind::Invalid => wrong("`expiresAt` is too far away"),
+        _ => Problem::from(error).coded(StatusCode::CONFLICT, "DOCKER::INVALID_EXPIRATION"),
+    })?;
+    Ok(Json(Renewed { expires_at: rfc3339(sandbox.expires.unwrap_or(expires)) }))
+}
+
+/// `POST /sandboxes/{id}/pause`
+pub(super) async fn pause(State(front): State<Front>, at: Addressed) -> Result<StatusCode, Problem> {
+    match front.service.pause(&at.owner, &at.id).await? {
+        Outcome::Done => Ok(StatusCode::ACCEPTED),
+        Outcome::AlreadySo => {
+            Err(Problem::conflict("DOCKER::SANDBOX_NOT_RUNNING", "the sandbox is paused already"))
+        }
+    }
+}
+
+/// `POST /sandboxes/{id}/resume`
+pub(super) async fn resume(State(front): State<Front>, at: Addressed) -> Result<StatusCode, Problem> {
+    const NOT_PAUSED: &str = "DOCKER::SANDBOX_NOT_PAUSED";
+    let resumed = front.service.resume(&at.owner, &at.id).await;
+    match resumed.map_err(|error| Problem::from(error).coded(StatusCode::CONFLICT, NOT_PAUSED))? {
+        Outcome::Done => Ok(StatusCode::ACCEPTED),
+        Outcome::AlreadySo => Err(Problem::conflict(NOT_PAUSED, "the sandbox is not paused")),
+    }
+}
+
+/// `DELETE /sandboxes/{id}`: answers when it is gone. A retry that meets the first attempt is
+/// answered the same.
+pub(super) async fn delete(State(front): State<Front>, at: Addressed) -> Result<StatusCode, Problem> {
+    match front.service.destroy(&at.owner, &at.id).await? {
+        Outcome::Done | Outcome::AlreadySo => Ok(StatusCode::NO_CONTENT),
+    }
+}
+
+/// `POST /v1/metrics/events`: clients report how long they waited; nothing is kept.
+pub(super) async fn take_measurement(Caller(_): Caller) -> StatusCode {
+    StatusCode::NO_CONTENT
+}

@@ -1,0 +1,238 @@
+//! Cuts a process's output into the texts of `stdout` and `stderr` events.
+//!
+//! Two dialects exist on this wire. In the preserving one (`P`) a text keeps its terminator, so
+//! that the texts of a stream, put together, are exactly the output. In the stripping one (`S`)
+//! a text is a line without its terminator, and an empty line is the text `"\n"`. In both, a
+//! line ends with `\n`, `\r` or `\r\n`, a character is never cut, and bytes that are no UTF-8
+//! are replaced.
+
+use crate::settings::Lines;
+
+/// The longest piece of a line that goes into one event. Escaped as JSON a byte takes at most
+/// six, which keeps an event below the 4 MiB that the oldest clients can read.
+const LONGEST: usize = 512 << 10;
+
+/// One output stream on its way to becoming events.
+pub(super) struct Splitter {
+    dialect: Lines,
+    /// The beginning of a line whose end has not been seen.
+    partial: Vec<u8>,
+    /// Whether a part of the current line was already given out.
+    continued: bool,
+}
+
+impl Splitter {
+    pub(super) fn new(dialect: Lines) -> Self {
+        Self { dialect, partial: Vec::new(), continued: false }
+    }
+
+    /// Takes output and gives each text that is complete with it to `emit`.
+    pub(super) fn push(&mut self, bytes: &[u8], emit: &mut impl FnMut(&str)) {
+        let mut rest = bytes;
+        // A `\r` at the end of the last piece may have been half of a `\r\n`.
+        if self.partial.ends_with(b"\r") && !rest.is_empty() {
+            if let Some(after) = rest.strip_prefix(b"\n") {
+                self.partial.push(b'\n');
+                rest = after;
+            }
+            self.end_line(emit);
+        }
+        while let Some(at) = memchr::memchr2(b'\n', b'\r', rest) {
+            let end = match &rest[at..] {
+                [b'\r'] => break,
+                [b'\r', b'\n', ..] => at + 2,
+                _ => at + 1,
+            };
+            self.extend(&rest[..end], emit);
+            self.end_line(emit);
+            rest = &rest[end..];
+        }
+        self.extend(rest, emit);
+    }
+
+    /// Gives out what has come of the current line, because the process pauses. A character
+    /// that is not complete yet stays.
+    pub(super) fn flush(&mut self, emit: &mut impl FnMut(&str)) {
+        let whole = self.partial.len() - incomplete_suffix(&self.partial);
+        self.give(whole, emit);
+    }
+
+    /// Gives out everything: the process has ended.
+    pub(super) fn finish(&mut self, emit: &mut impl FnMut(&str)) {
+        if self.partial.ends_with(b"\r") {
+            self.end_line(emit);
+        }
+        self.give(self.partial.len(), emit);
+    }
+
+    pub(super) fn has_partial(&self) -> bool {
+        !self.partial.is_empty()
+    }
+
+    /// Adds to the current line, giving out its beginning when it grows too long.
+    fn extend(&mut self, bytes: &[u8], emit: &mut impl FnMut(&str)) {
+        let mut rest = bytes;
+        while self.partial.len() + rest.len() > LONGEST {
+            let (head, tail) = rest.split_at(LONGEST - self.partial.len());
+            self.partial.extend_from_slice(head);
+            // A terminator is kept with its line, or it would be taken for an empty one.
+            let whole = LONGEST - incomplete_suffix(&self.partial);
+            let whole = whole - self.partial[..whole].iter().rev().take_while(|b| is_end(**b)).count();
+            self.give(whole, emit);
+            rest = tail;
+        }
+        self.partial.extend_from_slice(rest);
+    }
+
+    /// Gives out the current line, which is complete with its terminator.
+    fn end_line(&mut self, emit: &mut impl FnMut(&str)) {
+        let line = std::mem::take(&mut self.partial);
+        let continued = std::mem::take(&mut self.continued);
+        match self.dialect {
+            Lines::Preserving => emit(&String::from_utf8_lossy(&line)),
+            Lines::Stripping => {
+                let text = line.strip_suffix(b"\n").unwrap_or(&line);
+                let text = text.strip_suffix(b"\r").unwrap_or(text);
+                match (text.is_empty(), continued) {
+                    (false, _) => emit(&String::from_utf8_lossy(text)),
+                    (true, false) => emit("\n"),
+                    (true, true) => {}
+                }
+            }
+        }
+    }
+
+    fn give(&mut self, length: usize, emit: &mut impl FnMut(&str)) {
+        if length > 0 {
+            emit(&String::from_utf8_lossy(&self.partial[..length]));
+            self.partial.drain(..length);
+            self.continued = true;
+        }
+    }
+}
+
+fn is_end(byte: u8) -> bool {
+    matches!(byte, b'\n' | b'\r')
+}
+
+/// How many bytes at the end are the beginning of a character that is not complete.
+pub(super) fn incomplete_suffix(bytes: &[u8]) -> usize {
+    (1..=bytes.len().min(3))
+        .find(|length| {
+            let tail = &bytes[bytes.len() - length..];
+            matches!(std::str::from_utf8(tail), Err(e) if e.valid_up_to() == 0 && e.error_len().is_none())
+        })
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn split(dialect: Lines, pieces: &[&[u8]]) -> Vec<String> {
+        let mut texts = Vec::new();
+        let mut emit = |text: &str| texts.push(text.to_owned());
+        let mut splitter = Splitter::new(dialect);
+        for piece in pieces {
+            splitter.push(piece, &mut emit);
+        }
+        splitter.finish(&mut emit);
+        texts
+    }
+
+    #[test]
+    fn stripping_shows_empty_lines_as_newlines() {
+        assert_eq!(split(Lines::Stripping, &[b"a\n\nb\n\n\nc\n"]), ["a", "\n", "b", "\n", "\n", "c"]);
+        assert_eq!(split(Lines::Stripping, &[b"a\r\nb\rc\r\n\r\nd"]), ["a", "b", "c", "\n", "d"]);
+        assert_eq!(split(Lines::Stripping, &[b"a\r", b"\nb\r", b"c"]), ["a", "b", "c"]);
+    }
+
+    #[test]
+    fn preserving_keeps_terminators_with_their_line() {
+        assert_eq!(split(Lines::Preserving, &[b"a\n\nb\r\nc\rd"]), ["a\n", "\n", "b\r\n", "c\r", "d"]);
+        assert_eq!(split(Lines::Preserving, &[b"a\r", b"\nb\r"]), ["a\r\n", "b\r"]);
+    }
+
+    #[test]
+    fn a_line_that_was_flushed_does_not_end_in_an_empty_one() {
+        let mut texts = Vec::new();
+        let mut emit = |text: &str| texts.push(text.to_owned());
+        let mut splitter = Splitter::new(Lines::Stripping);
+        splitter.push(b"wait", &mut emit);
+        splitter.flush(&mut emit);
+        splitter.push(b"\n\nnext\n", &mut emit);
+        assert_eq!(texts, ["wait", "\n", "next"]);
+    }
+
+    #[test]
+    fn a_character_is_not_cut_by_a_pause() {
+        let mut texts = Vec::new();
+        let mut emit = |text: &str| texts.push(text.to_owned());
+        let mut splitter = Splitter::new(Lines::Preserving);
+        splitter.push("é€😀".as_bytes().split_at(7).0, &mut emit);
+        splitter.flush(&mut emit);
+        splitter.push("é€😀".as_bytes().split_at(7).1, &mut emit);
+        splitter.finish(&mut emit);
+        assert_eq!(texts, ["é€", "😀"]);
+    }
+
+    #[test]
+    fn a_long_line_is_continued_in_the_next_event() {
+        let line = ["€".repeat(LONGEST / 3 + 10).as_str(), "\n"].concat();
+        let texts = split(Lines::Preserving, &[line.as_bytes()]);
+        assert_eq!(texts.concat(), line);
+        assert_eq!(texts.len(), 2);
+        let exact = [vec![b'x'; LONGEST], b"\r\n\ny".to_vec()].concat();
+        let texts = split(Lines::Stripping, &[&exact]);
+        assert_eq!(texts[1..], ["\n", "y"]);
+        assert_eq!(texts[0].len(), LONGEST);
+    }
+
+    /// Output with many line ends and cut or broken characters.
+    fn output() -> impl Strategy<Value = Vec<u8>> {
+        let atom = prop_oneof![
+            Just(b"\n".to_vec()),
+            Just(b"\r".to_vec()),
+            Just("€".as_bytes().to_vec()),
+            Just("😀".as_bytes().to_vec()),
+            Just(vec![0xe2, 0x82]),
+            Just(vec![0xff]),
+            Just(b"ab".to_vec()),
+        ];
+        prop::collection::vec(atom, 0..40).prop_map(|atoms| atoms.concat())
+    }
+
+    proptest! {
+        #[test]
+        fn preserved_texts_put_together_are_the_output(
+            output in output(),
+            cuts in prop::collection::vec((0usize..160, any::<bool>()), 0..6),
+        ) {
+            let mut cuts = cuts;
+            cuts.sort_unstable();
+            let mut text = String::new();
+            let mut emit = |piece: &str| { assert!(!piece.is_empty()); text.push_str(piece) };
+            let mut splitter = Splitter::new(Lines::Preserving);
+            let mut from = 0;
+            for (cut, pause) in cuts {
+                let cut = cut.clamp(from, output.len().max(from));
+                splitter.push(&output[from.min(output.len())..cut.min(output.len())], &mut emit);
+                if pause { splitter.flush(&mut emit); }
+                from = cut.min(output.len());
+            }
+            splitter.push(&output[from..], &mut emit);
+            splitter.finish(&mut emit);
+            prop_assert_eq!(text, String::from_utf8_lossy(&output));
+        }
+
+        #[test]
+        fn where_the_output_was_cut_does_not_show(output in output(), cut in 0usize..160) {
+            let (head, tail) = output.split_at(cut.min(output.len()));
+            for dialect in [Lines::Preserving, Lines::Stripping] {
+                prop_assert_eq!(split(dialect, &[head, tail]), split(dialect, &[&output]));
+            }
+        }
+    }
+}

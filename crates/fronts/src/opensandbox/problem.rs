@@ -1,0 +1,134 @@
+//! Errors of the lifecycle API, in the words of its reference server.
+
+use std::error::Error;
+
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use service::{ErrorKind, ServiceError};
+
+use crate::answer;
+use crate::auth::Refusal;
+
+/// An error answer: `{code, message}` and a status.
+#[derive(Debug)]
+pub(super) struct Problem {
+    pub(super) status: StatusCode,
+    pub(super) code: &'static str,
+    pub(super) message: String,
+    /// Seconds after which trying again makes sense.
+    pub(super) retry_after: Option<u64>,
+}
+
+impl Problem {
+    pub(super) fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        Self { status, code, message: message.into(), retry_after: None }
+    }
+
+    pub(super) fn invalid(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "SANDBOX::INVALID_PARAMETER", message)
+    }
+
+    pub(super) fn unsupported(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "SANDBOX::API_NOT_SUPPORTED", message)
+    }
+
+    pub(super) fn no_sandbox(id: &str) -> Self {
+        let id: String = id.chars().take(64).collect();
+        let message = format!("Sandbox {id} was not found");
+        Self::new(StatusCode::NOT_FOUND, "DOCKER::SANDBOX_NOT_FOUND", message)
+    }
+
+    pub(super) fn conflict(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::CONFLICT, code, message)
+    }
+
+    /// The same error under another code, where this API has a word of its own for it.
+    pub(super) fn coded(self, status: StatusCode, code: &'static str) -> Self {
+        if self.status == status { Self { code, ..self } } else { self }
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        match self.retry_after {
+            Some(seconds) => answer::try_later(self.status, self.code, &self.message, seconds),
+            None => answer::error(self.status, self.code, &self.message),
+        }
+    }
+}
+
+impl From<Refusal> for Problem {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::NoKey => {
+                let message = "the header OPEN-SANDBOX-API-KEY is missing";
+                Self::new(StatusCode::UNAUTHORIZED, "MISSING_API_KEY", message)
+            }
+            Refusal::WrongKey => {
+                Self::new(StatusCode::UNAUTHORIZED, "INVALID_API_KEY", "this API key is not known")
+            }
+            Refusal::Page => {
+                let message = "a server without an API key answers no web page";
+                Self::new(StatusCode::FORBIDDEN, "FORBIDDEN", message)
+            }
+        }
+    }
+}
+
+impl From<ServiceError> for Problem {
+    fn from(error: ServiceError) -> Self {
+        let (status, code) = match error.kind() {
+            ErrorKind::NotFound => (StatusCode::NOT_FOUND, "DOCKER::SANDBOX_NOT_FOUND"),
+            ErrorKind::Invalid | ErrorKind::File(_) => {
+                (StatusCode::BAD_REQUEST, "SANDBOX::INVALID_PARAMETER")
+            }
+            ErrorKind::Unsupported => (StatusCode::BAD_REQUEST, "SANDBOX::API_NOT_SUPPORTED"),
+            ErrorKind::Conflict { .. } | ErrorKind::Busy => {
+                (StatusCode::CONFLICT, "DOCKER::SANDBOX_NOT_RUNNING")
+            }
+            ErrorKind::Exhausted { .. } => {
+                (StatusCode::TOO_MANY_REQUESTS, "KUBERNETES::POOL_CAPACITY_EXHAUSTED")
+            }
+            ErrorKind::Refused => (StatusCode::BAD_GATEWAY, "BACKEND_CONNECTION_FAILED"),
+            ErrorKind::NoProcess | ErrorKind::NoSession | ErrorKind::Internal => {
+                (StatusCode::INTERNAL_SERVER_ERROR, "SANDBOX::INTERNAL_ERROR")
+            }
+        };
+        report(&error);
+        let problem = Self::new(status, code, with_hint(&error, error.to_string()));
+        Self { retry_after: retry_after(&error), ..problem }
+    }
+}
+
+/// Logs what the client is not told in full.
+pub(super) fn report(error: &ServiceError) {
+    if error.kind() == ErrorKind::Internal {
+        tracing::error!(error = %chain(error), "a request failed");
+    }
+}
+
+/// Adds what somebody could do about it.
+pub(super) fn with_hint(error: &ServiceError, message: String) -> String {
+    match error.hint() {
+        Some(hint) => format!("{message}; hint: {hint}"),
+        None => message,
+    }
+}
+
+pub(super) fn retry_after(error: &ServiceError) -> Option<u64> {
+    match error.kind() {
+        ErrorKind::Exhausted { retry_after } => Some(retry_after.as_secs().max(1)),
+        _ => None,
+    }
+}
+
+/// The error and all that caused it, in one line.
+pub(super) fn chain(error: &ServiceError) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,55 @@
+//! Every lifecycle path, each both under `/v1` and without it.
+
+use axum::routing::{MethodRouter, any, get, patch, post};
+
+use super::{Front, absent, endpoints, lifecycle};
+
+pub(super) fn table() -> Vec<(String, MethodRouter<Front>)> {
+    let twice = |(path, method): (&str, MethodRouter<Front>)| {
+        [(format!("/v1{path}"), method.clone()), (path.to_owned(), method)]
+    };
+    let mut table: Vec<_> = offered().into_iter().chain(not_offered()).flat_map(twice).collect();
+    table.push(("/v1/metrics/events".to_owned(), post(lifecycle::take_measurement)));
+    table
+}
+
+fn offered() -> Vec<(&'static str, MethodRouter<Front>)> {
+    vec![
+        ("/sandboxes", get(lifecycle::list).post(lifecycle::create)),
+        ("/sandboxes/{id}", get(lifecycle::get).delete(lifecycle::delete)),
+        ("/sandboxes/{id}/metadata", patch(lifecycle::patch_metadata)),
+        ("/sandboxes/{id}/renew-expiration", post(lifecycle::renew)),
+        ("/sandboxes/{id}/pause", post(lifecycle::pause)),
+        ("/sandboxes/{id}/resume", post(lifecycle::resume)),
+        ("/sandboxes/{id}/endpoints/{port}", get(endpoints::resolve)),
+        ("/sandboxes/{id}/networkpolicy", get(absent::policy).fallback(absent::change_policy)),
+    ]
+}
+
+fn not_offered() -> Vec<(&'static str, MethodRouter<Front>)> {
+    vec![
+        ("/sandboxes/{id}/snapshots", post(absent::make_snapshot)),
+        ("/sandboxes/{id}/diagnostics/{kind}", get(absent::diagnostics)),
+        ("/snapshots", any(absent::snapshots)),
+        ("/snapshots/{id}", any(absent::snapshots)),
+        ("/pools", any(absent::pools)),
+        ("/pools/{name}", any(absent::pools)),
+        ("/templates", any(absent::templates)),
+        ("/templates/{id}", any(absent::templates)),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::Router;
+
+    use super::*;
+
+    #[test]
+    fn no_path_is_named_twice() {
+        // Axum panics on a path that is already taken.
+        let router: Router<Front> =
+            table().into_iter().fold(Router::new(), |router, (path, method)| router.route(&path, method));
+        assert!(router.has_routes());
+    }
+}

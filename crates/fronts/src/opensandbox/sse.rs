@@ -1,0 +1,134 @@
+//! Events of a running command, as bytes: each one bare JSON object and a blank line, without
+//! the `data:` of the standard. All clients of this API were written for that form.
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures_util::Stream;
+use http::header;
+use serde::Serialize;
+
+use super::types::now_ms;
+
+/// One event. Without a timestamp clients drop it, so it is added when it is written.
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum Event<'a> {
+    /// The first one; names what runs.
+    Init {
+        text: &'a str,
+    },
+    /// Keeps connections alive that would time out in silence.
+    Ping {
+        text: &'static str,
+    },
+    Stdout {
+        text: &'a str,
+    },
+    Stderr {
+        text: &'a str,
+    },
+    /// The last one, unless it ended well.
+    Error {
+        error: Failure<'a>,
+    },
+    /// The last one, if it ended well; milliseconds.
+    ExecutionComplete {
+        execution_time: u128,
+    },
+}
+
+#[derive(Serialize)]
+pub(super) struct Failure<'a> {
+    ename: &'static str,
+    /// The exit code as text, or what went wrong.
+    evalue: &'a str,
+    traceback: [&'a str; 1],
+}
+
+#[derive(Serialize)]
+struct Stamped<'a> {
+    #[serde(flatten)]
+    event: Event<'a>,
+    timestamp: i64,
+}
+
+impl<'a> Event<'a> {
+    pub(super) fn ping() -> Self {
+        Self::Ping { text: "pong" }
+    }
+
+    pub(super) fn failure(evalue: &'a str, detail: &'a str) -> Self {
+        Self::Error { error: Failure { ename: "CommandExecError", evalue, traceback: [detail] } }
+    }
+
+    pub(super) fn write_to(self, buffer: &mut Vec<u8>) {
+        write(buffer, &Stamped { event: self, timestamp: now_ms() });
+    }
+}
+
+/// Writes one object and the blank line behind it.
+pub(super) fn write(buffer: &mut Vec<u8>, object: &impl Serialize) {
+    serde_json::to_writer(&mut *buffer, object).expect("events hold only text and numbers");
+    buffer.extend_from_slice(b"\n\n");
+}
+
+/// An answer that goes on as long as `frames` do.
+pub(super) fn response<S>(frames: S) -> Response
+where
+    S: Stream<Item = Result<Bytes, std::convert::Infallible>> + Send + 'static,
+{
+    let headers = [
+        (header::CONTENT_TYPE, "text/event-stream"),
+        (header::CACHE_CONTROL, "no-cache"),
+        (header::CONNECTION, "keep-alive"),
+        (header::HeaderName::from_static("x-accel-buffering"), "no"),
+    ];
+    (headers, Body::from_stream(frames)).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::Value;
+
+    use super::*;
+
+    fn written(event: Event<'_>) -> String {
+        let mut buffer = Vec::new();
+        event.write_to(&mut buffer);
+        String::from_utf8(buffer).unwrap()
+    }
+
+    #[test]
+    fn the_shapes_are_those_of_the_reference() {
+        for (event, expected) in [
+            (Event::Init { text: "ab" }, r#"{"type":"init","text":"ab","timestamp":"#),
+            (Event::ping(), r#"{"type":"ping","text":"pong","timestamp":"#),
+            (Event::Stdout { text: "a\n" }, r#"{"type":"stdout","text":"a\n","timestamp":"#),
+            (
+                Event::failure("3", "exit status 3"),
+                r#"{"type":"error","error":{"ename":"CommandExecError","evalue":"3","traceback":["exit status 3"]},"timestamp":"#,
+            ),
+            (
+                Event::ExecutionComplete { execution_time: 12 },
+                r#"{"type":"execution_complete","execution_time":12,"timestamp":"#,
+            ),
+        ] {
+            let text = written(event);
+            assert!(text.starts_with(expected), "{text}");
+            assert!(text.ends_with("}\n\n"), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn an_event_is_one_line_whatever_it_says(text in any::<String>()) {
+            let frame = written(Event::Stdout { text: &text });
+            prop_assert_eq!(frame.find('\n'), Some(frame.len() - 2));
+            let event: Value = serde_json::from_str(frame.trim_end()).unwrap();
+            prop_assert_eq!(&event["text"], &Value::String(text));
+            prop_assert!(event["timestamp"].is_i64());
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! The lifecycle API's own types. An absent field is left out: clients fail on `null`.
+
+use std::collections::BTreeMap;
+use std::time::SystemTime;
+
+use domain::{Cause, Exit, Phase};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use service::Sandbox;
+
+use crate::settings::Lines;
+
+/// `POST /sandboxes`. Every optional field may also be `null`.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct CreateBody {
+    pub(super) image: Option<ImageBody>,
+    pub(super) snapshot_id: Option<String>,
+    pub(super) template_id: Option<String>,
+    pub(super) platform: Option<Platform>,
+    pub(super) timeout: Option<i64>,
+    pub(super) resource_limits: Option<BTreeMap<String, Option<String>>>,
+    pub(super) env: Option<BTreeMap<String, Option<String>>>,
+    pub(super) metadata: Option<BTreeMap<String, String>>,
+    pub(super) entrypoint: Option<Vec<String>>,
+    pub(super) lifecycle: Option<serde_json::Value>,
+    pub(super) network_policy: Option<serde_json::Value>,
+    pub(super) credential_proxy: Option<Switch>,
+    pub(super) secure_access: Option<bool>,
+    pub(super) volumes: Option<Vec<serde_json::Value>>,
+    pub(super) extensions: Option<BTreeMap<String, Option<String>>>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct ImageBody {
+    pub(super) uri: String,
+    pub(super) auth: Option<serde_json::Value>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Switch {
+    pub(super) enabled: Option<bool>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Platform {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) os: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) arch: Option<String>,
+}
+
+/// What this front keeps with a sandbox.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Notes {
+    /// Extensions that answers repeat.
+    #[serde(default)]
+    pub(super) extensions: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) platform: Option<Platform>,
+    /// `P` or `S`; the server's default if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) lines: Option<String>,
+    /// Each proxied access moves the expiry to at least so many seconds from then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) renew_on_access: Option<u64>,
+}
+
+impl Notes {
+    /// Notes of another front, or of none, say nothing.
+    pub(super) fn of(sandbox: &Sandbox) -> Self {
+        serde_json::from_slice(&sandbox.notes).unwrap_or_default()
+    }
+
+    pub(super) fn lines(&self, default: Lines) -> Lines {
+        self.lines.as_deref().and_then(|letter| Lines::parse(letter).ok()).unwrap_or(default)
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct SandboxBody {
+    id: String,
+    status: Status,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    image: Option<ImageName>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    metadata: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    extensions: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    platform: Option<Platform>,
+    created_at: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expires_at: Option<String>,
+    entrypoint: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct ImageName {
+    uri: String,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Status {
+    state: &'static str,
+    reason: &'static str,
+    message: String,
+    last_transition_at: String,
+}
+
+/// Whether an answer names the image: all do but the one to a create.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum ImageShown {
+    Yes,
+    No,
+}
+
+impl SandboxBody {
+    pub(super) fn of(sandbox: &Sandbox, image: ImageShown) -> Self {
+        let notes = Notes::of(sandbox);
+        let mut extensions = notes.extensions;
+        // A client that named an image by habit learns what it really got.
+        if !sandbox.in_force.image.is_empty() && sandbox.in_force.image != sandbox.spec.image {
+            extensions.insert("coracle.image".to_owned(), sandbox.in_force.image.clone());
+        }
+        Self {
+            id: sandbox.id.to_string(),
+            status: Status::of(sandbox),
+            image: (image == ImageShown::Yes).then(|| ImageName { uri: sandbox.spec.image.clone() }),
+            metadata: sandbox.labels.clone(),
+            extensions,
+            platform: notes.platform,
+            created_at: rfc3339(sandbox.created),
+            expires_at: sandbox.expires.map(rfc3339),
+            entrypoint: sandbox.spec.entrypoint.clone(),
+        }
+    }
+}
+
+impl Status {
+    fn of(sandbox: &Sandbox) -> Self {
+        let (reason, message) = explain(sandbox.phase);
+        Self {
+            state: state(sandbox.phase),
+            reason,
+            message,
+            last_transition_at: rfc3339(sandbox.phase_since),
+        }
+    }
+}
+
+/// The state's name in this API.
+pub(super) fn state(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Starting => "Pending",
+        Phase::Running => "Running",
+        Phase::Pausing => "Pausing",
+        Phase::Paused => "Paused",
+        Phase::Resuming => "Resuming",
+        Phase::Exited(Exit::Code(0)) | Phase::Stopped => "Terminated",
+        Phase::Exited(_) | Phase::Failed(_) => "Failed",
+        Phase::Stopping => "Stopping",
+    }
+}
+
+fn explain(phase: Phase) -> (&'static str, String) {
+    let (reason, message) = match phase {
+        Phase::Starting => ("CONTAINER_STARTING", "the sandbox is coming up"),
+        Phase::Running => ("CONTAINER_RUNNING", "the sandbox is up"),
+        Phase::Pausing => ("CONTAINER_RUNNING", "the sandbox is being paused"),
+        Phase::Paused => ("CONTAINER_PAUSED", "the sandbox is paused"),
+        Phase::Resuming => ("CONTAINER_PAUSED", "the sandbox is being resumed"),
+        Phase::Exited(Exit::Code(0)) => ("CONTAINER_EXITED", "its entrypoint has ended"),
+        Phase::Exited(exit) => return ("CONTAINER_EXITED_ERROR", format!("its entrypoint {}", ended(exit))),
+        Phase::Stopping | Phase::Stopped => ("CONTAINER_EXITED", "the sandbox is being removed"),
+        Phase::Failed(cause) => {
+            return ("CONTAINER_EXITED_ERROR", format!("it ended: {}", cause_text(cause)));
+        }
+    };
+    (reason, message.to_owned())
+}
+
+fn cause_text(cause: Cause) -> &'static str {
+    match cause {
+        Cause::Oom => "out of memory",
+        other => other.name(),
+    }
+}
+
+/// How something ended, as the end of a sentence.
+pub(super) fn ended(exit: Exit) -> String {
+    match exit {
+        Exit::Code(code) => format!("exited with code {code}"),
+        Exit::Signal(signal) => format!("was killed by signal {signal}"),
+        Exit::Oom => "was killed because the memory limit was reached".to_owned(),
+        Exit::Deadline => "was killed at its timeout".to_owned(),
+        Exit::Lost => "ended unseen".to_owned(),
+    }
+}
+
+#[derive(Serialize)]
+pub(super) struct ListBody {
+    pub(super) items: Vec<SandboxBody>,
+    pub(super) pagination: Pagination,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Pagination {
+    page: usize,
+    page_size: usize,
+    total_items: usize,
+    total_pages: usize,
+    has_next_page: bool,
+}
+
+impl Pagination {
+    pub(super) fn of(page: usize, page_size: usize, total_items: usize) -> Self {
+        let total_pages = total_items.div_ceil(page_size);
+        Self { page, page_size, total_items, total_pages, has_next_page: page < total_pages }
+    }
+}
+
+/// `POST /sandboxes/{id}/renew-expiration`.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct RenewBody {
+    pub(super) expires_at: String,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Renewed {
+    pub(super) expires_at: String,
+}
+
+pub(super) fn rfc3339(time: SystemTime) -> String {
+    Timestamp::try_from(time).unwrap_or(Timestamp::UNIX_EPOCH).to_string()
+}
+
+/// Reads a time with a zone; one without counts as UTC.
+pub(super) fn parse_time(text: &str) -> Option<SystemTime> {
+    let zoned = text.parse::<Timestamp>().ok();
+    let naive = || text.parse::<jiff::civil::DateTime>().ok()?.to_zoned(jiff::tz::TimeZone::UTC).ok();
+    zoned.or_else(|| naive().map(|zoned| zoned.timestamp())).map(SystemTime::from)
+}
+
+/// Milliseconds since the epoch, as events count them.
+pub(super) fn now_ms() -> i64 {
+    Timestamp::now().as_millisecond()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_with_and_without_a_zone_are_read() {
+        let at = |text: &str| parse_time(text).map(rfc3339);
+        for text in [
+            "2026-11-15T10:30:00Z",
+            "2026-11-15T11:30:00.000+01:00",
+            "2026-11-15T10:30:00",
+            "2026-11-15 10:30:00",
+        ] {
+            assert_eq!(at(text).as_deref(), Some("2026-11-15T10:30:00Z"), "{text}");
+        }
+        assert_eq!(at("tomorrow"), None);
+    }
+
+    #[test]
+    fn an_empty_list_has_no_pages() {
+        let shown = |page, size, total| serde_json::to_value(Pagination::of(page, size, total)).unwrap();
+        assert_eq!(shown(1, 20, 0)["totalPages"], 0);
+        assert_eq!(shown(1, 20, 0)["hasNextPage"], false);
+        assert_eq!(shown(1, 2, 3)["hasNextPage"], true);
+        assert_eq!(shown(2, 2, 3)["hasNextPage"], false);
+        assert_eq!(shown(9, 2, 3)["totalPages"], 2);
+    }
+}

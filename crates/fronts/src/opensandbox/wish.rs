@@ -1,0 +1,329 @@
+//! Turns the body of a create into what the core is asked for, or says what is wrong with it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use domain::{Bytes, Cpus, Guest, Network, Resources, Spec};
+use http::StatusCode;
+use service::Create;
+
+use super::labels;
+use super::problem::Problem;
+use super::types::{CreateBody, Notes, Platform};
+use crate::settings::Lines;
+
+/// The name under which this front's sandboxes are kept.
+pub(super) const ORIGIN: &str = "opensandbox";
+
+const SHORTEST_TIMEOUT: i64 = 60;
+/// Extensions with this prefix are stored and repeated in answers.
+const ECHOED: &str = "opensandbox.extensions.";
+/// The variables with the egress prefix that a client may set.
+const EGRESS_VARIABLES: [&str; 11] = [
+    "LOG_LEVEL",
+    "DNS_UPSTREAM_TIMEOUT",
+    "MITMPROXY_SSL_INSECURE",
+    "MITMPROXY_TRANSPARENT",
+    "MITMPROXY_EXTRA_PORTS",
+    "DENY_WEBHOOK",
+    "METRICS_EXTRA_ATTRS",
+    "CREDENTIAL_VAULT_REQUIRE_TLS",
+    "CREDENTIAL_VAULT_REQUIRE_SCOPED_MATCH",
+    "CREDENTIAL_VAULT_TRUSTED_PROXY_CIDRS",
+    "POLICY_FILE",
+];
+
+pub(super) fn parse(body: CreateBody) -> Result<Create, Problem> {
+    refuse_what_is_missing(&body)?;
+    let image = image(&body)?;
+    let timeout = timeout(body.timeout)?;
+    let mut resources = resources(body.resource_limits)?;
+    let labels = body.metadata.unwrap_or_default();
+    labels::check(&labels)?;
+    let extensions = Extensions::parse(body.extensions.unwrap_or_default())?;
+    resources.disk = extensions.disk;
+    let notes = Notes {
+        extensions: extensions.echoed,
+        platform: platform(body.platform)?,
+        lines: extensions.lines.map(|lines| lines.letter().to_owned()),
+        renew_on_access: extensions.renew_on_access,
+    };
+    let spec = Spec {
+        image,
+        resources,
+        network: Network::Off,
+        mounts: Vec::new(),
+        env: environment(body.env.unwrap_or_default())?,
+        entrypoint: entrypoint(body.entrypoint)?,
+        guest: Guest::root(),
+    };
+    let notes = serde_json::to_vec(&notes).expect("notes are maps of text and numbers");
+    Ok(Create { origin: ORIGIN, spec, labels, notes, timeout, idle_timeout: extensions.idle_timeout })
+}
+
+/// What this server does not offer yet is refused by name rather than ignored.
+fn refuse_what_is_missing(body: &CreateBody) -> Result<(), Problem> {
+    if body.snapshot_id.is_some() {
+        let message = "snapshots are not offered by this server yet";
+        return Err(Problem::conflict("SNAPSHOT::UNSUPPORTED_RUNTIME", message));
+    }
+    if body.template_id.is_some() {
+        let message = "templates are not offered by this server";
+        return Err(Problem::new(StatusCode::BAD_REQUEST, "FSB::API_NOT_SUPPORTED", message));
+    }
+    if body.volumes.as_ref().is_some_and(|volumes| !volumes.is_empty()) {
+        let message = "volumes are not offered by this server yet";
+        return Err(Problem::new(StatusCode::BAD_REQUEST, "VOLUME::UNSUPPORTED_BACKEND", message));
+    }
+    if body.network_policy.is_some() {
+        return Err(Problem::unsupported("a network policy comes with the network issue"));
+    }
+    if body.credential_proxy.as_ref().is_some_and(|proxy| proxy.enabled == Some(true)) {
+        return Err(Problem::unsupported(
+            "the credential proxy needs a network policy, which is not offered yet",
+        ));
+    }
+    if body.lifecycle.is_some() {
+        return Err(Problem::unsupported("lifecycle hooks are not offered by this server"));
+    }
+    if body.secure_access == Some(true) {
+        let message =
+            "`secureAccess` is not offered; every endpoint answer carries a token of its sandbox anyway";
+        return Err(Problem::unsupported(message));
+    }
+    Ok(())
+}
+
+fn image(body: &CreateBody) -> Result<String, Problem> {
+    let image = body.image.as_ref().ok_or_else(|| Problem::invalid("`image` is missing"))?;
+    if image.uri.trim().is_empty() || image.uri.len() > 512 {
+        return Err(Problem::invalid("`image.uri` is empty or longer than 512 bytes"));
+    }
+    if image.auth.is_some() {
+        return Err(Problem::unsupported(
+            "images are local: registries and `image.auth` are not offered yet",
+        ));
+    }
+    Ok(image.uri.clone())
+}
+
+fn timeout(seconds: Option<i64>) -> Result<Option<Duration>, Problem> {
+    match seconds {
+        None => Ok(None),
+        Some(seconds) if seconds >= SHORTEST_TIMEOUT => Ok(Some(Duration::from_secs(seconds.unsigned_abs()))),
+        Some(_) => Err(Problem::invalid(format!("`timeout` is at least {SHORTEST_TIMEOUT} seconds"))),
+    }
+}
+
+fn resources(limits: Option<BTreeMap<String, Option<String>>>) -> Result<Resources, Problem> {
+    let limits = limits.ok_or_else(|| Problem::invalid("`resourceLimits` is missing"))?;
+    let limit = |name: &str| limits.get(name).and_then(Option::as_deref);
+    let wrong = |name: &str, error: domain::quantity::NotAQuantity| {
+        Problem::invalid(format!("`resourceLimits.{name}`: {error}"))
+    };
+    if limit("gpu").is_some() {
+        return Err(Problem::unsupported("`resourceLimits.gpu`: this server gives out no GPUs"));
+    }
+    Ok(Resources {
+        memory: limit("memory").map(Bytes::parse).transpose().map_err(|e| wrong("memory", e))?,
+        cpus: limit("cpu").map(Cpus::parse).transpose().map_err(|e| wrong("cpu", e))?,
+        ..Resources::default()
+    })
+}
+
+fn entrypoint(words: Option<Vec<String>>) -> Result<Vec<String>, Problem> {
+    match words {
+        Some(words) if words.iter().any(|word| word.contains('\0')) => {
+            Err(Problem::invalid("`entrypoint` holds a NUL byte"))
+        }
+        Some(words) if words.first().is_some_and(|word| !word.is_empty()) => Ok(words),
+        _ => Err(Problem::invalid("`entrypoint` needs at least one word")),
+    }
+}
+
+fn environment(given: BTreeMap<String, Option<String>>) -> Result<BTreeMap<String, String>, Problem> {
+    let given = given.into_iter().filter_map(|(name, value)| Some((name, value?)));
+    let env: BTreeMap<String, String> = given.collect();
+    check_environment(&env).map_err(Problem::invalid)?;
+    for name in env.keys() {
+        let egress = name.strip_prefix("OPENSANDBOX_EGRESS_");
+        if egress.is_some_and(|rest| !EGRESS_VARIABLES.contains(&rest)) || name == "OPENSANDBOX_LIFECYCLE" {
+            return Err(Problem::invalid(format!("`env`: the name `{name}` is reserved")));
+        }
+    }
+    Ok(env)
+}
+
+/// Names and values that the kernel can carry.
+pub(super) fn check_environment(env: &BTreeMap<String, String>) -> Result<(), String> {
+    for (name, value) in env {
+        if name.is_empty() || name.contains(['=', '\0']) {
+            return Err(format!("`{}` is not the name of a variable", name.escape_debug()));
+        }
+        if value.contains('\0') {
+            return Err(format!("the value of `{name}` holds a NUL byte"));
+        }
+    }
+    Ok(())
+}
+
+fn platform(wanted: Option<Platform>) -> Result<Option<Platform>, Problem> {
+    let Some(platform) = wanted else { return Ok(None) };
+    let here = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
+    let other_os = platform.os.as_deref().is_some_and(|os| os != "linux");
+    let other_arch = platform.arch.as_deref().is_some_and(|arch| arch != here);
+    if other_os || other_arch {
+        return Err(Problem::unsupported(format!("this server runs sandboxes on linux/{here} only")));
+    }
+    Ok(Some(platform))
+}
+
+/// The extensions that mean something here.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Extensions {
+    echoed: BTreeMap<String, String>,
+    lines: Option<Lines>,
+    idle_timeout: Option<Duration>,
+    disk: Option<Bytes>,
+    renew_on_access: Option<u64>,
+}
+
+impl Extensions {
+    /// Reads the known ones; unknown ones are accepted and forgotten, as in the reference.
+    fn parse(given: BTreeMap<String, Option<String>>) -> Result<Self, Problem> {
+        let mut known = Self::default();
+        for (name, value) in given.into_iter().filter_map(|(name, value)| Some((name, value?))) {
+            known.take(&name, &value).map_err(|problem| match problem {
+                Wrong::Value(why) => Problem::invalid(format!("extension `{name}`: {why}")),
+                Wrong::Problem(problem) => problem,
+            })?;
+            if name.starts_with(ECHOED) {
+                known.echoed.insert(name, value);
+            }
+        }
+        Ok(known)
+    }
+
+    fn take(&mut self, name: &str, value: &str) -> Result<(), Wrong> {
+        match name {
+            "coracle.lines" => {
+                self.lines = Some(Lines::parse(value).map_err(|e| Wrong::Value(e.to_string()))?)
+            }
+            "coracle.disk" => self.disk = Some(Bytes::parse(value).map_err(|e| Wrong::Value(e.to_string()))?),
+            "coracle.idle-timeout" => {
+                self.idle_timeout = Some(Duration::from_secs(number(value, 1..=u64::MAX)?))
+            }
+            "coracle.network" => network(value)?,
+            "access.renew.extend.seconds" => self.renew_on_access = Some(number(value, 300..=86_400)?),
+            "poolRef" => {
+                let message = "pools are not offered by this server";
+                let code = "SANDBOX::UNSUPPORTED_POOL_REF";
+                return Err(Wrong::Problem(Problem::new(StatusCode::BAD_REQUEST, code, message)));
+            }
+            "bootstrap.execd.isolation" => {
+                let message = "isolated sessions are not offered by this server yet";
+                return Err(Wrong::Problem(Problem::unsupported(message)));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// What is wrong with an extension: its value, or that it is there at all.
+enum Wrong {
+    Value(String),
+    Problem(Problem),
+}
+
+fn number(text: &str, range: std::ops::RangeInclusive<u64>) -> Result<u64, Wrong> {
+    let number = text.parse().ok().filter(|number| range.contains(number));
+    number.ok_or_else(|| {
+        let most = if *range.end() == u64::MAX { String::new() } else { format!(" to {}", range.end()) };
+        Wrong::Value(format!("`{text}` is not a number of seconds from {}{most}", range.start()))
+    })
+}
+
+fn network(value: &str) -> Result<(), Wrong> {
+    match value {
+        "off" => Ok(()),
+        "on" | "filtered" => {
+            let message = format!("extension `coracle.network`: `{value}` comes with the network issue");
+            Err(Wrong::Problem(Problem::unsupported(message)))
+        }
+        _ => Err(Wrong::Value(format!("`{value}` is not one of `off`, `on`, `filtered`"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn create(change: Value) -> Result<Create, Problem> {
+        let mut body = json!({
+            "image": {"uri": "python:3.12"}, "timeout": 600, "secureAccess": false,
+            "resourceLimits": {"cpu": "1", "memory": "2Gi"}, "entrypoint": ["tail", "-f", "/dev/null"],
+        });
+        for (name, value) in change.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        parse(serde_json::from_value(body).unwrap())
+    }
+
+    #[test]
+    fn what_the_official_clients_send_is_accepted() {
+        let wish = create(json!({"env": {}, "metadata": {}, "extensions": {}, "unknown": 1})).unwrap();
+        assert_eq!(wish.timeout, Some(Duration::from_secs(600)));
+        assert_eq!(wish.spec.resources.memory, Some(Bytes(2 << 30)));
+        let nulls =
+            ["snapshotId", "platform", "timeout", "env", "metadata", "lifecycle", "networkPolicy", "volumes"];
+        let nulls = nulls.into_iter().map(|name| (name.to_owned(), Value::Null));
+        assert_eq!(create(Value::Object(nulls.collect())).unwrap().timeout, None);
+    }
+
+    #[test]
+    fn what_is_wrong_or_missing_is_refused_by_name() {
+        for (change, code) in [
+            (json!({"timeout": 59}), "SANDBOX::INVALID_PARAMETER"),
+            (json!({"entrypoint": []}), "SANDBOX::INVALID_PARAMETER"),
+            (json!({"entrypoint": null}), "SANDBOX::INVALID_PARAMETER"),
+            (json!({"image": null}), "SANDBOX::INVALID_PARAMETER"),
+            (json!({"resourceLimits": null}), "SANDBOX::INVALID_PARAMETER"),
+            (json!({"resourceLimits": {"memory": "lots"}}), "SANDBOX::INVALID_PARAMETER"),
+            (json!({"resourceLimits": {"gpu": "1"}}), "SANDBOX::API_NOT_SUPPORTED"),
+            (json!({"metadata": {"opensandbox.io/x": "y"}}), "SANDBOX::INVALID_METADATA_LABEL"),
+            (json!({"env": {"A=B": "c"}}), "SANDBOX::INVALID_PARAMETER"),
+            (json!({"env": {"OPENSANDBOX_EGRESS_X": "c"}}), "SANDBOX::INVALID_PARAMETER"),
+            (json!({"volumes": [{"name": "v"}]}), "VOLUME::UNSUPPORTED_BACKEND"),
+            (json!({"networkPolicy": {}}), "SANDBOX::API_NOT_SUPPORTED"),
+            (json!({"secureAccess": true}), "SANDBOX::API_NOT_SUPPORTED"),
+            (json!({"platform": {"os": "windows"}}), "SANDBOX::API_NOT_SUPPORTED"),
+            (json!({"snapshotId": "s"}), "SNAPSHOT::UNSUPPORTED_RUNTIME"),
+            (json!({"templateId": "t"}), "FSB::API_NOT_SUPPORTED"),
+            (json!({"extensions": {"poolRef": "p"}}), "SANDBOX::UNSUPPORTED_POOL_REF"),
+            (json!({"extensions": {"coracle.lines": "X"}}), "SANDBOX::INVALID_PARAMETER"),
+            (json!({"extensions": {"coracle.network": "on"}}), "SANDBOX::API_NOT_SUPPORTED"),
+            (json!({"extensions": {"access.renew.extend.seconds": "299"}}), "SANDBOX::INVALID_PARAMETER"),
+        ] {
+            assert_eq!(create(change.clone()).unwrap_err().code, code, "{change}");
+        }
+    }
+
+    #[test]
+    fn our_extensions_reach_the_core_and_foreign_ones_are_echoed() {
+        let wish = create(json!({"extensions": {
+            "coracle.lines": "S", "coracle.disk": "100Mi", "coracle.idle-timeout": "90",
+            "coracle.network": "off", "opensandbox.extensions.team": "x", "unknown": "y",
+            "access.renew.extend.seconds": "300",
+        }}));
+        let wish = wish.unwrap();
+        assert_eq!(wish.spec.resources.disk, Some(Bytes::mib(100)));
+        assert_eq!(wish.idle_timeout, Some(Duration::from_secs(90)));
+        let notes: Notes = serde_json::from_slice(&wish.notes).unwrap();
+        assert_eq!(notes.lines.as_deref(), Some("S"));
+        assert_eq!(notes.renew_on_access, Some(300));
+        assert_eq!(notes.extensions.into_keys().collect::<Vec<_>>(), ["opensandbox.extensions.team"]);
+    }
+}

@@ -1,0 +1,149 @@
+//! What only operators need: health, version, measurements, and what holds for one sandbox.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodRouter, get};
+use axum::{Json, Router};
+use domain::{Owner, SandboxId};
+use serde::Serialize;
+use service::{ErrorKind, Sandbox, Service, Usage};
+
+use crate::answer;
+use crate::auth::{self, KEY_HEADERS, Refusal};
+use crate::settings::Settings;
+
+#[derive(Clone)]
+pub(crate) struct Front {
+    service: Service,
+    settings: Arc<Settings>,
+}
+
+pub(crate) fn router(service: Service, settings: Arc<Settings>) -> Router {
+    let routes = table().into_iter().fold(Router::new(), |router, (path, method)| router.route(path, method));
+    routes.with_state(Front { service, settings })
+}
+
+/// Every path of this front.
+pub(crate) fn table() -> Vec<(&'static str, MethodRouter<Front>)> {
+    vec![
+        ("/health", get(health)),
+        ("/version", get(version)),
+        ("/metrics", get(measurements)),
+        ("/coracle/v1/sandboxes/{id}", get(sandbox)),
+    ]
+}
+
+async fn health() -> Json<serde_json::Value> {
+    Json(serde_json::json!({ "status": "healthy" }))
+}
+
+async fn version() -> Json<serde_json::Value> {
+    Json(serde_json::json!({ "version": env!("CARGO_PKG_VERSION") }))
+}
+
+/// `GET /metrics`: Prometheus text. With keys it asks for one, as `Authorization: Bearer` too.
+async fn measurements(State(front): State<Front>, headers: HeaderMap) -> Response {
+    if let Err(refusal) = front.owner(&headers) {
+        return refuse(refusal);
+    }
+    let Some(handle) = &front.settings.metrics else {
+        return answer::error(StatusCode::NOT_IMPLEMENTED, "NOT_MEASURED", "this server measures nothing");
+    };
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], handle.render()).into_response()
+}
+
+/// `GET /coracle/v1/sandboxes/{id}`: what this sandbox is made of and what really holds for it.
+async fn sandbox(
+    State(front): State<Front>,
+    id: Result<Path<String>, PathRejection>,
+    headers: HeaderMap,
+) -> Response {
+    let owner = match front.owner(&headers) {
+        Ok(owner) => owner,
+        Err(refusal) => return refuse(refusal),
+    };
+    let not_found = || answer::error(StatusCode::NOT_FOUND, "SANDBOX_NOT_FOUND", "there is no such sandbox");
+    let id = id.map(|Path(id)| id).unwrap_or_default();
+    let Ok(id) = SandboxId::parse(&id) else { return not_found() };
+    match front.service.get(&owner, &id) {
+        Ok(sandbox) => {
+            let usage = front.service.usage(&owner, &id).await.ok();
+            Json(Report::of(&sandbox, usage)).into_response()
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => not_found(),
+        Err(error) => answer::error(StatusCode::INTERNAL_SERVER_ERROR, "INTERNAL", &error.to_string()),
+    }
+}
+
+impl Front {
+    fn owner(&self, headers: &HeaderMap) -> Result<Owner, Refusal> {
+        let bearer = auth::text(headers, "authorization").and_then(|value| value.strip_prefix("Bearer "));
+        match bearer.and_then(|key| self.service.owner_by_key(key)) {
+            Some(owner) => Ok(owner),
+            None => auth::caller(&self.service, headers, &KEY_HEADERS),
+        }
+    }
+}
+
+fn refuse(refusal: Refusal) -> Response {
+    let (status, code, message) = match refusal {
+        Refusal::NoKey => (StatusCode::UNAUTHORIZED, "MISSING_API_KEY", "an API key is needed"),
+        Refusal::WrongKey => (StatusCode::UNAUTHORIZED, "INVALID_API_KEY", "this API key is not known"),
+        Refusal::Page => (StatusCode::FORBIDDEN, "FORBIDDEN", "without an API key no web page is answered"),
+    };
+    answer::error(status, code, message)
+}
+
+#[derive(Serialize)]
+struct Report {
+    id: String,
+    owner: String,
+    origin: String,
+    phase: &'static str,
+    image: Image,
+    #[serde(rename = "inForce")]
+    in_force: BTreeMap<String, String>,
+    weaker: Vec<String>,
+    usage: BTreeMap<&'static str, u64>,
+}
+
+#[derive(Serialize)]
+struct Image {
+    requested: String,
+    used: String,
+}
+
+impl Report {
+    fn of(sandbox: &Sandbox, usage: Option<Usage>) -> Self {
+        Self {
+            id: sandbox.id.to_string(),
+            owner: sandbox.owner.as_str().to_owned(),
+            origin: sandbox.origin.clone(),
+            phase: sandbox.phase.name(),
+            image: Image { requested: sandbox.spec.image.clone(), used: sandbox.in_force.image.clone() },
+            in_force: sandbox.in_force.measures.iter().cloned().collect(),
+            weaker: sandbox.in_force.weaker.clone(),
+            usage: usage.map(amounts).unwrap_or_default(),
+        }
+    }
+}
+
+/// What is measured, by name; what is not is left out.
+fn amounts(usage: Usage) -> BTreeMap<&'static str, u64> {
+    let all = [
+        ("memoryBytes", usage.memory.map(|bytes| bytes.0)),
+        ("memoryLimitBytes", usage.memory_limit.map(|bytes| bytes.0)),
+        ("cpuMicros", usage.cpu_micros),
+        ("cpuLimitMillis", usage.cpu_limit.map(u64::from)),
+        ("pids", usage.pids),
+        ("diskBytes", usage.disk.map(|bytes| bytes.0)),
+        ("diskLimitBytes", usage.disk_limit.map(|bytes| bytes.0)),
+        ("oomKills", usage.oom_kills),
+    ];
+    all.into_iter().filter_map(|(name, amount)| Some((name, amount?))).collect()
+}

@@ -1,0 +1,76 @@
+//! Puts the fronts on one listener.
+//!
+//! A request finds its front by the form of its `Host`, then by a routing header, then by its
+//! path. The fronts there are today are told apart by path alone; one that needs the earlier
+//! forms gets its branch here, before the paths. Each front is one line, so deleting one is
+//! deleting its folder and that line.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::middleware::{from_fn, from_fn_with_state};
+use service::Service;
+use tokio::sync::Semaphore;
+
+use crate::auth::Guard;
+use crate::settings::Settings;
+use crate::{answer, auth, limits, trace};
+
+/// Everything the server answers. Axum panics here if two fronts claim one path.
+pub fn router(service: Service, settings: Settings) -> Router {
+    let slots = Arc::new(Semaphore::new(settings.concurrent_requests));
+    let settings = Arc::new(settings);
+    let guard = Guard { service: service.clone(), settings: settings.clone() };
+    let router = Router::new();
+    #[cfg(feature = "operator")]
+    let router = router.merge(crate::operator::router(service.clone(), settings.clone()));
+    #[cfg(feature = "opensandbox")]
+    let router = router.merge(crate::opensandbox::router(service, settings));
+    router
+        .fallback(answer::not_found)
+        .method_not_allowed_fallback(answer::wrong_method)
+        .layer(from_fn_with_state(slots, limits::admit))
+        .layer(from_fn_with_state(guard, auth::guard))
+        .layer(from_fn(trace::record))
+}
+
+#[cfg(all(test, feature = "operator", feature = "opensandbox"))]
+mod tests {
+    /// Whether some path fits both patterns.
+    fn overlap(one: &str, other: &str) -> bool {
+        let (mut one, mut other) = (one.split('/'), other.split('/'));
+        loop {
+            match (one.next(), other.next()) {
+                (None, None) => return true,
+                (Some(part), _) | (_, Some(part)) if part.starts_with("{*") => return true,
+                (Some(a), Some(b)) if a == b || a.starts_with('{') || b.starts_with('{') => {}
+                _ => return false,
+            }
+        }
+    }
+
+    #[test]
+    fn no_path_is_meant_for_two_fronts() {
+        let operator = crate::operator::table().into_iter().map(|(path, _)| path.to_owned());
+        let opensandbox: Vec<String> = crate::opensandbox::paths();
+        for path in operator {
+            for other in &opensandbox {
+                assert!(!overlap(&path, other), "`{path}` and `{other}`");
+            }
+        }
+    }
+
+    #[test]
+    fn overlapping_patterns_are_found() {
+        for (one, other, expected) in [
+            ("/a/{x}", "/a/b", true),
+            ("/a/{*rest}", "/a/b/c", true),
+            ("/a", "/b", false),
+            ("/a/{x}", "/a", false),
+            ("/a/{x}/c", "/{y}/b/c", true),
+        ] {
+            assert_eq!(overlap(one, other), expected, "{one} {other}");
+            assert_eq!(overlap(other, one), expected, "{other} {one}");
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! What an operator can set about the HTTP surface.
+
+use std::net::SocketAddr;
+
+use metrics_exporter_prometheus::PrometheusHandle;
+
+/// Settings of the listener and its fronts, checked and with defaults in.
+#[derive(Clone)]
+pub struct Settings {
+    /// Where the server listens; without a key only this address and loopback names are
+    /// accepted as `Host`.
+    pub listen: SocketAddr,
+    /// `host[:port]` by which clients reach the server, if it is not what they put into `Host`.
+    pub public_address: Option<String>,
+    /// How output is cut into events where a sandbox does not say.
+    pub default_lines: Lines,
+    /// The longest JSON body that is read, in bytes.
+    pub json_body_limit: usize,
+    /// Requests in progress, streams included; past them the answer is 429.
+    pub concurrent_requests: usize,
+    /// Where `/metrics` takes its text from; see [`crate::install_metrics`].
+    pub metrics: Option<PrometheusHandle>,
+}
+
+/// The two dialects in which output is cut into events.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Lines {
+    /// `P`: each line with its terminator.
+    #[default]
+    Preserving,
+    /// `S`: each line without it.
+    Stripping,
+}
+
+/// The text is not a dialect.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not a line dialect: write `P` or `S`")]
+pub struct NotADialect(String);
+
+impl Settings {
+    pub fn new(listen: SocketAddr) -> Self {
+        Self {
+            listen,
+            public_address: None,
+            default_lines: Lines::default(),
+            json_body_limit: 1 << 20,
+            concurrent_requests: 1024,
+            metrics: None,
+        }
+    }
+}
+
+impl Lines {
+    pub fn parse(text: &str) -> Result<Self, NotADialect> {
+        match text {
+            "P" | "p" => Ok(Self::Preserving),
+            "S" | "s" => Ok(Self::Stripping),
+            _ => Err(NotADialect(text.to_owned())),
+        }
+    }
+
+    pub fn letter(self) -> &'static str {
+        match self {
+            Self::Preserving => "P",
+            Self::Stripping => "S",
+        }
+    }
+}

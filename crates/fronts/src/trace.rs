@@ -1,0 +1,107 @@
+//! What every request leaves behind: an id on its answer, a line in the log, a measurement.
+//!
+//! Neither the path nor the query of a request is logged, only the pattern of its route: ids
+//! are harmless, but paths of files and tokens in queries are not ours to keep.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::panic::AssertUnwindSafe;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use axum::extract::{MatchedPath, Request};
+use axum::middleware::Next;
+use axum::response::Response;
+use futures_util::FutureExt;
+use http::{HeaderName, HeaderValue, StatusCode};
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+use tracing::Instrument;
+
+use crate::answer;
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// A longer id than this is replaced rather than echoed.
+const LONGEST_ID: usize = 128;
+
+/// The pattern of the route that answered, put on the answer by a router inside a router.
+#[derive(Clone)]
+pub(crate) struct Route(pub(crate) String);
+
+/// Gives the request an id, runs it, logs it. A panic becomes an answer like any other error.
+pub(crate) async fn record(mut request: Request, next: Next) -> Response {
+    let id = request_id(&request);
+    let method = request.method().clone();
+    let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
+    let started = Instant::now();
+    request.headers_mut().insert(REQUEST_ID, id.clone());
+    let id_text = id.to_str().unwrap_or_default();
+    let span = tracing::info_span!("request", id = id_text);
+    let outcome = AssertUnwindSafe(next.run(request)).catch_unwind().instrument(span).await;
+    let mut response = outcome.unwrap_or_else(|_| {
+        let message = "the server failed; its log knows more under this request id";
+        answer::error(StatusCode::INTERNAL_SERVER_ERROR, "GENERAL::UNKNOWN_ERROR", message)
+    });
+    let inner = response.extensions_mut().remove::<Route>().map(|route| route.0);
+    let route = inner.or(route).unwrap_or_else(|| "unmatched".to_owned());
+    let (status, elapsed) = (response.status().as_u16(), started.elapsed());
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "a request that takes 500 million years may log less"
+    )]
+    let micros = elapsed.as_micros() as u64;
+    tracing::info!(target: "access", request_id = id_text, %method, route, status, micros, "answered");
+    metrics::histogram!("coracle_http_request_seconds", "route" => route, "status" => status.to_string())
+        .record(elapsed);
+    response.headers_mut().insert(REQUEST_ID, id);
+    response
+}
+
+fn request_id(request: &Request) -> HeaderValue {
+    let given = request.headers().get(REQUEST_ID).filter(|value| {
+        !value.is_empty() && value.len() <= LONGEST_ID && value.to_str().is_ok_and(|text| text.is_ascii())
+    });
+    given.cloned().unwrap_or_else(|| {
+        HeaderValue::from_str(&unique_hex()).expect("hexadecimal digits are fit for a header")
+    })
+}
+
+/// 32 hexadecimal digits that no other call returns, here or on another server.
+pub(crate) fn unique_hex() -> String {
+    static SEEDS: LazyLock<[u64; 4]> =
+        LazyLock::new(|| std::array::from_fn(|_| RandomState::new().build_hasher().finish()));
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let mut hasher = blake3::Hasher::new();
+    for seed in *SEEDS {
+        hasher.update(&seed.to_ne_bytes());
+    }
+    hasher.update(&COUNT.fetch_add(1, Ordering::Relaxed).to_ne_bytes());
+    hasher.finalize().to_hex()[..32].to_owned()
+}
+
+/// Makes this process's measurements readable as Prometheus text. Called once, before anything
+/// is measured.
+pub fn install_metrics() -> Result<PrometheusHandle, BuildError> {
+    // Sandboxes come up in milliseconds, so the buckets are finest there.
+    const SECONDS: [f64; 15] =
+        [0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.125, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0];
+    PrometheusBuilder::new()
+        .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &SECONDS)?
+        .install_recorder()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id_of(value: &str) -> HeaderValue {
+        request_id(&Request::builder().header(REQUEST_ID, value).body(axum::body::Body::empty()).unwrap())
+    }
+
+    #[test]
+    fn a_short_id_is_echoed_and_another_is_replaced() {
+        assert_eq!(id_of("abc-1"), "abc-1");
+        assert_eq!(id_of("").len(), 32);
+        assert_eq!(id_of(&"x".repeat(129)).len(), 32);
+        assert_ne!(unique_hex(), unique_hex());
+    }
+}

@@ -1,0 +1,245 @@
+//! Subvolumes and quotas of btrfs. See btrfs-subvolume(8), btrfs-quota(8) and linux/btrfs.h.
+//!
+//! A subvolume is made and dropped in constant time, and its quota group bounds data and
+//! metadata together, so neither bytes nor empty files grow without limit.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+
+use rustix::fs::FsWord;
+use rustix::io::Errno;
+use rustix::ioctl::{self, Getter, NoArg, Setter, Updater, opcode};
+
+const GROUP: u8 = 0x94;
+const MAGIC: FsWord = 0x9123_683e;
+/// The root directory of every subvolume has this inode number.
+const FIRST_OBJECT: u64 = 256;
+const ENABLE_QUOTA: u64 = 1;
+const ENABLE_SIMPLE_QUOTA: u64 = 4;
+const LIMIT_REFERENCED: u64 = 1;
+
+/// `struct btrfs_ioctl_vol_args`
+#[repr(C)]
+struct Argument {
+    fd: i64,
+    name: [u8; 4088],
+}
+
+/// `struct btrfs_ioctl_vol_args_v2`
+#[repr(C)]
+struct Named {
+    fd: i64,
+    transid: u64,
+    flags: u64,
+    unused: [u64; 4],
+    name: [u8; 4040],
+}
+
+/// `struct btrfs_ioctl_quota_ctl_args`
+#[repr(C)]
+struct QuotaControl {
+    command: u64,
+    status: u64,
+}
+
+/// `struct btrfs_ioctl_qgroup_limit_args`
+#[repr(C)]
+struct GroupLimit {
+    group: u64,
+    flags: u64,
+    max_referenced: u64,
+    max_exclusive: u64,
+    reserved_referenced: u64,
+    reserved_exclusive: u64,
+}
+
+/// `struct btrfs_ioctl_qgroup_create_args`
+#[repr(C)]
+struct GroupCreate {
+    create: u64,
+    group: u64,
+}
+
+/// `struct btrfs_ioctl_ino_lookup_args`
+#[repr(C)]
+struct Lookup {
+    tree: u64,
+    object: u64,
+    name: [u8; 4080],
+}
+
+/// `struct btrfs_ioctl_fs_info_args`
+#[repr(C)]
+struct FsInfo {
+    max_id: u64,
+    devices: u64,
+    fsid: [u8; 16],
+    rest: [u8; 992],
+}
+
+/// How a filesystem counts what a subvolume holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quota {
+    /// Each extent is charged to the subvolume that made it (Linux 6.7).
+    Simple,
+    /// Shared extents are traced, which costs more.
+    Full,
+}
+
+/// What a subvolume holds and may hold, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    pub used: u64,
+    pub limit: Option<u64>,
+}
+
+/// Names one mounted btrfs in the kernel's tables.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FsId(String);
+
+impl fmt::Display for FsId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Whether `file` lies on a btrfs.
+pub fn is_btrfs(file: impl AsFd) -> io::Result<bool> {
+    Ok(rustix::fs::fstatfs(file)?.f_type == MAGIC)
+}
+
+/// Makes an empty subvolume `name` in `parent`.
+pub fn create_subvolume(parent: impl AsFd, name: &str) -> io::Result<()> {
+    const CREATE: u32 = opcode::write::<Named>(GROUP, 24);
+    // SAFETY: this request reads one `btrfs_ioctl_vol_args_v2`, whose layout `Named` has.
+    unsafe { ioctl::ioctl(parent, Setter::<CREATE, _>::new(named(name)?)) }.map_err(io::Error::from)
+}
+
+/// Drops the subvolume `name` of `parent` with all it holds. The kernel frees the space in the
+/// background; nothing in it is walked by name.
+pub fn destroy_subvolume(parent: impl AsFd, name: &str) -> io::Result<()> {
+    const DESTROY: u32 = opcode::write::<Named>(GROUP, 63);
+    // SAFETY: this request reads one `btrfs_ioctl_vol_args_v2`, whose layout `Named` has.
+    unsafe { ioctl::ioctl(parent, Setter::<DESTROY, _>::new(named(name)?)) }.map_err(io::Error::from)
+}
+
+/// The number of the subvolume that `file` belongs to.
+pub fn subvolume_id(file: impl AsFd) -> io::Result<u64> {
+    const LOOKUP: u32 = opcode::read_write::<Lookup>(GROUP, 18);
+    let mut lookup = Lookup { tree: 0, object: FIRST_OBJECT, name: [0; 4080] };
+    // SAFETY: this request reads and writes one `btrfs_ioctl_ino_lookup_args`, whose layout
+    // `Lookup` has, and any bytes are valid values of its fields.
+    unsafe { ioctl::ioctl(file, Updater::<LOOKUP, _>::new(&mut lookup)) }?;
+    Ok(lookup.tree)
+}
+
+/// Lets the filesystem fill its device.
+pub fn grow_to_device(root: impl AsFd) -> io::Result<()> {
+    const RESIZE: u32 = opcode::write::<Argument>(GROUP, 3);
+    let mut argument = Argument { fd: 0, name: [0; 4088] };
+    copy_name("1:max", &mut argument.name)?;
+    // SAFETY: this request reads one `btrfs_ioctl_vol_args`, whose layout `Argument` has.
+    unsafe { ioctl::ioctl(root, Setter::<RESIZE, _>::new(argument)) }.map_err(io::Error::from)
+}
+
+pub fn fsid(root: impl AsFd) -> io::Result<FsId> {
+    const FS_INFO: u32 = opcode::read::<FsInfo>(GROUP, 31);
+    // SAFETY: this request writes one `btrfs_ioctl_fs_info_args`, whose layout `FsInfo` has, and
+    // any bytes are valid values of its fields.
+    let info = unsafe { ioctl::ioctl(root, Getter::<FS_INFO, FsInfo>::new()) }?;
+    let hex: String = info.fsid.iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(FsId(format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])))
+}
+
+/// Which quota is on, if any.
+pub fn quota(fsid: &FsId) -> Option<Quota> {
+    let groups = format!("/sys/fs/btrfs/{}/qgroups", fsid.0);
+    fs::metadata(&groups).ok()?;
+    match fs::read_to_string(format!("{groups}/mode")) {
+        Ok(mode) if mode.trim() == "squota" => Some(Quota::Simple),
+        // Kernels before 6.7 have no such file and no simple quota.
+        _ => Some(Quota::Full),
+    }
+}
+
+/// Turns on the cheapest quota the kernel knows. Meant for a filesystem that is still empty.
+pub fn enable_quota(root: impl AsFd) -> io::Result<Quota> {
+    match control_quota(root.as_fd(), ENABLE_SIMPLE_QUOTA) {
+        Ok(()) => Ok(Quota::Simple),
+        Err(Errno::INVAL | Errno::NOTTY | Errno::OPNOTSUPP) => {
+            const WAIT_FOR_SCAN: u32 = opcode::none(GROUP, 46);
+            control_quota(root.as_fd(), ENABLE_QUOTA)?;
+            // SAFETY: this request takes no argument.
+            unsafe { ioctl::ioctl(root, NoArg::<WAIT_FOR_SCAN>::new()) }?;
+            Ok(Quota::Full)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn control_quota(root: impl AsFd, command: u64) -> rustix::io::Result<()> {
+    const QUOTA_CONTROL: u32 = opcode::read_write::<QuotaControl>(GROUP, 40);
+    let mut control = QuotaControl { command, status: 0 };
+    // SAFETY: this request reads and writes one `btrfs_ioctl_quota_ctl_args`, whose layout
+    // `QuotaControl` has, and any bytes are valid values of its fields.
+    unsafe { ioctl::ioctl(root, Updater::<QUOTA_CONTROL, _>::new(&mut control)) }
+}
+
+/// Bounds what the subvolume may hold, metadata included. Past it writers get EDQUOT.
+pub fn limit(root: impl AsFd, subvolume: u64, bytes: u64) -> io::Result<()> {
+    const LIMIT: u32 = opcode::read::<GroupLimit>(GROUP, 43);
+    let limit = GroupLimit {
+        group: subvolume,
+        flags: LIMIT_REFERENCED,
+        max_referenced: bytes,
+        max_exclusive: 0,
+        reserved_referenced: 0,
+        reserved_exclusive: 0,
+    };
+    // SAFETY: although its number says otherwise, this request reads one
+    // `btrfs_ioctl_qgroup_limit_args`, whose layout `GroupLimit` has.
+    unsafe { ioctl::ioctl(root, Setter::<LIMIT, _>::new(limit)) }.map_err(io::Error::from)
+}
+
+/// Forgets the quota group of a subvolume that is gone. Kernels since 6.11 do it themselves.
+/// Answers false while the space is still being freed.
+pub fn forget_quota(root: impl AsFd, subvolume: u64) -> io::Result<bool> {
+    const GROUP_CREATE: u32 = opcode::write::<GroupCreate>(GROUP, 42);
+    let request = GroupCreate { create: 0, group: subvolume };
+    // SAFETY: this request reads one `btrfs_ioctl_qgroup_create_args`, whose layout
+    // `GroupCreate` has.
+    match unsafe { ioctl::ioctl(root, Setter::<GROUP_CREATE, _>::new(request)) } {
+        Ok(()) | Err(Errno::NOENT) => Ok(true),
+        Err(Errno::BUSY) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// What a subvolume holds now, as the kernel counts it in memory.
+pub fn usage(fsid: &FsId, subvolume: u64) -> io::Result<Usage> {
+    let group = format!("/sys/fs/btrfs/{}/qgroups/0_{subvolume}", fsid.0);
+    let number = |name: &str| -> io::Result<u64> {
+        let text = fs::read_to_string(format!("{group}/{name}"))?;
+        text.trim().parse().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    };
+    let limit = number("max_referenced")?;
+    Ok(Usage { used: number("referenced")?, limit: (limit > 0 && limit < u64::MAX).then_some(limit) })
+}
+
+fn named(name: &str) -> io::Result<Named> {
+    let mut argument = Named { fd: 0, transid: 0, flags: 0, unused: [0; 4], name: [0; 4040] };
+    copy_name(name, &mut argument.name)?;
+    Ok(argument)
+}
+
+/// Copies a name that must be one component and end with a zero byte.
+fn copy_name(name: &str, into: &mut [u8]) -> io::Result<()> {
+    let plain = !name.is_empty() && name.len() <= 255 && !name.contains(['/', '\0']);
+    if !plain {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not the name of one file"));
+    }
+    into[..name.len()].copy_from_slice(name.as_bytes());
+    Ok(())
+}

@@ -1,0 +1,60 @@
+//! Landlock: what a process gives up for itself and all it starts. See landlock(7).
+
+use std::io;
+use std::path::Path;
+
+use landlock::{
+    ABI, Access, AccessFs, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
+    RulesetCreatedAttr, Scope,
+};
+
+/// The highest version of Landlock that we know.
+const NEWEST: ABI = ABI::V6;
+
+/// Forbids every change of the mount tree, device nodes, and signals or abstract sockets to
+/// outside, to this process and all it starts.
+///
+/// Any Landlock domain makes mount(2) and its kin fail, whatever capabilities a nested user
+/// namespace would bring; that is the point. Renames across directories must be allowed by
+/// name, or the domain would forbid them.
+pub fn forbid_mounts() -> io::Result<()> {
+    let handled = AccessFs::Refer | AccessFs::MakeBlock;
+    let ruleset = Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(handled)
+        .and_then(|ruleset| ruleset.scope(Scope::AbstractUnixSocket | Scope::Signal))
+        .and_then(Ruleset::create)
+        .map_err(io::Error::other)?;
+    let root = PathFd::new("/").map_err(io::Error::other)?;
+    let status = ruleset
+        .add_rule(PathBeneath::new(root, BitFlags::from(AccessFs::Refer)))
+        .and_then(landlock::RulesetCreated::restrict_self)
+        .map_err(io::Error::other)?;
+    match status.ruleset {
+        landlock::RulesetStatus::NotEnforced => Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
+        landlock::RulesetStatus::FullyEnforced | landlock::RulesetStatus::PartiallyEnforced => Ok(()),
+    }
+}
+
+/// Confines this process to reading `readable` and doing anything below `writable`. Returns
+/// whether the kernel enforces it.
+pub fn confine(readable: &[&Path], writable: &[&Path]) -> io::Result<bool> {
+    let mut ruleset = Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::from_all(NEWEST))
+        .and_then(Ruleset::create)
+        .map_err(io::Error::other)?;
+    let read = AccessFs::ReadFile | AccessFs::ReadDir;
+    let rules = readable.iter().map(|path| (path, read));
+    let rules = rules.chain(writable.iter().map(|path| (path, AccessFs::from_all(NEWEST))));
+    for (path, access) in rules {
+        match PathFd::new(path) {
+            Ok(fd) => ruleset = ruleset.add_rule(PathBeneath::new(fd, access)).map_err(io::Error::other)?,
+            // What does not exist needs no permission.
+            Err(landlock::PathFdError::OpenCall { .. }) => {}
+            Err(error) => return Err(io::Error::other(error)),
+        }
+    }
+    let status = ruleset.restrict_self().map_err(io::Error::other)?;
+    Ok(status.ruleset != landlock::RulesetStatus::NotEnforced)
+}

@@ -1,0 +1,216 @@
+//! Loop devices: block devices backed by a file. See loop(4).
+//!
+//! Every device is attached with autoclear, so it goes away with its last user and a killed
+//! process leaves none behind.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::ioctl::{self, Getter, IntegerSetter, NoArg, Setter};
+
+use crate::check;
+
+const CLEAR_WITH_LAST_USER: u32 = 4;
+const DIRECT_IO: u32 = 16;
+const CONFIGURE: u32 = 0x4C0A;
+const SET_CAPACITY: u32 = 0x4C07;
+const GET_STATUS: u32 = 0x4C05;
+const CONTROL_REMOVE: u32 = 0x4C81;
+const CONTROL_GET_FREE: u32 = 0x4C82;
+
+/// A kernel makes this many devices at start; they are not ours to remove.
+const ALWAYS_THERE: u32 = 8;
+/// How often a free device may be snatched away by somebody else before we give up.
+const ATTEMPTS: usize = 64;
+
+/// An attached device. It stays attached while this, a mount or anything else holds it.
+#[derive(Debug)]
+pub struct LoopDevice {
+    device: File,
+    number: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Info {
+    device: u64,
+    inode: u64,
+    rdevice: u64,
+    offset: u64,
+    size_limit: u64,
+    number: u32,
+    encrypt_type: u32,
+    encrypt_key_size: u32,
+    flags: u32,
+    file_name: [u8; 64],
+    crypt_name: [u8; 64],
+    encrypt_key: [u8; 32],
+    init: [u64; 2],
+}
+
+#[repr(C)]
+struct Config {
+    fd: u32,
+    block_size: u32,
+    info: Info,
+    reserved: [u64; 8],
+}
+
+impl LoopDevice {
+    /// The device `file` is attached to: the one it already has, or a new one. A file is never
+    /// attached twice, since two devices over one file would destroy the filesystem in it.
+    pub fn for_file(file: &File) -> io::Result<Self> {
+        match Self::find(file)? {
+            Some(found) => Ok(found),
+            None => Self::attach(file),
+        }
+    }
+
+    /// The device that already has `file` behind it.
+    pub fn find(file: &File) -> io::Result<Option<Self>> {
+        let wanted = file.metadata()?;
+        for number in numbers()?.into_iter().filter(|number| is_attached(*number)) {
+            let Some(candidate) = Self::open(number, OpenOptions::new().read(true))? else { continue };
+            // Asked after opening: while we hold it open it cannot be cleared.
+            if candidate.is_backed_by(&wanted)? {
+                return Ok(Some(candidate));
+            }
+        }
+        Ok(None)
+    }
+
+    fn open(number: u32, options: &OpenOptions) -> io::Result<Option<Self>> {
+        match options.open(device_path(number)) {
+            Ok(device) => Ok(Some(Self { device, number })),
+            Err(error) if gone(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn is_backed_by(&self, wanted: &fs::Metadata) -> io::Result<bool> {
+        // SAFETY: this request writes one `loop_info64`, whose layout `Info` has, and any bytes
+        // are valid values of its integers and arrays.
+        match unsafe { ioctl::ioctl(&self.device, Getter::<GET_STATUS, Info>::new()) } {
+            Ok(info) => Ok(info.inode == wanted.ino() && info.device == encode_device(wanted.dev())),
+            Err(rustix::io::Errno::NXIO) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn attach(file: &File) -> io::Result<Self> {
+        let control = OpenOptions::new().read(true).write(true).open("/dev/loop-control")?;
+        for _ in 0..ATTEMPTS {
+            let number = free_number(&control)?;
+            let Some(free) = Self::open(number, OpenOptions::new().read(true).write(true))? else { continue };
+            match free.configure(file) {
+                Ok(()) => return Ok(free),
+                Err(rustix::io::Errno::BUSY) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(io::Error::new(io::ErrorKind::ResourceBusy, "every free loop device was taken by others"))
+    }
+
+    /// Puts `file` behind the device, past the page cache where the filesystem below allows it,
+    /// so that nothing is cached twice.
+    fn configure(&self, file: &File) -> rustix::io::Result<()> {
+        match self.configure_with(file, DIRECT_IO) {
+            Err(rustix::io::Errno::INVAL) => self.configure_with(file, 0),
+            result => result,
+        }
+    }
+
+    fn configure_with(&self, file: &File, flags: u32) -> rustix::io::Result<()> {
+        let info = Info {
+            device: 0,
+            inode: 0,
+            rdevice: 0,
+            offset: 0,
+            size_limit: 0,
+            number: 0,
+            encrypt_type: 0,
+            encrypt_key_size: 0,
+            flags: CLEAR_WITH_LAST_USER | flags,
+            file_name: [0; 64],
+            crypt_name: [0; 64],
+            encrypt_key: [0; 32],
+            init: [0; 2],
+        };
+        let fd = file.as_raw_fd().unsigned_abs();
+        let config = Config { fd, block_size: 4096, info, reserved: [0; 8] };
+        // SAFETY: this request reads one `loop_config`, whose layout `Config` has.
+        unsafe { ioctl::ioctl(&self.device, Setter::<CONFIGURE, Config>::new(config)) }
+    }
+
+    /// Tells the device that its file has grown.
+    pub fn refresh_size(&self) -> io::Result<()> {
+        // SAFETY: this request takes no argument.
+        unsafe { ioctl::ioctl(&self.device, NoArg::<SET_CAPACITY>::new()) }.map_err(io::Error::from)
+    }
+
+    pub fn path(&self) -> PathBuf {
+        device_path(self.number)
+    }
+}
+
+impl AsFd for LoopDevice {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.device.as_fd()
+    }
+}
+
+/// Removes the device nodes that were made on demand and have no file behind them any more. The
+/// kernel makes new ones when they are needed.
+pub fn forget_unused() -> io::Result<()> {
+    let control = OpenOptions::new().read(true).write(true).open("/dev/loop-control")?;
+    for number in numbers()? {
+        if number >= ALWAYS_THERE && !is_attached(number) {
+            let argument = usize::try_from(number).map_err(io::Error::other)?;
+            // SAFETY: this request takes the number itself as its argument.
+            match unsafe { ioctl::ioctl(&control, IntegerSetter::<CONTROL_REMOVE>::new_usize(argument)) } {
+                Ok(()) | Err(rustix::io::Errno::BUSY | rustix::io::Errno::NODEV) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The numbers of all devices, attached or not.
+fn numbers() -> io::Result<Vec<u32>> {
+    let mut numbers = Vec::new();
+    for entry in fs::read_dir("/sys/block")? {
+        let name = entry?.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix("loop"));
+        numbers.extend(number.and_then(|digits| digits.parse::<u32>().ok()));
+    }
+    Ok(numbers)
+}
+
+/// Only an attached device has this directory.
+fn is_attached(number: u32) -> bool {
+    Path::new(&format!("/sys/block/loop{number}/loop")).exists()
+}
+
+fn free_number(control: &File) -> io::Result<u32> {
+    // SAFETY: this request takes no argument and answers with a number.
+    let number = check(unsafe { libc::ioctl(control.as_raw_fd(), libc::Ioctl::from(CONTROL_GET_FREE)) })?;
+    u32::try_from(number).map_err(io::Error::other)
+}
+
+fn device_path(number: u32) -> PathBuf {
+    PathBuf::from(format!("/dev/loop{number}"))
+}
+
+fn gone(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENXIO | libc::ENODEV))
+}
+
+/// The kernel answers with its own 32-bit encoding of a device number.
+fn encode_device(device: u64) -> u64 {
+    let (major, minor) = (u64::from(rustix::fs::major(device)), u64::from(rustix::fs::minor(device)));
+    (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
+}

@@ -1,0 +1,170 @@
+//! Mounts: detached clones with attributes of their own, and where they go. See open_tree(2),
+//! mount_setattr(2), pivot_root(2).
+
+use std::ffi::{CStr, CString};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use rustix::fs::CWD;
+use rustix::mount::{MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
+
+use crate::check_long;
+
+/// Attributes of a mount; each is added, none is taken away.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Attributes(u64);
+
+impl Attributes {
+    pub const READ_ONLY: Self = Self(0x1);
+    pub const NO_SUID: Self = Self(0x2);
+    pub const NO_DEV: Self = Self(0x4);
+    pub const NO_EXEC: Self = Self(0x8);
+    const IDMAP: Self = Self(0x10_0000);
+
+    pub const fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+/// Whether submounts come along.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Depth {
+    /// The one filesystem, so that nothing mounted below shows through.
+    Single,
+    Recursive,
+}
+
+/// Makes a detached copy of the mount at `path`.
+pub fn clone_tree(path: &Path, depth: Depth) -> io::Result<OwnedFd> {
+    clone_at(CWD, path, depth)
+}
+
+/// As [`clone_tree`], of what the descriptor is open on.
+pub fn clone_descriptor(fd: BorrowedFd<'_>, depth: Depth) -> io::Result<OwnedFd> {
+    clone_at(fd, Path::new(""), depth)
+}
+
+fn clone_at(directory: BorrowedFd<'_>, path: &Path, depth: Depth) -> io::Result<OwnedFd> {
+    let mut flags =
+        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    if depth == Depth::Recursive {
+        flags |= OpenTreeFlags::AT_RECURSIVE;
+    }
+    rustix::mount::open_tree(directory, path, flags).map_err(Into::into)
+}
+
+/// Adds attributes to a mount and, with `owners`, shows its files through the id map of that
+/// user namespace.
+pub fn set_attributes(
+    mount: BorrowedFd<'_>,
+    attributes: Attributes,
+    owners: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    #[repr(C)]
+    struct MountAttributes {
+        set: u64,
+        clear: u64,
+        propagation: u64,
+        user_namespace: u64,
+    }
+    let arguments = MountAttributes {
+        set: attributes.0 | owners.map_or(0, |_| Attributes::IDMAP.0),
+        clear: 0,
+        propagation: 0,
+        user_namespace: owners.map_or(0, |fd| u64::from(fd.as_raw_fd().unsigned_abs())),
+    };
+    // SAFETY: the kernel reads the structure of the size given and an empty C string; the
+    // descriptors are borrowed for the duration of the call.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            mount.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            &raw const arguments,
+            size_of::<MountAttributes>(),
+        )
+    };
+    check_long(result).map(drop)
+}
+
+/// Attaches a detached mount at a path.
+pub fn attach(mount: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+    rustix::mount::move_mount(mount, "", CWD, path, flags).map_err(Into::into)
+}
+
+/// Attaches a detached mount on what `target` is open on.
+pub fn attach_on(mount: BorrowedFd<'_>, target: BorrowedFd<'_>) -> io::Result<()> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    rustix::mount::move_mount(mount, "", target, "", flags).map_err(Into::into)
+}
+
+/// Keeps mounts made from here on out of every other mount namespace, and theirs out of here.
+pub fn make_private() -> io::Result<()> {
+    rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
+        .map_err(Into::into)
+}
+
+/// Mounts a filesystem by the classic call, which all supported kernels have.
+pub fn mount(kind: &str, target: &Path, attributes: Attributes, options: &str) -> io::Result<()> {
+    let mut flags = MountFlags::empty();
+    for (attribute, flag) in [
+        (Attributes::READ_ONLY, MountFlags::RDONLY),
+        (Attributes::NO_SUID, MountFlags::NOSUID),
+        (Attributes::NO_DEV, MountFlags::NODEV),
+        (Attributes::NO_EXEC, MountFlags::NOEXEC),
+    ] {
+        if attributes.0 & attribute.0 != 0 {
+            flags |= flag;
+        }
+    }
+    let options = CString::new(options).map_err(io::Error::other)?;
+    rustix::mount::mount(kind, target, kind, flags, Some(options.as_c_str())).map_err(Into::into)
+}
+
+/// Shows the file or directory `source` also at `target`.
+pub fn bind(source: &Path, target: &Path) -> io::Result<()> {
+    rustix::mount::mount_bind(source, target).map_err(Into::into)
+}
+
+/// Binds a path onto itself with more attributes.
+pub fn restrict(path: &Path, attributes: Attributes) -> io::Result<()> {
+    let copy = clone_tree(path, Depth::Single)?;
+    set_attributes(copy.as_fd(), attributes, None)?;
+    attach(copy.as_fd(), path)
+}
+
+/// One overlay: `upper` and `work` lie on one filesystem, `lowers` from the top down.
+///
+/// The paths are ours and contain neither `:` nor `,` nor `\`. Whiteouts and opaque marks are
+/// kept in `user.` attributes, which is the only form a user namespace may write.
+pub fn overlay(lowers: &[&str], upper: &str, work: &str, target: &Path) -> io::Result<()> {
+    let options = format!("lowerdir={},upperdir={upper},workdir={work},userxattr", lowers.join(":"));
+    mount("overlay", target, Attributes::default(), &options)
+}
+
+/// Makes `root` the root of this mount namespace and lets go of the old one.
+pub fn pivot(root: &Path) -> io::Result<()> {
+    // With both arguments the same directory the old root ends up on top of the new one, so no
+    // directory for it has to exist inside. See pivot_root(2).
+    rustix::process::chdir(root)?;
+    rustix::process::pivot_root(".", ".")?;
+    rustix::mount::unmount(".", UnmountFlags::DETACH)?;
+    rustix::process::chdir("/").map_err(Into::into)
+}
+
+/// Takes a mount away, even while something still uses it.
+pub fn detach(path: &Path) -> io::Result<()> {
+    rustix::mount::unmount(path, UnmountFlags::DETACH).map_err(Into::into)
+}
+
+/// A path as the C string that calls outside `rustix` want.
+pub fn c_path(path: &Path) -> io::Result<CString> {
+    CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other)
+}
+
+/// The first word of [`CStr`] arguments for our own programs.
+pub const PROGRAM: &CStr = c"coracle";

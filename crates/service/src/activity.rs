@@ -1,0 +1,65 @@
+//! Whether anybody uses a sandbox: open operations, and when the last one ended.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use crate::clock::Clock;
+
+pub(crate) struct Activity {
+    clock: Clock,
+    /// Operations, streams and tunnels that are open now.
+    open: AtomicUsize,
+    /// Microseconds on the boot clock.
+    last: AtomicU64,
+}
+
+/// Somebody uses the sandbox for as long as this lives.
+pub(crate) struct Use(Arc<Activity>);
+
+impl Activity {
+    pub(crate) fn new(clock: Clock) -> Arc<Self> {
+        let activity = Self { clock, open: AtomicUsize::new(0), last: AtomicU64::new(0) };
+        activity.touch();
+        Arc::new(activity)
+    }
+
+    pub(crate) fn begin(self: &Arc<Self>) -> Use {
+        self.open.fetch_add(1, Ordering::AcqRel);
+        Use(Arc::clone(self))
+    }
+
+    pub(crate) fn touch(&self) {
+        let now = u64::try_from(self.clock.now().boot.as_micros()).unwrap_or(u64::MAX);
+        self.last.fetch_max(now, Ordering::AcqRel);
+    }
+
+    /// Since when nobody uses it, on the boot clock; `None` while somebody does.
+    pub(crate) fn idle_since(&self) -> Option<Duration> {
+        let unused = self.open.load(Ordering::Acquire) == 0;
+        unused.then(|| Duration::from_micros(self.last.load(Ordering::Acquire)))
+    }
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        // The time comes first, so that nobody sees the sandbox unused since long ago.
+        self.0.touch();
+        self.0.open.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_open_operation_is_not_idle_and_its_end_counts() {
+        let activity = Activity::new(Clock::host());
+        let before = activity.idle_since().expect("nothing was begun");
+        let operation = activity.begin();
+        assert_eq!(activity.idle_since(), None);
+        drop(operation);
+        assert!(activity.idle_since().expect("the operation ended") >= before);
+    }
+}

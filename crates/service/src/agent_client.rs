@@ -1,0 +1,304 @@
+//! Speaks `wire` with the agent in a sandbox.
+//!
+//! The agent lives among attackers. Whatever it sends is bounded in length (by the decoder),
+//! in number and in time (here), and what cannot be true ends the connection with an error.
+//! One connection carries one operation, so nothing is shared and nothing waits for another.
+
+use std::future::poll_fn;
+use std::io;
+use std::mem::MaybeUninit;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use backend::{AgentStream, SharedBackend};
+use domain::SandboxId;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
+use wire::frame::MAX_PAYLOAD;
+use wire::{Call, Decoder, Fault, Frame, FrameError, Greeting, Reply, Request};
+
+use crate::ErrorKind;
+use crate::error::ServiceError;
+
+/// How long a connection to the agent may take.
+const DIAL: Duration = Duration::from_secs(5);
+
+/// How long the agent may think about its first answer.
+pub(crate) const FIRST_ANSWER: Duration = Duration::from_secs(30);
+
+/// How long bulk bytes or a long listing may stand still.
+pub(crate) const STALL: Duration = Duration::from_secs(120);
+
+/// How much is read from the connection at once.
+const READ: usize = 64 << 10;
+
+/// The most that an answer spread over several frames may hold.
+const LONG_ANSWER: usize = 16 << 20;
+
+/// An exchange with an agent that did not go as it should.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    #[error("waited too long to {0}")]
+    TooSlow(&'static str),
+    #[error("the connection broke")]
+    Broken(#[source] io::Error),
+    #[error("the connection ended too early")]
+    EndedEarly,
+    #[error("it does not speak the protocol")]
+    Frame(#[source] FrameError),
+    #[error("it speaks version {0} of the protocol, which this server does not know")]
+    Version(u32),
+    #[error("it sent what cannot be: {0}")]
+    Impossible(&'static str),
+    #[error("`{operation}` of `{subject}` failed{}", errno_text(*errno))]
+    Fault { operation: String, subject: String, errno: Option<i32> },
+    #[error("it does not know the request")]
+    Unsupported,
+}
+
+impl AgentError {
+    pub(crate) fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Unsupported => ErrorKind::Unsupported,
+            Self::TooSlow(_)
+            | Self::Broken(_)
+            | Self::EndedEarly
+            | Self::Frame(_)
+            | Self::Version(_)
+            | Self::Impossible(_)
+            | Self::Fault { .. } => ErrorKind::Internal,
+        }
+    }
+}
+
+fn errno_text(errno: Option<i32>) -> String {
+    errno.map(|errno| format!(": {}", io::Error::from_raw_os_error(errno))).unwrap_or_default()
+}
+
+/// Reaches the agent of one sandbox.
+#[derive(Clone)]
+pub(crate) struct Agent {
+    backend: SharedBackend,
+    id: SandboxId,
+}
+
+impl Agent {
+    pub(crate) fn new(backend: SharedBackend, id: SandboxId) -> Self {
+        Self { backend, id }
+    }
+
+    pub(crate) fn id(&self) -> &SandboxId {
+        &self.id
+    }
+
+    /// Dials and sends the request; the answer is still to be read.
+    pub(crate) async fn call(&self, request: Request) -> Result<Connection, ServiceError> {
+        let call = Frame::message(&Call { version: wire::VERSION, request });
+        if matches!(&call, Frame::Control(json) if json.len() > MAX_PAYLOAD) {
+            return Err(ServiceError::Invalid(format!("the request is longer than {MAX_PAYLOAD} bytes")));
+        }
+        let dialled = tokio::time::timeout(DIAL, self.backend.dial(&self.id)).await;
+        let stream = match dialled {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(source)) => {
+                let (backend, id, source) = (self.backend.name(), self.id.clone(), Box::new(source));
+                return Err(ServiceError::Backend { backend, action: "reach", id, source });
+            }
+            Err(_elapsed) => return Err(self.failed("be reached", AgentError::TooSlow("connect"))),
+        };
+        let mut connection = Connection::new(stream);
+        let sent = connection.send(&call);
+        let sent = tokio::time::timeout(FIRST_ANSWER, sent).await;
+        sent.unwrap_or(Err(AgentError::TooSlow("send the request")))
+            .map_err(|source| self.failed("take the request", source))?;
+        Ok(connection)
+    }
+
+    /// One question, one answer.
+    pub(crate) async fn ask(&self, request: Request) -> Result<Answer, ServiceError> {
+        let mut connection = self.call(request).await?;
+        self.first_answer(&mut connection).await
+    }
+
+    pub(crate) async fn first_answer(&self, connection: &mut Connection) -> Result<Answer, ServiceError> {
+        let answer = within(FIRST_ANSWER, "hear an answer", connection.answer()).await;
+        answer.map_err(|source| self.failed("answer", source))
+    }
+
+    /// Whether a command could be run.
+    pub(crate) async fn ping(&self) -> Result<(), ServiceError> {
+        match self.ask(Request::Ping).await? {
+            Ok(Reply::Ok) => Ok(()),
+            Ok(_) => Err(self.unexpected()),
+            Err(fault) => Err(self.refused(fault)),
+        }
+    }
+
+    pub(crate) fn failed(&self, action: &'static str, source: AgentError) -> ServiceError {
+        ServiceError::Agent { id: self.id.clone(), action, source }
+    }
+
+    /// The answer belongs to another question.
+    pub(crate) fn unexpected(&self) -> ServiceError {
+        self.failed("answer", AgentError::Impossible("an answer to another question"))
+    }
+
+    /// A fault that no caller can do anything about.
+    pub(crate) fn refused(&self, fault: Fault) -> ServiceError {
+        let source = match fault.kind {
+            wire::FaultKind::Unsupported => AgentError::Unsupported,
+            _ => AgentError::Fault { operation: fault.operation, subject: fault.subject, errno: fault.errno },
+        };
+        self.failed("do that", source)
+    }
+}
+
+/// What an agent answers: something, or why not.
+pub(crate) type Answer = Result<Reply, Fault>;
+
+/// Waits for `work`, but not for ever.
+pub(crate) async fn within<T>(
+    limit: Duration,
+    waiting_to: &'static str,
+    work: impl Future<Output = Result<T, AgentError>>,
+) -> Result<T, AgentError> {
+    tokio::time::timeout(limit, work).await.unwrap_or(Err(AgentError::TooSlow(waiting_to)))
+}
+
+/// One operation under way.
+pub(crate) struct Connection {
+    stream: AgentStream,
+    decoder: Decoder,
+    greeted: bool,
+    /// Encoded bytes, of which the first `sent` are on their way.
+    outgoing: Vec<u8>,
+    sent: usize,
+}
+
+impl Connection {
+    pub(crate) fn new(stream: AgentStream) -> Self {
+        Self { stream, decoder: Decoder::new(), greeted: false, outgoing: Vec::new(), sent: 0 }
+    }
+
+    /// Encodes a frame and hands it to the kernel.
+    pub(crate) async fn send(&mut self, frame: &Frame) -> Result<(), AgentError> {
+        frame.encode(&mut self.outgoing);
+        poll_fn(|context| self.poll_flush(context)).await
+    }
+
+    /// Queues raw bytes; [`Connection::poll_flush`] sends them.
+    pub(crate) fn queue_data(&mut self, bytes: &[u8]) {
+        wire::frame::encode_data(&mut self.outgoing, bytes);
+    }
+
+    pub(crate) fn queue_end(&mut self) {
+        Frame::End.encode(&mut self.outgoing);
+    }
+
+    /// Nothing is lost if the caller does not poll to the end: the rest goes out with the next call.
+    pub(crate) fn poll_flush(&mut self, context: &mut Context<'_>) -> Poll<Result<(), AgentError>> {
+        while self.sent < self.outgoing.len() {
+            let rest = &self.outgoing[self.sent..];
+            let written = ready!(Pin::new(&mut self.stream).poll_write(context, rest));
+            match written.map_err(AgentError::Broken)? {
+                0 => return Poll::Ready(Err(AgentError::Broken(io::ErrorKind::WriteZero.into()))),
+                count => self.sent += count,
+            }
+        }
+        self.outgoing.clear();
+        self.sent = 0;
+        Poll::Ready(Ok(()))
+    }
+
+    /// The next frame after the greeting; `None` when the agent closed its side.
+    pub(crate) async fn frame(&mut self) -> Result<Option<Frame>, AgentError> {
+        poll_fn(|context| self.poll_frame(context)).await
+    }
+
+    /// As [`Connection::frame`]. Bytes are taken from the connection only when no whole frame
+    /// is left over, so the decoder never holds more than one frame and one read.
+    pub(crate) fn poll_frame(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Option<Frame>, AgentError>> {
+        loop {
+            match self.decoder.next_frame().map_err(AgentError::Frame)? {
+                Some(frame) if self.greeted => return Poll::Ready(Ok(Some(frame))),
+                Some(frame) => self.greet(&frame)?,
+                None => {
+                    if ready!(self.poll_fill(context))? == 0 {
+                        return Poll::Ready(Ok(None));
+                    }
+                }
+            }
+        }
+    }
+
+    fn greet(&mut self, frame: &Frame) -> Result<(), AgentError> {
+        let greeting: Greeting = frame.read().map_err(AgentError::Frame)?;
+        if !(1..=wire::VERSION).contains(&greeting.version) {
+            return Err(AgentError::Version(greeting.version));
+        }
+        self.greeted = true;
+        Ok(())
+    }
+
+    fn poll_fill(&mut self, context: &mut Context<'_>) -> Poll<Result<usize, AgentError>> {
+        let mut space = [MaybeUninit::uninit(); READ];
+        let mut buffer = ReadBuf::uninit(&mut space);
+        ready!(Pin::new(&mut self.stream).poll_read(context, &mut buffer)).map_err(AgentError::Broken)?;
+        self.decoder.feed(buffer.filled());
+        Poll::Ready(Ok(buffer.filled().len()))
+    }
+
+    /// The next message. One too large for a frame comes as data, up to a bound.
+    pub(crate) async fn answer(&mut self) -> Result<Answer, AgentError> {
+        let frame = match self.frame().await?.ok_or(AgentError::EndedEarly)? {
+            Frame::Data(bytes) => Frame::Control(self.rest_of_answer(bytes).await?),
+            frame => frame,
+        };
+        read_answer(&frame)
+    }
+
+    async fn rest_of_answer(&mut self, mut json: Vec<u8>) -> Result<Vec<u8>, AgentError> {
+        loop {
+            match self.frame().await?.ok_or(AgentError::EndedEarly)? {
+                Frame::Data(bytes) if bytes.is_empty() => {
+                    return Err(AgentError::Impossible("an empty piece of an answer"));
+                }
+                Frame::Data(bytes) if json.len() + bytes.len() <= LONG_ANSWER => json.extend(bytes),
+                Frame::Data(_) => return Err(AgentError::Impossible("an answer without end")),
+                Frame::End => return Ok(json),
+                Frame::Control(_) | Frame::Output { .. } => {
+                    return Err(AgentError::Frame(FrameError::Unexpected));
+                }
+            }
+        }
+    }
+
+    /// Leaves framing: the stream itself, and bytes of it that were read already.
+    pub(crate) fn into_stream(self) -> (AgentStream, Vec<u8>) {
+        (self.stream, self.decoder.into_rest())
+    }
+
+    pub(crate) async fn shut_down(&mut self) -> Result<(), AgentError> {
+        self.stream.shutdown().await.map_err(AgentError::Broken)
+    }
+}
+
+/// Reads a message, cutting the words of a fault to a bearable length.
+pub(crate) fn read_answer(frame: &Frame) -> Result<Answer, AgentError> {
+    Ok(match frame.read().map_err(AgentError::Frame)? {
+        Reply::Fault(mut fault) => {
+            cut(&mut fault.operation, 64);
+            cut(&mut fault.subject, 4096);
+            Err(fault)
+        }
+        reply => Ok(reply),
+    })
+}
+
+fn cut(text: &mut String, most: usize) {
+    let end = (0..=most.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    text.truncate(end.unwrap_or(0));
+}

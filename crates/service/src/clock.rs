@@ -1,0 +1,90 @@
+//! The two clocks by which sandboxes age.
+//!
+//! The wall clock is what clients read and write; it can be set, so it is only how a moment
+//! is told. CLOCK_BOOTTIME cannot be set and counts while the host sleeps, so it decides.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// One moment on both clocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Moment {
+    pub(crate) wall: SystemTime,
+    /// Since the host started.
+    pub(crate) boot: Duration,
+}
+
+/// Where moments come from. Tests bring their own.
+#[derive(Clone)]
+pub(crate) struct Clock(Arc<dyn Fn() -> Moment + Send + Sync>);
+
+impl Clock {
+    pub(crate) fn host() -> Self {
+        Self::new(|| Moment { wall: whole_micros(SystemTime::now()), boot: since_boot() })
+    }
+
+    pub(crate) fn new(read: impl Fn() -> Moment + Send + Sync + 'static) -> Self {
+        Self(Arc::new(read))
+    }
+
+    pub(crate) fn now(&self) -> Moment {
+        (self.0)()
+    }
+}
+
+impl Moment {
+    /// The moment at which the wall clock will show `wall`, if nobody sets it.
+    pub(crate) fn at_wall(self, wall: SystemTime) -> Self {
+        let boot = match wall.duration_since(self.wall) {
+            Ok(ahead) => self.boot.saturating_add(ahead),
+            Err(past) => self.boot.saturating_sub(past.duration()),
+        };
+        Self { wall, boot }
+    }
+
+    /// The moment `span` later, unless no calendar reaches that far.
+    pub(crate) fn after(self, span: Duration) -> Option<Self> {
+        Some(Self { wall: self.wall.checked_add(span)?, boot: self.boot.checked_add(span)? })
+    }
+}
+
+/// Names this run of the kernel; another name means that the host has restarted.
+pub(crate) fn boot_id() -> std::io::Result<String> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    Ok(text.trim().to_owned())
+}
+
+/// Cuts a time to what the store keeps, so that it reads the same after a restart.
+pub(crate) fn whole_micros(time: SystemTime) -> SystemTime {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    UNIX_EPOCH + since - Duration::from_nanos(u64::from(since.subsec_nanos() % 1000))
+}
+
+fn since_boot() -> Duration {
+    let time = clock_gettime(ClockId::Boottime);
+    let seconds = u64::try_from(time.tv_sec).expect("the host did not start in the future");
+    let nanos = u32::try_from(time.tv_nsec).expect("a second has fewer nanoseconds than 2^32");
+    Duration::new(seconds, nanos)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wall_time_ahead_is_as_far_ahead_on_the_boot_clock() {
+        let now = Moment { wall: UNIX_EPOCH + Duration::from_secs(1000), boot: Duration::from_secs(50) };
+        let later = now.at_wall(now.wall + Duration::from_secs(9));
+        assert_eq!(later.boot, Duration::from_secs(59));
+        assert_eq!(now.at_wall(UNIX_EPOCH).boot, Duration::ZERO);
+    }
+
+    #[test]
+    fn the_host_clock_goes_forward() {
+        let clock = Clock::host();
+        let (first, second) = (clock.now(), clock.now());
+        assert!(second.boot >= first.boot && first.boot > Duration::ZERO);
+    }
+}

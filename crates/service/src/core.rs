@@ -1,0 +1,240 @@
+//! What the parts of the service share.
+
+use std::io::ErrorKind;
+use std::path::Path;
+use std::sync::{Arc, RwLock};
+use std::time::Duration;
+
+use backend::{BackendError, Capabilities, Death, SharedBackend};
+use domain::{Owner, Phase, ProcessId, Request, SandboxId, Verdict};
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use wire::Reply;
+
+use crate::activity::Use;
+use crate::agent_client::Agent;
+use crate::clock::{self, Clock};
+use crate::driver::{Answer, Command, Driver};
+use crate::reaper::Schedule;
+use crate::registry::{Handle, Registry};
+use crate::store::{Kept, Record, Store};
+use crate::tokens::{Keys, Mint, random};
+use crate::{Config, Create, InForce, ProcessStatus, Sandbox, ServiceError, translate};
+
+/// How long a backend may take to remove a sandbox.
+const DESTROY: Duration = Duration::from_secs(60);
+
+pub(crate) struct Core {
+    pub(crate) config: Config,
+    pub(crate) backend: SharedBackend,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) store: Store,
+    pub(crate) clock: Clock,
+    pub(crate) boot_id: String,
+    pub(crate) registry: Registry,
+    pub(crate) schedule: Schedule,
+    pub(crate) mint: Mint,
+    pub(crate) keys: RwLock<Keys>,
+    /// Tells every task to end.
+    pub(crate) stop: CancellationToken,
+    pub(crate) tasks: TaskTracker,
+}
+
+impl Core {
+    /// Opens what is on disk and asks the backend what it can do; nothing runs yet.
+    pub(crate) async fn open(
+        config: Config,
+        backend: SharedBackend,
+        clock: Clock,
+    ) -> Result<(Arc<Self>, Vec<Record>), ServiceError> {
+        let boot_id = clock::boot_id().map_err(io("read the boot id"))?;
+        let mint = Mint::open(&config.state_dir).map_err(io("open the server's secret"))?;
+        let (store, kept) = open_store(&config.state_dir).await?;
+        let name = backend.name();
+        let probed = backend.probe().await;
+        let capabilities = probed.map_err(|source| ServiceError::Host {
+            backend: name,
+            action: "say what this host offers",
+            source: Box::new(source),
+        })?;
+        let core = Self {
+            config,
+            backend,
+            capabilities,
+            store,
+            clock,
+            boot_id,
+            registry: Registry::default(),
+            schedule: Schedule::default(),
+            mint,
+            keys: RwLock::new(Keys::new(kept.keys)),
+            stop: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+        };
+        Ok((Arc::new(core), kept.records))
+    }
+
+    /// Makes a new sandbox: first known, then made.
+    pub(crate) async fn create(
+        self: &Arc<Self>,
+        owner: &Owner,
+        wish: Create,
+    ) -> Result<Sandbox, ServiceError> {
+        if self.stop.is_cancelled() {
+            return Err(ServiceError::Stopping);
+        }
+        let record = self.record(owner, wish)?;
+        let (handle, driver) = Driver::new(self, record);
+        let limit = self.config.sandboxes;
+        self.registry.add(handle, limit).map_err(|_full| ServiceError::TooManySandboxes { limit })?;
+        let (reply, claim) = oneshot::channel();
+        self.tasks.spawn(driver.create(reply));
+        claim.await.unwrap_or(Err(ServiceError::Stopping)).map(|claim| claim.take())
+    }
+
+    fn record(&self, owner: &Owner, wish: Create) -> Result<Record, ServiceError> {
+        let now = self.clock.now();
+        let expires = wish.timeout.map(|timeout| self.checked(timeout)).transpose()?;
+        let expires = expires.map(|timeout| now.after(timeout).ok_or_else(too_long)).transpose()?;
+        let entrypoint = if wish.spec.only_waits() { None } else { Some(new_process_id()?) };
+        let sandbox = Sandbox {
+            id: SandboxId::from_entropy(random().map_err(io("draw a random id"))?),
+            owner: owner.clone(),
+            origin: wish.origin.to_owned(),
+            in_force: InForce { image: wish.spec.image.clone(), ..InForce::default() },
+            spec: wish.spec,
+            labels: wish.labels,
+            notes: wish.notes,
+            phase: Phase::Starting,
+            phase_since: now.wall,
+            created: now.wall,
+            expires: expires.map(|moment| moment.wall),
+        };
+        Ok(Record {
+            sandbox,
+            expires_boot: expires.map(|moment| moment.boot),
+            idle_timeout: wish.idle_timeout,
+            entrypoint,
+            epoch: 0,
+            boot_id: self.boot_id.clone(),
+        })
+    }
+
+    fn checked(&self, timeout: Duration) -> Result<Duration, ServiceError> {
+        match self.config.longest_timeout {
+            Some(longest) if timeout > longest => Err(ServiceError::Invalid(format!(
+                "the timeout is longer than {} seconds, the longest this server grants",
+                longest.as_secs()
+            ))),
+            _ => Ok(timeout),
+        }
+    }
+
+    /// A foreign sandbox is as unknown as one that never was.
+    pub(crate) fn find(&self, owner: &Owner, id: &SandboxId) -> Result<Arc<Handle>, ServiceError> {
+        let handle = self.registry.find(id).filter(|handle| handle.owner == *owner);
+        handle.ok_or_else(|| ServiceError::NoSandbox(id.clone()))
+    }
+
+    /// The sandbox, if something may be asked of it now. Asking is not using.
+    pub(crate) fn reach(&self, owner: &Owner, id: &SandboxId) -> Result<Arc<Handle>, ServiceError> {
+        let handle = self.find(owner, id)?;
+        match handle.phase().judge(Request::Use) {
+            Verdict::Accept | Verdict::AlreadySo => Ok(handle),
+            Verdict::Deny => {
+                let (id, phase) = (id.clone(), handle.phase());
+                Err(ServiceError::Denied { id, request: Request::Use, phase })
+            }
+        }
+    }
+
+    /// As [`Core::reach`], and the sandbox is in use for as long as the answer lives.
+    pub(crate) fn enter(&self, owner: &Owner, id: &SandboxId) -> Result<(Arc<Handle>, Use), ServiceError> {
+        // The use begins before the phase is read: a sandbox about to be ended for idleness
+        // either sees the use, or is seen stopping.
+        let activity = self.find(owner, id)?.activity.begin();
+        Ok((self.reach(owner, id)?, activity))
+    }
+
+    /// Gives an order to a driver and waits until it is carried out.
+    pub(crate) async fn order<T>(
+        &self,
+        handle: &Handle,
+        order: impl FnOnce(Answer<T>) -> Command,
+    ) -> Result<T, ServiceError> {
+        let (answer, wait) = oneshot::channel();
+        let gone = || match self.stop.is_cancelled() {
+            true => ServiceError::Stopping,
+            false => ServiceError::NoSandbox(handle.id.clone()),
+        };
+        handle.mailbox.send(order(answer)).await.map_err(|_unsent| gone())?;
+        wait.await.unwrap_or_else(|_dropped| Err(gone()))
+    }
+
+    pub(crate) async fn processes_of(&self, agent: &Agent) -> Result<Vec<ProcessStatus>, ServiceError> {
+        match agent.ask(wire::Request::Processes).await? {
+            Ok(Reply::Statuses(statuses)) => {
+                let statuses = statuses.into_iter().map(translate::status).collect::<Result<_, _>>();
+                statuses.map_err(|source| agent.failed("answer", source))
+            }
+            Ok(_) => Err(agent.unexpected()),
+            Err(fault) => Err(agent.refused(fault)),
+        }
+    }
+
+    /// Removes a sandbox with everything that belongs to it.
+    pub(crate) async fn destroy(&self, id: &SandboxId) -> Result<(), ServiceError> {
+        self.ask_backend("destroy", id, DESTROY, self.backend.destroy(id)).await
+    }
+
+    /// Waits for the backend, but not for ever.
+    pub(crate) async fn ask_backend<T>(
+        &self,
+        action: &'static str,
+        id: &SandboxId,
+        limit: Duration,
+        work: impl Future<Output = Result<T, BackendError>>,
+    ) -> Result<T, ServiceError> {
+        let late = || BackendError::Io { action: "finish in time", source: ErrorKind::TimedOut.into() };
+        let done = tokio::time::timeout(limit, work).await.unwrap_or_else(|_elapsed| Err(late()));
+        let backend = self.backend.name();
+        let failed =
+            |source| ServiceError::Backend { backend, action, id: id.clone(), source: Box::new(source) };
+        done.map_err(failed)
+    }
+
+    /// Passes deaths on to the drivers.
+    pub(crate) async fn hear_of_deaths(self: Arc<Self>, mut deaths: mpsc::UnboundedReceiver<Death>) {
+        loop {
+            let death = tokio::select! {
+                death = deaths.recv() => death,
+                () = self.stop.cancelled() => return,
+            };
+            let Some(death) = death else { return };
+            if let Some(handle) = self.registry.find(&death.id) {
+                handle.death.send_replace(Some(death.cause));
+            }
+        }
+    }
+}
+
+/// Opening waits for the disk, so it happens on a thread where that is allowed.
+async fn open_store(state_dir: &Path) -> Result<(Store, Kept), ServiceError> {
+    let path = state_dir.join("coracle.db");
+    let opened = tokio::task::spawn_blocking(move || Store::open(&path)).await;
+    let opened = opened.expect("opening the store does not panic");
+    opened.map_err(|source| ServiceError::Store { action: "be opened", source })
+}
+
+pub(crate) fn new_process_id() -> Result<ProcessId, ServiceError> {
+    random().map(ProcessId::from_entropy).map_err(io("draw a random id"))
+}
+
+fn too_long() -> ServiceError {
+    ServiceError::Invalid("the timeout ends after the last day of any calendar".to_owned())
+}
+
+fn io(action: &'static str) -> impl Fn(std::io::Error) -> ServiceError {
+    move |source| ServiceError::Io { action, source }
+}

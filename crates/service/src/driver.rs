@@ -1,0 +1,378 @@
+//! One task per sandbox, the only writer of its phase.
+//!
+//! ```text
+//!  service, reaper ── Command ──►┐
+//!  backend's deaths ── Cause ───►├─ driver ─► store, backend ─► watch ─► everybody
+//!  the entrypoint's end ── Exit ►┘
+//! ```
+//! It writes what it is about to do, does it, and then tells. Orders wait in a bounded
+//! mailbox and are done one after the other, so no two of them ever meet.
+
+mod orders;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use domain::{Cause, Exit, Phase, Request, Verdict};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::activity::Activity;
+use crate::agent_client::Agent;
+use crate::commands::Commands;
+use crate::core::Core;
+use crate::error::chain;
+use crate::reaper::Why;
+use crate::registry::Handle;
+use crate::store::Record;
+use crate::{Outcome, Sandbox, ServiceError, entrypoint, measure};
+
+/// How many orders may wait for one driver.
+const MAILBOX: usize = 16;
+
+/// How long a backend may take to make a sandbox.
+const CREATE: Duration = Duration::from_secs(60);
+
+/// How long to wait before what could not be removed is tried again.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+const LAST_RETRY: Duration = Duration::from_secs(60);
+
+pub(crate) type Answer<T> = oneshot::Sender<Result<T, ServiceError>>;
+
+/// What a driver can be told to do.
+pub(crate) enum Command {
+    Pause(Answer<Outcome>),
+    Resume(Answer<Outcome>),
+    Destroy(Answer<Outcome>),
+    PatchLabels(BTreeMap<String, Option<String>>, Answer<Sandbox>),
+    Renew(SystemTime, Answer<Sandbox>),
+    /// Its time may be over: look, and end it if so.
+    Expire,
+    /// Nobody may be using it: look, and end it if so.
+    Idle,
+    /// Somebody set the wall clock: tell the expiry in the new time.
+    ClockSet,
+}
+
+/// A new sandbox on its way to whoever asked for it. If it does not arrive, because the
+/// client has gone, the sandbox is destroyed.
+pub(crate) struct Claim {
+    sandbox: Option<Sandbox>,
+    abandoned: CancellationToken,
+}
+
+impl Claim {
+    pub(crate) fn take(mut self) -> Sandbox {
+        self.sandbox.take().expect("a claim is taken once, by value")
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if self.sandbox.is_some() {
+            self.abandoned.cancel();
+        }
+    }
+}
+
+pub(crate) struct Driver {
+    core: Arc<Core>,
+    handle: Arc<Handle>,
+    record: Record,
+    state: watch::Sender<Sandbox>,
+    mailbox: mpsc::Receiver<Command>,
+    death: watch::Receiver<Option<Cause>>,
+    /// Ends when the main process does.
+    entrypoint: Option<AbortOnDropHandle<Exit>>,
+    /// Remains that the backend could not remove, and when it is tried again.
+    owed: Option<Owed>,
+}
+
+#[derive(Clone, Copy)]
+struct Owed {
+    next: Instant,
+    pause: Duration,
+}
+
+enum Next {
+    Command(Command),
+    Died,
+    Exited(Exit),
+    Abandoned,
+    Retry,
+    Stop,
+}
+
+impl Driver {
+    pub(crate) fn new(core: &Arc<Core>, record: Record) -> (Arc<Handle>, Self) {
+        let (orders, mailbox) = mpsc::channel(MAILBOX);
+        let (state, published) = watch::channel(record.sandbox.clone());
+        let (dying, death) = watch::channel(None);
+        let handle = Arc::new(Handle {
+            id: record.sandbox.id.clone(),
+            owner: record.sandbox.owner.clone(),
+            created: record.sandbox.created,
+            epoch: record.epoch,
+            agent: Agent::new(Arc::clone(&core.backend), record.sandbox.id.clone()),
+            activity: Activity::new(core.clock.clone()),
+            commands: Commands::new(core.config.commands_per_sandbox),
+            mailbox: orders,
+            state: published,
+            abandoned: CancellationToken::new(),
+            death: dying,
+        });
+        let core = Arc::clone(core);
+        let driver = Self {
+            core,
+            handle: Arc::clone(&handle),
+            record,
+            state,
+            mailbox,
+            death,
+            entrypoint: None,
+            owed: None,
+        };
+        (handle, driver)
+    }
+
+    /// Makes the sandbox, hands it over, and drives it to its end.
+    pub(crate) async fn create(mut self, reply: oneshot::Sender<Result<Claim, ServiceError>>) {
+        measure::moved(None, Some(Phase::Starting));
+        if let Err(source) = self.core.store.insert(&self.record).await {
+            self.leave();
+            // Whoever asked may have gone; nothing was made.
+            reply.send(Err(ServiceError::Store { action: "note the new sandbox", source })).ok();
+            return;
+        }
+        let made = self.bring_up().await.map(|()| self.claim());
+        if let Err(error) = &made {
+            tracing::warn!(sandbox = %self.handle.id, error = %chain(error), "a sandbox was not created");
+            // What could not be removed now is owed, and tried again below.
+            self.end(Cause::NotCreated).await.ok();
+        }
+        // A claim that cannot be delivered is dropped here, and says so to this driver.
+        reply.send(made).ok();
+        self.run().await;
+    }
+
+    /// Drives a sandbox that a former server has made.
+    pub(crate) async fn adopt(mut self) {
+        measure::moved(None, Some(self.phase()));
+        self.schedule();
+        if matches!(self.phase(), Phase::Running | Phase::Paused) {
+            self.watch_entrypoint();
+        }
+        if matches!(self.phase(), Phase::Stopping | Phase::Failed(_)) {
+            self.owe();
+        }
+        self.run().await;
+    }
+
+    async fn bring_up(&mut self) -> Result<(), ServiceError> {
+        let spec = self.record.sandbox.spec.clone();
+        let made = self.core.backend.create(&self.handle.id, &spec);
+        self.record.sandbox.in_force = self.core.ask_backend("create", &self.handle.id, CREATE, made).await?;
+        self.handle.agent.ping().await?;
+        if let Some(id) = &self.record.entrypoint {
+            entrypoint::launch(&self.handle.agent, id, &spec.entrypoint).await?;
+        }
+        self.watch_entrypoint();
+        self.handle.activity.touch();
+        self.schedule();
+        self.enter(Phase::Running);
+        self.core.store.update_later(&self.record).await;
+        Ok(())
+    }
+
+    fn claim(&self) -> Claim {
+        let sandbox = Some(self.record.sandbox.clone());
+        Claim { sandbox, abandoned: self.handle.abandoned.clone() }
+    }
+
+    async fn run(mut self) {
+        while self.phase() != Phase::Stopped {
+            match self.next().await {
+                Next::Command(command) => self.obey(command).await,
+                Next::Died => self.die().await,
+                Next::Exited(exit) => self.exit(exit).await,
+                Next::Abandoned => {
+                    tracing::info!(sandbox = %self.handle.id, "whoever asked for it has gone");
+                    self.end_or_owe(Cause::NotCreated).await;
+                }
+                Next::Retry => self.retry().await,
+                Next::Stop => return,
+            }
+        }
+    }
+
+    /// Every branch may be dropped without losing anything: what it waits for stays there.
+    async fn next(&mut self) -> Next {
+        let running = self.phase() == Phase::Running;
+        let ending = matches!(self.phase(), Phase::Stopping | Phase::Failed(_));
+        let owed = self.owed.map(|owed| owed.next);
+        tokio::select! {
+            biased;
+            () = self.handle.abandoned.cancelled(), if !ending => Next::Abandoned,
+            Some(command) = self.mailbox.recv() => Next::Command(command),
+            Ok(()) = self.death.changed() => Next::Died,
+            exit = end_of(&mut self.entrypoint), if running => Next::Exited(exit),
+            () = sleep_until(owed.unwrap_or_else(Instant::now)), if owed.is_some() => Next::Retry,
+            () = self.core.stop.cancelled() => Next::Stop,
+        }
+    }
+
+    async fn obey(&mut self, command: Command) {
+        match command {
+            Command::Pause(answer) => reply(answer, self.pause().await),
+            Command::Resume(answer) => reply(answer, self.resume().await),
+            Command::Destroy(answer) => reply(answer, self.destroy().await),
+            Command::PatchLabels(patch, answer) => reply(answer, self.patch_labels(patch).await),
+            Command::Renew(expires, answer) => reply(answer, self.renew(expires).await),
+            Command::Expire => self.end_if_expired().await,
+            Command::Idle => self.end_if_idle().await,
+            Command::ClockSet => self.tell_expiry_anew().await,
+        }
+    }
+
+    async fn die(&mut self) {
+        let Some(cause) = *self.death.borrow_and_update() else { return };
+        if matches!(self.phase(), Phase::Stopping | Phase::Stopped | Phase::Failed(_)) {
+            return;
+        }
+        tracing::warn!(sandbox = %self.handle.id, cause = cause.name(), "a sandbox died");
+        measure::died(cause);
+        self.entrypoint = None;
+        self.enter(Phase::Failed(cause));
+        self.core.store.update_later(&self.record).await;
+        self.retry().await;
+    }
+
+    async fn exit(&mut self, exit: Exit) {
+        tracing::info!(sandbox = %self.handle.id, ?exit, "the entrypoint ended");
+        self.entrypoint = None;
+        self.enter(Phase::Exited(exit));
+        self.core.store.update_later(&self.record).await;
+    }
+
+    async fn end_or_owe(&mut self, cause: Cause) {
+        if let Err(error) = self.end(cause).await {
+            tracing::error!(sandbox = %self.handle.id, error = %chain(&error), "it is tried again later");
+        }
+    }
+
+    /// Removes the sandbox and all that belongs to it. If that fails it is tried again until
+    /// it succeeds, now by the caller or later by itself.
+    async fn end(&mut self, cause: Cause) -> Result<(), ServiceError> {
+        self.entrypoint = None;
+        if self.phase() != Phase::Stopping {
+            self.enter(Phase::Stopping);
+            if let Err(error) = self.core.store.update(&self.record).await {
+                // Even without a note a full disk must not keep a sandbox alive.
+                tracing::warn!(sandbox = %self.handle.id, error = %chain(&error), "removed without a note");
+            }
+        }
+        self.remove_remains().await?;
+        if let Err(error) = self.core.store.delete(&self.handle.id).await {
+            tracing::warn!(sandbox = %self.handle.id, error = %chain(&error), "its row stays for now");
+        }
+        tracing::info!(sandbox = %self.handle.id, cause = cause.name(), "a sandbox ended");
+        self.leave();
+        Ok(())
+    }
+
+    async fn retry(&mut self) {
+        if self.phase() == Phase::Stopping {
+            self.end_or_owe(Cause::Destroyed).await;
+        } else if let Err(error) = self.remove_remains().await {
+            tracing::error!(sandbox = %self.handle.id, error = %chain(&error), "remains are removed later");
+        }
+    }
+
+    async fn remove_remains(&mut self) -> Result<(), ServiceError> {
+        let removed = self.core.destroy(&self.handle.id).await;
+        self.owed = removed.is_err().then(|| {
+            let pause = self.owed.map_or(FIRST_RETRY, |owed| (owed.pause * 2).min(LAST_RETRY));
+            Owed { next: Instant::now() + pause, pause }
+        });
+        removed
+    }
+
+    /// Has the remains removed at once.
+    fn owe(&mut self) {
+        self.owed = Some(Owed { next: Instant::now(), pause: FIRST_RETRY });
+    }
+
+    fn leave(&mut self) {
+        let last = self.phase();
+        self.record.sandbox.phase = Phase::Stopped;
+        self.publish();
+        measure::moved(Some(last), None);
+        self.core.schedule.forget(&self.handle.id);
+        self.core.registry.remove(&self.handle);
+    }
+
+    fn phase(&self) -> Phase {
+        self.record.sandbox.phase
+    }
+
+    fn enter(&mut self, phase: Phase) {
+        measure::moved(Some(self.phase()), Some(phase));
+        self.record.sandbox.phase = phase;
+        self.record.sandbox.phase_since = self.core.clock.now().wall;
+        self.publish();
+        self.core.registry.set_phase(&self.handle, phase);
+    }
+
+    fn publish(&self) -> Sandbox {
+        self.state.send_replace(self.record.sandbox.clone());
+        self.record.sandbox.clone()
+    }
+
+    fn schedule(&self) {
+        self.schedule_expiry();
+        if let Some(limit) = self.record.idle_timeout {
+            let due = self.core.clock.now().boot.saturating_add(limit);
+            self.core.schedule.set(&self.handle.id, Why::Idle, due);
+        }
+    }
+
+    fn schedule_expiry(&self) {
+        if let Some(expires) = self.record.expires_boot {
+            self.core.schedule.set(&self.handle.id, Why::Expiry, expires);
+        }
+    }
+
+    fn watch_entrypoint(&mut self) {
+        self.entrypoint = self.record.entrypoint.clone().map(|id| {
+            let watching = entrypoint::ended(self.handle.agent.clone(), id);
+            AbortOnDropHandle::new(self.core.tasks.spawn(watching))
+        });
+    }
+
+    fn judge(&self, request: Request) -> Result<Verdict, ServiceError> {
+        match self.phase().judge(request) {
+            Verdict::Deny => {
+                let (id, phase) = (self.handle.id.clone(), self.phase());
+                Err(ServiceError::Denied { id, request, phase })
+            }
+            verdict => Ok(verdict),
+        }
+    }
+}
+
+/// Whoever asked may have gone; what was done stays done.
+fn reply<T>(answer: Answer<T>, outcome: Result<T, ServiceError>) {
+    answer.send(outcome).ok();
+}
+
+/// Waits for ever if there is no main process.
+async fn end_of(entrypoint: &mut Option<AbortOnDropHandle<Exit>>) -> Exit {
+    match entrypoint {
+        // A watcher that was lost saw no end.
+        Some(watching) => watching.await.unwrap_or(Exit::Lost),
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,141 @@
+//! What a driver does when it is told to.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+use domain::{Cause, Phase, Request, Verdict};
+
+use super::Driver;
+use crate::reaper::Why;
+use crate::{Outcome, Sandbox, ServiceError};
+
+/// How long a backend may take to freeze or to thaw.
+const FREEZE: Duration = Duration::from_secs(30);
+
+impl Driver {
+    pub(super) async fn pause(&mut self) -> Result<Outcome, ServiceError> {
+        if self.judge(Request::Pause)? == Verdict::AlreadySo {
+            return Ok(Outcome::AlreadySo);
+        }
+        self.enter(Phase::Pausing);
+        let (core, id) = (&self.core, &self.handle.id);
+        if let Err(error) = core.ask_backend("pause", id, FREEZE, core.backend.pause(id)).await {
+            // It may be frozen in part, so it is thawed; if that fails too, it has died.
+            core.ask_backend("resume", id, FREEZE, core.backend.resume(id)).await.ok();
+            self.enter(Phase::Running);
+            return Err(error);
+        }
+        self.enter(Phase::Paused);
+        self.core.store.update_later(&self.record).await;
+        Ok(Outcome::Done)
+    }
+
+    pub(super) async fn resume(&mut self) -> Result<Outcome, ServiceError> {
+        if self.judge(Request::Resume)? == Verdict::AlreadySo {
+            return Ok(Outcome::AlreadySo);
+        }
+        self.enter(Phase::Resuming);
+        let (core, id) = (&self.core, &self.handle.id);
+        if let Err(error) = core.ask_backend("resume", id, FREEZE, core.backend.resume(id)).await {
+            self.enter(Phase::Paused);
+            return Err(error);
+        }
+        self.handle.activity.touch();
+        self.enter(Phase::Running);
+        self.core.store.update_later(&self.record).await;
+        Ok(Outcome::Done)
+    }
+
+    pub(super) async fn destroy(&mut self) -> Result<Outcome, ServiceError> {
+        // One that is stopping already could not be removed so far: this is another attempt.
+        let verdict = self.judge(Request::Destroy)?;
+        self.end(Cause::Destroyed).await?;
+        Ok(if verdict == Verdict::AlreadySo { Outcome::AlreadySo } else { Outcome::Done })
+    }
+
+    pub(super) async fn patch_labels(
+        &mut self,
+        patch: BTreeMap<String, Option<String>>,
+    ) -> Result<Sandbox, ServiceError> {
+        let former = self.record.sandbox.labels.clone();
+        for (name, value) in patch {
+            match value {
+                Some(value) => self.record.sandbox.labels.insert(name, value),
+                None => self.record.sandbox.labels.remove(&name),
+            };
+        }
+        if let Err(source) = self.core.store.update(&self.record).await {
+            self.record.sandbox.labels = former;
+            return Err(ServiceError::Store { action: "keep the labels", source });
+        }
+        Ok(self.publish())
+    }
+
+    pub(super) async fn renew(&mut self, expires: SystemTime) -> Result<Sandbox, ServiceError> {
+        self.judge(Request::Renew)?;
+        let (id, phase) = (self.handle.id.clone(), self.phase());
+        let Some(former) = self.record.sandbox.expires else {
+            return Err(ServiceError::NeverExpires { id, phase });
+        };
+        let now = self.core.clock.now();
+        if expires <= now.wall {
+            return Err(ServiceError::Invalid("the new expiry is not in the future".to_owned()));
+        }
+        let former_boot = self.record.expires_boot;
+        self.record.sandbox.expires = Some(expires);
+        self.record.expires_boot = Some(now.at_wall(expires).boot);
+        if let Err(source) = self.core.store.update(&self.record).await {
+            self.record.sandbox.expires = Some(former);
+            self.record.expires_boot = former_boot;
+            return Err(ServiceError::Store { action: "keep the expiry", source });
+        }
+        self.schedule_expiry();
+        Ok(self.publish())
+    }
+
+    pub(super) async fn end_if_expired(&mut self) {
+        let now = self.core.clock.now().boot;
+        if self.record.expires_boot.is_some_and(|expires| expires <= now) {
+            self.end_or_owe(Cause::Expired).await;
+        }
+    }
+
+    /// Ends the sandbox if nobody has used it for long enough and nothing runs in it. The
+    /// entrypoint does not count: it is the sandbox itself, not a use of it.
+    pub(super) async fn end_if_idle(&mut self) {
+        let Some(limit) = self.record.idle_timeout else { return };
+        let now = self.core.clock.now().boot;
+        let due = match (self.phase(), self.handle.activity.idle_since()) {
+            (Phase::Running | Phase::Exited(_), Some(since)) => since.saturating_add(limit),
+            // A paused one cannot be used, and one in use is looked at again later.
+            _ => now.saturating_add(limit),
+        };
+        if due <= now && !self.runs_something().await && self.handle.activity.idle_since().is_some() {
+            return self.end_or_owe(Cause::Idle).await;
+        }
+        let again = if due > now { due } else { now.saturating_add(limit) };
+        self.core.schedule.set(&self.handle.id, Why::Idle, again);
+    }
+
+    /// An agent that does not answer is given the benefit of the doubt.
+    async fn runs_something(&self) -> bool {
+        match self.core.processes_of(&self.handle.agent).await {
+            Ok(processes) => processes.iter().any(|status| {
+                status.ended.is_none() && Some(&status.process) != self.record.entrypoint.as_ref()
+            }),
+            Err(error) => {
+                tracing::debug!(sandbox = %self.handle.id, %error, "nobody knows whether it is idle");
+                true
+            }
+        }
+    }
+
+    pub(super) async fn tell_expiry_anew(&mut self) {
+        let now = self.core.clock.now();
+        let Some(expires) = self.record.expires_boot else { return };
+        let left = expires.saturating_sub(now.boot);
+        self.record.sandbox.expires = now.wall.checked_add(left);
+        self.publish();
+        self.core.store.update_later(&self.record).await;
+    }
+}

@@ -1,0 +1,79 @@
+//! The main process of a sandbox: started by its driver, watched until it ends.
+
+use std::time::Duration;
+
+use domain::process::{Command, Process};
+use domain::{Exit, ProcessId};
+use wire::{Frame, Reply, Request};
+
+use crate::agent_client::{Agent, AgentError, read_answer};
+use crate::error::ServiceError;
+use crate::{faults, translate};
+
+/// The word by which fronts find it among the processes.
+pub(crate) const TAG: &str = "entrypoint";
+
+/// How long to wait before following it again when the connection broke.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+const LAST_RETRY: Duration = Duration::from_secs(30);
+
+pub(crate) async fn launch(agent: &Agent, id: &ProcessId, words: &[String]) -> Result<(), ServiceError> {
+    let process = Process { tag: Some(TAG.to_owned()), ..Process::new(Command::Argv(words.to_vec())) };
+    let start = wire::process::Start { follow: false, ..translate::start(id, process) };
+    match agent.ask(Request::Start(start)).await? {
+        Ok(Reply::Started { .. }) => Ok(()),
+        Ok(_) => Err(agent.unexpected()),
+        Err(fault) => Err(ServiceError::Entrypoint(Box::new(faults::of_file(agent, fault)))),
+    }
+}
+
+/// Whether the agent has ever heard of it.
+pub(crate) async fn was_started(agent: &Agent, id: &ProcessId) -> Result<bool, ServiceError> {
+    match agent.ask(Request::Status { process: id.as_str().to_owned() }).await? {
+        Ok(_) => Ok(true),
+        Err(fault) => match faults::of_process(agent, id, fault) {
+            ServiceError::NoProcess(_) => Ok(false),
+            error => Err(error),
+        },
+    }
+}
+
+/// Waits until it has ended. Whoever waits gives up when the sandbox itself has died.
+pub(crate) async fn ended(agent: Agent, id: ProcessId) -> Exit {
+    let mut pause = FIRST_RETRY;
+    loop {
+        match follow(&agent, &id).await {
+            Ok(exit) => return exit,
+            Err(ServiceError::NoProcess(_)) => return Exit::Lost,
+            Err(error) => tracing::debug!(sandbox = %agent.id(), %error, "the entrypoint is followed again"),
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LAST_RETRY);
+    }
+}
+
+/// Follows from the end of all offsets, so that nothing but the end is sent. An agent that
+/// sends output nevertheless is only wasting its own time: it is dropped unread.
+async fn follow(agent: &Agent, id: &ProcessId) -> Result<Exit, ServiceError> {
+    let request = Request::Follow { process: id.as_str().to_owned(), from: u64::MAX };
+    let mut connection = agent.call(request).await?;
+    match agent.first_answer(&mut connection).await? {
+        Ok(Reply::Status(_)) => {}
+        Ok(_) => return Err(agent.unexpected()),
+        Err(fault) => return Err(faults::of_process(agent, id, fault)),
+    }
+    let broken = |source| agent.failed("be followed", source);
+    loop {
+        let frame = connection.frame().await.map_err(broken)?;
+        let frame = frame.ok_or(AgentError::EndedEarly).map_err(broken)?;
+        if matches!(frame, Frame::Output { .. }) {
+            continue;
+        }
+        match read_answer(&frame).map_err(broken)? {
+            Ok(Reply::Ended(ended)) => return Ok(translate::ended(&ended).exit),
+            Ok(Reply::Gap { .. }) => {}
+            Ok(_) => return Err(agent.unexpected()),
+            Err(fault) => return Err(faults::of_process(agent, id, fault)),
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! What can go wrong in the core, as something a caller can act on.
+
+use std::time::Duration;
+
+use backend::BackendError;
+use domain::{Phase, ProcessId, Request, SandboxId, SessionId};
+
+use crate::agent_client::AgentError;
+use crate::store::StoreError;
+
+/// After how long a caller that met a limit may try again.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+#[derive(Debug, thiserror::Error)]
+pub enum ServiceError {
+    #[error("there is no sandbox `{0}`")]
+    NoSandbox(SandboxId),
+    #[error("there is no process `{0}`")]
+    NoProcess(ProcessId),
+    #[error("there is no session `{0}`")]
+    NoSession(SessionId),
+    #[error("cannot {request} sandbox `{id}` while it is {phase}")]
+    Denied { id: SandboxId, request: Request, phase: Phase },
+    #[error("sandbox `{id}` never expires, so there is nothing to renew")]
+    NeverExpires { id: SandboxId, phase: Phase },
+    #[error("the server holds as many sandboxes as it may, {limit}")]
+    TooManySandboxes { limit: usize },
+    #[error("sandbox `{id}` runs as many commands as it may, {limit}")]
+    TooManyCommands { id: SandboxId, limit: u32 },
+    #[error("sandbox `{0}` has too much to do")]
+    Overloaded(SandboxId),
+    #[error("{0}")]
+    Invalid(String),
+    #[error("`{0}` is busy")]
+    Busy(ProcessId),
+    #[error("nothing listens on port {port} of sandbox `{id}`")]
+    Refused { id: SandboxId, port: u16 },
+    #[error(transparent)]
+    File(FileError),
+    #[error("backend `{backend}` could not {action} sandbox `{id}`")]
+    Backend { backend: &'static str, action: &'static str, id: SandboxId, source: Box<BackendError> },
+    #[error("backend `{backend}` could not {action}")]
+    Host { backend: &'static str, action: &'static str, source: Box<BackendError> },
+    #[error("the agent of sandbox `{id}` could not {action}")]
+    Agent { id: SandboxId, action: &'static str, source: AgentError },
+    #[error("the entrypoint could not be started")]
+    Entrypoint(#[source] Box<ServiceError>),
+    #[error("the store could not {action}")]
+    Store { action: &'static str, source: StoreError },
+    #[error("could not {action}")]
+    Io { action: &'static str, source: std::io::Error },
+    #[error("the server is stopping")]
+    Stopping,
+}
+
+/// A file operation that the kernel or the agent refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("could not {operation} `{path}`")]
+pub struct FileError {
+    pub fault: FileFault,
+    pub errno: Option<i32>,
+    /// What was attempted, as a lower-case verb.
+    pub operation: String,
+    pub path: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileFault {
+    NotFound,
+    AlreadyExists,
+    NotADirectory,
+    IsADirectory,
+    Permission,
+    NoSpace,
+    Invalid,
+    TooLarge,
+    Other,
+}
+
+/// The few kinds of failure that fronts turn into their own statuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// No such sandbox, or not this owner's.
+    NotFound,
+    NoProcess,
+    NoSession,
+    File(FileFault),
+    Invalid,
+    /// It cannot be done in this phase.
+    Conflict {
+        phase: Phase,
+    },
+    Busy,
+    Exhausted {
+        retry_after: Duration,
+    },
+    Refused,
+    Unsupported,
+    Internal,
+}
+
+impl ServiceError {
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NoSandbox(_) => ErrorKind::NotFound,
+            Self::NoProcess(_) => ErrorKind::NoProcess,
+            Self::NoSession(_) => ErrorKind::NoSession,
+            Self::Denied { phase, .. } | Self::NeverExpires { phase, .. } => {
+                ErrorKind::Conflict { phase: *phase }
+            }
+            Self::TooManySandboxes { .. } | Self::TooManyCommands { .. } | Self::Overloaded(_) => exhausted(),
+            Self::Invalid(_) => ErrorKind::Invalid,
+            Self::Busy(_) => ErrorKind::Busy,
+            Self::Refused { .. } => ErrorKind::Refused,
+            Self::File(error) => ErrorKind::File(error.fault),
+            Self::Backend { source, .. } => kind_of_backend(source),
+            Self::Agent { source, .. } => source.kind(),
+            Self::Entrypoint(source) => match source.kind() {
+                // The caller named a program or user that is not there.
+                ErrorKind::File(_) => ErrorKind::Invalid,
+                kind => kind,
+            },
+            Self::Store { source, .. } if source.is_full() => exhausted(),
+            Self::Store { .. } | Self::Host { .. } | Self::Io { .. } | Self::Stopping => ErrorKind::Internal,
+        }
+    }
+
+    /// What somebody could do about it.
+    pub fn hint(&self) -> Option<&str> {
+        match self {
+            Self::Backend { source, .. } | Self::Host { source, .. } => source.hint(),
+            Self::TooManySandboxes { .. } => Some("delete sandboxes that ended, or raise the limit"),
+            Self::NeverExpires { .. } => Some("only a sandbox created with a timeout can be renewed"),
+            Self::Store { source, .. } if source.is_full() => Some("the disk of the state directory is full"),
+            _ => None,
+        }
+    }
+}
+
+fn exhausted() -> ErrorKind {
+    ErrorKind::Exhausted { retry_after: RETRY_AFTER }
+}
+
+fn kind_of_backend(error: &BackendError) -> ErrorKind {
+    match error {
+        BackendError::Unsupported { .. } => ErrorKind::Unsupported,
+        BackendError::NoImage(_) => ErrorKind::Invalid,
+        BackendError::Gone => ErrorKind::NotFound,
+        BackendError::Exhausted(_) => exhausted(),
+        BackendError::Step { .. } | BackendError::Io { .. } => ErrorKind::Internal,
+    }
+}
+
+impl ErrorKind {
+    /// The word for metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NotFound => "not found",
+            Self::NoProcess => "no process",
+            Self::NoSession => "no session",
+            Self::File(_) => "file",
+            Self::Invalid => "invalid",
+            Self::Conflict { .. } => "conflict",
+            Self::Busy => "busy",
+            Self::Exhausted { .. } => "exhausted",
+            Self::Refused => "refused",
+            Self::Unsupported => "unsupported",
+            Self::Internal => "internal",
+        }
+    }
+}
+
+/// The most that one error may take of the log.
+const LOGGED: usize = 2048;
+
+/// An error with everything behind it, for the log. Parts of it may be words of an attacker,
+/// so it stays on one line and does not run on.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text = format!("{text}: {error}");
+        source = error.source();
+    }
+    text.chars().take(LOGGED).map(|letter| if letter.is_control() { '\u{fffd}' } else { letter }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_in_the_log_is_one_line_of_bounded_length() {
+        let error = ServiceError::Invalid(format!("a\nb\u{1b}[31m{}", "x".repeat(100_000)));
+        let text = chain(&error);
+        assert!(text.chars().count() <= LOGGED && !text.contains(char::is_control), "{text}");
+    }
+
+    #[test]
+    fn the_cause_is_told_after_what_was_attempted() {
+        let source = std::io::Error::other("no luck");
+        assert_eq!(chain(&ServiceError::Io { action: "sail", source }), "could not sail: no luck");
+    }
+}

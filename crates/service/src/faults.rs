@@ -1,0 +1,67 @@
+//! What an agent's refusal means, which depends on what was asked.
+
+use domain::{ProcessId, SessionId};
+use wire::{Fault, FaultKind};
+
+use crate::agent_client::Agent;
+use crate::error::{FileError, FileFault, ServiceError};
+
+/// The process that was named is missing or not in the right state.
+pub(crate) fn of_process(agent: &Agent, process: &ProcessId, fault: Fault) -> ServiceError {
+    match fault.kind {
+        FaultKind::NotFound => ServiceError::NoProcess(process.clone()),
+        FaultKind::Busy => ServiceError::Busy(process.clone()),
+        FaultKind::Invalid => ServiceError::Invalid(sentence(&fault)),
+        _ => agent.refused(fault),
+    }
+}
+
+/// A process could not be started: a directory, a user, a program, or too many of them.
+pub(crate) fn of_launch(agent: &Agent, limit: u32, fault: Fault) -> ServiceError {
+    match fault.kind {
+        FaultKind::Busy => ServiceError::TooManyCommands { id: agent.id().clone(), limit },
+        _ => of_file(agent, fault),
+    }
+}
+
+/// As for a launch, but the session itself may be missing or occupied.
+pub(crate) fn of_session(agent: &Agent, session: &SessionId, fault: Fault) -> ServiceError {
+    match fault.kind {
+        FaultKind::NotFound if fault.subject == session.as_str() => ServiceError::NoSession(session.clone()),
+        FaultKind::Busy => ServiceError::Busy(session.clone()),
+        _ => of_file(agent, fault),
+    }
+}
+
+pub(crate) fn of_file(agent: &Agent, fault: Fault) -> ServiceError {
+    let kind = match fault.kind {
+        FaultKind::NotFound => FileFault::NotFound,
+        FaultKind::AlreadyExists => FileFault::AlreadyExists,
+        FaultKind::NotADirectory => FileFault::NotADirectory,
+        FaultKind::IsADirectory => FileFault::IsADirectory,
+        FaultKind::Permission => FileFault::Permission,
+        FaultKind::NoSpace => FileFault::NoSpace,
+        FaultKind::Invalid => FileFault::Invalid,
+        // With a number it is the kernel's word about this file, without one the agent's own.
+        FaultKind::Busy if fault.errno.is_none() => return ServiceError::Overloaded(agent.id().clone()),
+        FaultKind::Other | FaultKind::Busy | FaultKind::Refused => FileFault::Other,
+        FaultKind::Unsupported => return agent.refused(fault),
+    };
+    ServiceError::File(FileError {
+        fault: kind,
+        errno: fault.errno,
+        operation: fault.operation,
+        path: fault.subject,
+    })
+}
+
+pub(crate) fn of_tunnel(agent: &Agent, port: u16, fault: Fault) -> ServiceError {
+    match fault.kind {
+        FaultKind::Refused => ServiceError::Refused { id: agent.id().clone(), port },
+        _ => agent.refused(fault),
+    }
+}
+
+fn sentence(fault: &Fault) -> String {
+    format!("could not {} `{}`", fault.operation, fault.subject)
+}

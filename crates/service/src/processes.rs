@@ -1,0 +1,203 @@
+//! Commands in a sandbox: start, follow, feed, signal.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use domain::process::{Process, Size};
+use domain::{Exit, Owner, Position, ProcessId, SandboxId, SessionId};
+use wire::process::SignalProcess;
+use wire::{Reply, Request};
+
+use crate::commands::Slot;
+use crate::core::new_process_id;
+use crate::following::Place;
+use crate::registry::Handle;
+use crate::{Following, Input, Service, ServiceError, faults, measure, translate};
+
+/// How a process ended, and what it used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended {
+    pub exit: Exit,
+    /// The overall offset behind the last byte it printed.
+    pub written: u64,
+    pub ended: SystemTime,
+    pub duration: Duration,
+    pub user: Duration,
+    pub system: Duration,
+    pub max_rss: domain::Bytes,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProcessStatus {
+    pub process: ProcessId,
+    pub tag: Option<String>,
+    /// The session it is a run of.
+    pub session: Option<SessionId>,
+    /// The shell text, or the words joined by blanks; cut after 4 KiB.
+    pub command: String,
+    pub started: SystemTime,
+    pub written: u64,
+    /// `None` while it runs.
+    pub ended: Option<Ended>,
+}
+
+/// Whom a signal reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// The process's group, as a terminal would.
+    Group,
+    /// Everything the process ever started.
+    Tree,
+}
+
+impl Service {
+    /// Starts a process; what it prints can be followed from the first byte.
+    pub async fn launch(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        process: Process,
+    ) -> Result<Following, ServiceError> {
+        let began = Instant::now();
+        let launched =
+            self.start_process(owner, id, process).await.inspect_err(measure::failure("launch"))?;
+        measure::launched(began.elapsed());
+        Ok(launched)
+    }
+
+    async fn start_process(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        process: Process,
+    ) -> Result<Following, ServiceError> {
+        let (handle, activity) = self.0.enter(owner, id)?;
+        let name = new_process_id()?;
+        let slot = self.slot(&handle, &name).await?;
+        let agent = handle.agent.clone();
+        let mut connection = agent.call(Request::Start(translate::start(&name, process))).await?;
+        match agent.first_answer(&mut connection).await? {
+            Ok(Reply::Started { .. }) => slot.started(),
+            Ok(_) => return Err(agent.unexpected()),
+            Err(fault) => return Err(faults::of_launch(&agent, handle.commands.limit(), fault)),
+        }
+        let commands = Arc::clone(&handle.commands);
+        Ok(Following::new(name, agent, connection, Place::At(0), commands, activity))
+    }
+
+    /// A place among the commands that may run, asking the agent only if there seems to be none.
+    pub(crate) async fn slot(&self, handle: &Handle, process: &ProcessId) -> Result<Slot, ServiceError> {
+        if let Some(slot) = handle.commands.take(process) {
+            return Ok(slot);
+        }
+        handle.commands.correct(&self.0.processes_of(&handle.agent).await?);
+        let (id, limit) = (handle.id.clone(), handle.commands.limit());
+        handle.commands.take(process).ok_or(ServiceError::TooManyCommands { id, limit })
+    }
+
+    /// Follows a process from an overall offset, from the start of what is kept if there is a gap.
+    pub async fn follow(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        process: &ProcessId,
+        from: Position,
+    ) -> Result<Following, ServiceError> {
+        let (handle, activity) = self.0.enter(owner, id)?;
+        let agent = handle.agent.clone();
+        let request = Request::Follow { process: process.as_str().to_owned(), from: from.0 };
+        let mut connection = agent.call(request).await?;
+        let place = match agent.first_answer(&mut connection).await? {
+            Ok(Reply::Status(status)) => Place::starting(from.0, status.written),
+            Ok(_) => return Err(agent.unexpected()),
+            Err(fault) => return Err(faults::of_process(&agent, process, fault)),
+        };
+        let commands = Arc::clone(&handle.commands);
+        Ok(Following::new(process.clone(), agent, connection, place, commands, activity))
+    }
+
+    pub async fn status(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        process: &ProcessId,
+    ) -> Result<ProcessStatus, ServiceError> {
+        let handle = self.0.reach(owner, id)?;
+        let request = Request::Status { process: process.as_str().to_owned() };
+        match handle.agent.ask(request).await? {
+            Ok(Reply::Status(status)) => {
+                translate::status(status).map_err(|source| handle.agent.failed("answer", source))
+            }
+            Ok(_) => Err(handle.agent.unexpected()),
+            Err(fault) => Err(faults::of_process(&handle.agent, process, fault)),
+        }
+    }
+
+    pub async fn processes(&self, owner: &Owner, id: &SandboxId) -> Result<Vec<ProcessStatus>, ServiceError> {
+        let handle = self.0.reach(owner, id)?;
+        self.0.processes_of(&handle.agent).await
+    }
+
+    pub async fn signal(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        process: &ProcessId,
+        signal: i32,
+        reach: Reach,
+    ) -> Result<(), ServiceError> {
+        let (handle, _activity) = self.0.enter(owner, id)?;
+        let signal =
+            SignalProcess { process: process.as_str().to_owned(), signal, reach: translate::reach(reach) };
+        of_process(&handle, process, Request::Signal(signal)).await
+    }
+
+    pub async fn input(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        process: &ProcessId,
+    ) -> Result<Input, ServiceError> {
+        let (handle, activity) = self.0.enter(owner, id)?;
+        let agent = handle.agent.clone();
+        let mut connection = agent.call(Request::Input { process: process.as_str().to_owned() }).await?;
+        match agent.first_answer(&mut connection).await? {
+            Ok(Reply::Ok) => Ok(Input::new(process.clone(), agent, connection, activity)),
+            Ok(_) => Err(agent.unexpected()),
+            Err(fault) => Err(faults::of_process(&agent, process, fault)),
+        }
+    }
+
+    pub async fn resize(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        process: &ProcessId,
+        size: Size,
+    ) -> Result<(), ServiceError> {
+        let (handle, _activity) = self.0.enter(owner, id)?;
+        let Size { columns, rows } = size;
+        let request = Request::Resize { process: process.as_str().to_owned(), columns, rows };
+        of_process(&handle, process, request).await
+    }
+
+    /// Drops a finished process and what it printed.
+    pub async fn forget(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        process: &ProcessId,
+    ) -> Result<(), ServiceError> {
+        let handle = self.0.reach(owner, id)?;
+        of_process(&handle, process, Request::Forget { process: process.as_str().to_owned() }).await
+    }
+}
+
+/// A request about one process that is answered with nothing but success.
+async fn of_process(handle: &Handle, process: &ProcessId, request: Request) -> Result<(), ServiceError> {
+    match handle.agent.ask(request).await? {
+        Ok(Reply::Ok) => Ok(()),
+        Ok(_) => Err(handle.agent.unexpected()),
+        Err(fault) => Err(faults::of_process(&handle.agent, process, fault)),
+    }
+}

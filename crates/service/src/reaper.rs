@@ -1,0 +1,186 @@
+//! Ends sandboxes whose time is over: one task and one schedule for all of them.
+//!
+//! The schedule is kept on the boot clock, so setting the wall clock neither ends a sandbox
+//! early nor lets it live for ever. The task only tells a driver to look; the driver decides.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use domain::SandboxId;
+use tokio::sync::Notify;
+
+use crate::clock::Moment;
+use crate::core::Core;
+use crate::driver::Command;
+use crate::registry::Handle;
+
+/// How often both clocks are compared. A timer does not notice that the host slept or that
+/// the clock was set, so no sleep is longer than this.
+const LOOK: Duration = Duration::from_secs(30);
+
+/// How far the clocks may drift apart before somebody must have set one.
+const DRIFT: Duration = Duration::from_secs(1);
+
+/// When a driver whose mailbox is full is told again.
+const AGAIN: Duration = Duration::from_secs(1);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Why {
+    Expiry,
+    Idle,
+}
+
+/// Who is due when, on the boot clock.
+#[derive(Default)]
+pub(crate) struct Schedule {
+    dates: Mutex<Dates>,
+    sooner: Notify,
+}
+
+#[derive(Default)]
+struct Dates {
+    order: BTreeSet<(Duration, SandboxId, Why)>,
+    by_sandbox: HashMap<(SandboxId, Why), Duration>,
+}
+
+impl Schedule {
+    /// Sets or moves a date.
+    pub(crate) fn set(&self, id: &SandboxId, why: Why, due: Duration) {
+        let mut dates = self.lock();
+        dates.remove(id, why);
+        dates.by_sandbox.insert((id.clone(), why), due);
+        dates.order.insert((due, id.clone(), why));
+        let first = dates.order.first().is_some_and(|first| first.1 == *id);
+        drop(dates);
+        if first {
+            self.sooner.notify_one();
+        }
+    }
+
+    pub(crate) fn forget(&self, id: &SandboxId) {
+        let mut dates = self.lock();
+        dates.remove(id, Why::Expiry);
+        dates.remove(id, Why::Idle);
+    }
+
+    /// Takes one date that has come.
+    fn take_due(&self, now: Duration) -> Option<(SandboxId, Why)> {
+        let mut dates = self.lock();
+        let (due, id, why) = dates.order.pop_first()?;
+        if due > now {
+            dates.order.insert((due, id, why));
+            return None;
+        }
+        dates.by_sandbox.remove(&(id.clone(), why));
+        Some((id, why))
+    }
+
+    fn next(&self) -> Option<Duration> {
+        self.lock().order.first().map(|(due, _, _)| *due)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Dates> {
+        self.dates.lock().expect("nobody panics while moving a date")
+    }
+}
+
+impl Dates {
+    fn remove(&mut self, id: &SandboxId, why: Why) {
+        if let Some(due) = self.by_sandbox.remove(&(id.clone(), why)) {
+            self.order.remove(&(due, id.clone(), why));
+        }
+    }
+}
+
+/// Runs until the service stops.
+pub(crate) async fn reap(core: Arc<Core>) {
+    let mut last = core.clock.now();
+    loop {
+        let now = core.clock.now();
+        if was_set(last, now) {
+            tracing::warn!("the wall clock was set; expiries keep their distance");
+            core.registry.all().iter().for_each(|handle| tell_expiry_anew(handle));
+        }
+        last = now;
+        while let Some((id, why)) = core.schedule.take_due(now.boot) {
+            end(&core, &id, why, now.boot);
+        }
+        let wait = core.schedule.next().map_or(LOOK, |due| due.saturating_sub(now.boot).min(LOOK));
+        tokio::select! {
+            () = tokio::time::sleep(wait) => {}
+            () = core.schedule.sooner.notified() => {}
+            () = core.stop.cancelled() => return,
+        }
+    }
+}
+
+fn end(core: &Core, id: &SandboxId, why: Why, now: Duration) {
+    let Some(handle) = core.registry.find(id) else { return };
+    let command = match why {
+        Why::Expiry => Command::Expire,
+        Why::Idle => Command::Idle,
+    };
+    if handle.mailbox.try_send(command).is_err() {
+        core.schedule.set(id, why, now.saturating_add(AGAIN));
+    }
+}
+
+/// The wall clock has moved by another span than the boot clock.
+fn was_set(last: Moment, now: Moment) -> bool {
+    let expected = last.at_wall(now.wall).boot;
+    expected.abs_diff(now.boot) > DRIFT
+}
+
+fn tell_expiry_anew(handle: &Handle) {
+    if handle.mailbox.try_send(Command::ClockSet).is_err() {
+        tracing::warn!(sandbox = %handle.id, "its expiry is still told in the old time");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
+
+    use super::*;
+
+    fn id(byte: u8) -> SandboxId {
+        SandboxId::from_entropy([byte; 20])
+    }
+
+    fn seconds(count: u64) -> Duration {
+        Duration::from_secs(count)
+    }
+
+    #[test]
+    fn dates_come_in_order_and_only_when_they_have_come() {
+        let schedule = Schedule::default();
+        schedule.set(&id(1), Why::Expiry, seconds(20));
+        schedule.set(&id(2), Why::Idle, seconds(10));
+        assert_eq!(schedule.take_due(seconds(9)), None);
+        assert_eq!(schedule.take_due(seconds(30)), Some((id(2), Why::Idle)));
+        assert_eq!(schedule.take_due(seconds(30)), Some((id(1), Why::Expiry)));
+        assert_eq!(schedule.take_due(seconds(30)), None);
+    }
+
+    #[test]
+    fn a_date_that_is_moved_or_forgotten_leaves_nothing_behind() {
+        let schedule = Schedule::default();
+        for due in 1..100 {
+            schedule.set(&id(1), Why::Expiry, seconds(due));
+        }
+        assert_eq!(schedule.lock().order.len(), 1);
+        assert_eq!(schedule.take_due(seconds(98)), None);
+        schedule.forget(&id(1));
+        assert_eq!(schedule.take_due(seconds(1000)), None);
+    }
+
+    #[test]
+    fn setting_the_clock_either_way_is_noticed_and_drift_is_not() {
+        let moment = |wall, boot| Moment { wall: UNIX_EPOCH + seconds(wall), boot: seconds(boot) };
+        let last = moment(1_000_000, 5000);
+        assert!(!was_set(last, moment(1_000_030, 5030)));
+        assert!(was_set(last, moment(1_003_600, 5030)));
+        assert!(was_set(last, moment(996_400, 5030)));
+    }
+}

@@ -1,0 +1,189 @@
+//! After a restart: compares what the store remembers with what the backend finds.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use backend::Condition;
+use domain::{Cause, Phase, SandboxId};
+use futures_util::StreamExt;
+
+use crate::agent_client::Agent;
+use crate::core::Core;
+use crate::driver::Driver;
+use crate::error::chain;
+use crate::store::Record;
+use crate::{ServiceError, entrypoint};
+
+/// How many sandboxes are looked after at the same time.
+const AT_ONCE: usize = 16;
+
+/// How long to wait before what could not be removed is tried again.
+const RETRY: Duration = Duration::from_secs(30);
+
+/// What becomes of a sandbox that the store remembers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Plan {
+    /// It lives on in this phase.
+    Adopt(Phase),
+    /// It is gone, and its owner will want to know why.
+    Report(Cause),
+    /// It is removed to the end, or was never finished.
+    Destroy,
+}
+
+/// Takes over from the server that was here before.
+pub(crate) async fn reconcile(core: &Arc<Core>, records: Vec<Record>) -> Result<(), ServiceError> {
+    let found = core.backend.list().await.map_err(|source| ServiceError::Host {
+        backend: core.backend.name(),
+        action: "list what it has",
+        source: Box::new(source),
+    })?;
+    let mut found: HashMap<_, _> = found.into_iter().map(|found| (found.id, found.condition)).collect();
+    let known: Vec<_> =
+        records.into_iter().map(|record| (found.remove(&record.sandbox.id), record)).collect();
+    futures_util::stream::iter(known)
+        .for_each_concurrent(AT_ONCE, |(condition, record)| settle(core, record, condition))
+        .await;
+    futures_util::stream::iter(found.into_keys())
+        .for_each_concurrent(AT_ONCE, |id| remove_stranger(core, id))
+        .await;
+    Ok(())
+}
+
+async fn settle(core: &Arc<Core>, mut record: Record, condition: Option<Condition>) {
+    let same_boot = record.boot_id == core.boot_id;
+    if !same_boot {
+        // The boot clock began anew, so only the wall clock still tells when it expires.
+        record.expires_boot = record.sandbox.expires.map(|expires| core.clock.now().at_wall(expires).boot);
+    }
+    let expired = record.expires_boot.is_some_and(|expires| expires <= core.clock.now().boot);
+    let mut plan = if expired { Plan::Destroy } else { decide(record.sandbox.phase, condition, same_boot) };
+    if record.sandbox.phase == Phase::Starting
+        && matches!(plan, Plan::Adopt(_))
+        && !is_complete(core, &record).await
+    {
+        plan = Plan::Destroy;
+    }
+    tracing::info!(sandbox = %record.sandbox.id, phase = %record.sandbox.phase, ?condition, ?plan, "found");
+    match plan {
+        Plan::Adopt(phase) => adopt(core, record, phase).await,
+        Plan::Report(cause) => adopt(core, record, Phase::Failed(cause)).await,
+        Plan::Destroy => destroy(core, record).await,
+    }
+}
+
+/// The table of what can be found. Whoever answered a create may have died before it could
+/// note that the sandbox runs, so one that lives is adopted although it was "starting".
+fn decide(phase: Phase, condition: Option<Condition>, same_boot: bool) -> Plan {
+    use Condition::{Alive, Dead, Frozen, Half};
+    let lost = if same_boot { Cause::AgentDied } else { Cause::HostRebooted };
+    match (phase, condition) {
+        (Phase::Stopping | Phase::Stopped, _) => Plan::Destroy,
+        (Phase::Failed(cause), _) => Plan::Report(cause),
+        (Phase::Starting, None | Some(Dead)) | (_, Some(Half)) => Plan::Destroy,
+        (Phase::Exited(exit), Some(Alive)) => Plan::Adopt(Phase::Exited(exit)),
+        (_, Some(Alive)) => Plan::Adopt(Phase::Running),
+        (_, Some(Frozen)) => Plan::Adopt(Phase::Paused),
+        (_, None | Some(Dead)) => Plan::Report(lost),
+    }
+}
+
+/// Whether a sandbox that was still starting got as far as its main process.
+async fn is_complete(core: &Core, record: &Record) -> bool {
+    let Some(process) = &record.entrypoint else { return true };
+    let agent = Agent::new(Arc::clone(&core.backend), record.sandbox.id.clone());
+    entrypoint::was_started(&agent, process).await.unwrap_or(false)
+}
+
+async fn adopt(core: &Arc<Core>, mut record: Record, phase: Phase) {
+    if record.sandbox.phase != phase {
+        record.sandbox.phase = phase;
+        record.sandbox.phase_since = core.clock.now().wall;
+        core.store.update_later(&record).await;
+    }
+    let (handle, driver) = Driver::new(core, record);
+    // The limit is for new ones; what exists already is kept whatever it says now.
+    if core.registry.add(handle, usize::MAX).is_ok() {
+        core.tasks.spawn(driver.adopt());
+    }
+}
+
+async fn destroy(core: &Arc<Core>, record: Record) {
+    let id = record.sandbox.id.clone();
+    match core.destroy(&id).await {
+        Ok(()) => {
+            if let Err(error) = core.store.delete(&id).await {
+                tracing::warn!(sandbox = %id, error = %chain(&error), "its row stays for now");
+            }
+        }
+        Err(error) => {
+            tracing::error!(sandbox = %id, error = %chain(&error), "its driver tries again");
+            adopt(core, record, Phase::Stopping).await;
+        }
+    }
+}
+
+/// Nobody remembers it, so nobody can ever ask for it.
+async fn remove_stranger(core: &Arc<Core>, id: SandboxId) {
+    tracing::warn!(sandbox = %id, "found a sandbox that nobody knows");
+    if let Err(error) = core.destroy(&id).await {
+        tracing::error!(sandbox = %id, error = %chain(&error), "it is tried again later");
+        core.tasks.spawn(remove_later(Arc::clone(core), id));
+    }
+}
+
+async fn remove_later(core: Arc<Core>, id: SandboxId) {
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(RETRY) => {}
+            () = core.stop.cancelled() => return,
+        }
+        if core.destroy(&id).await.is_ok() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use domain::Exit;
+
+    use super::*;
+
+    /// What was remembered, then what becomes of it if the backend finds nothing, something
+    /// alive, frozen, dead or half.
+    fn check(phase: Phase, plans: [Plan; 5]) {
+        let conditions = [
+            None,
+            Some(Condition::Alive),
+            Some(Condition::Frozen),
+            Some(Condition::Dead),
+            Some(Condition::Half),
+        ];
+        for (condition, plan) in conditions.into_iter().zip(plans) {
+            assert_eq!(decide(phase, condition, true), plan, "{phase} and {condition:?}");
+        }
+    }
+
+    #[test]
+    fn every_meeting_of_memory_and_truth_has_an_answer() {
+        use Plan::{Adopt, Destroy, Report};
+        let (running, paused, died) = (Adopt(Phase::Running), Adopt(Phase::Paused), Report(Cause::AgentDied));
+        check(Phase::Starting, [Destroy, running, paused, Destroy, Destroy]);
+        check(Phase::Running, [died, running, paused, died, Destroy]);
+        check(Phase::Pausing, [died, running, paused, died, Destroy]);
+        check(Phase::Paused, [died, running, paused, died, Destroy]);
+        check(Phase::Resuming, [died, running, paused, died, Destroy]);
+        let exited = Phase::Exited(Exit::Code(3));
+        check(exited, [died, Adopt(exited), paused, died, Destroy]);
+        check(Phase::Stopping, [Destroy; 5]);
+        check(Phase::Failed(Cause::Oom), [Report(Cause::Oom); 5]);
+    }
+
+    #[test]
+    fn what_a_restart_of_the_host_took_says_so() {
+        assert_eq!(decide(Phase::Running, None, false), Plan::Report(Cause::HostRebooted));
+        assert_eq!(decide(Phase::Running, Some(Condition::Dead), false), Plan::Report(Cause::HostRebooted));
+    }
+}

@@ -1,0 +1,150 @@
+//! Every sandbox that exists, in memory: by id, and by owner from the newest to the oldest.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::SystemTime;
+
+use domain::{Cause, Labels, Owner, Phase, SandboxId};
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::activity::Activity;
+use crate::agent_client::Agent;
+use crate::commands::Commands;
+use crate::driver::Command;
+use crate::{Filter, Page, Sandbox};
+
+/// What everybody but its driver knows of a sandbox.
+pub(crate) struct Handle {
+    pub(crate) id: SandboxId,
+    pub(crate) owner: Owner,
+    pub(crate) created: SystemTime,
+    pub(crate) epoch: u64,
+    pub(crate) agent: Agent,
+    pub(crate) activity: Arc<Activity>,
+    pub(crate) commands: Arc<Commands>,
+    /// Orders for its driver.
+    pub(crate) mailbox: mpsc::Sender<Command>,
+    /// What its driver last published.
+    pub(crate) state: watch::Receiver<Sandbox>,
+    /// Tells its driver that whoever asked for it has gone before it was handed over.
+    pub(crate) abandoned: CancellationToken,
+    /// Tells its driver that it has died, without waiting for a place in the mailbox.
+    pub(crate) death: watch::Sender<Option<Cause>>,
+}
+
+#[derive(Default)]
+pub(crate) struct Registry(RwLock<Shelf>);
+
+#[derive(Default)]
+struct Shelf {
+    by_id: HashMap<SandboxId, Arc<Handle>>,
+    /// Each owner's, the newest last.
+    by_age: HashMap<Owner, Vec<Entry>>,
+}
+
+/// A line of a list. It repeats the phase, so that counting what passes a filter walks over
+/// one piece of memory and not over a thousand.
+struct Entry {
+    phase: Phase,
+    handle: Arc<Handle>,
+}
+
+/// There is no room for another sandbox.
+pub(crate) struct Full;
+
+impl Handle {
+    pub(crate) fn phase(&self) -> Phase {
+        self.state.borrow().phase
+    }
+
+    fn has_labels(&self, wanted: &Labels) -> bool {
+        let has =
+            |sandbox: &Sandbox| wanted.iter().all(|(name, value)| sandbox.labels.get(name) == Some(value));
+        wanted.is_empty() || has(&self.state.borrow())
+    }
+
+    fn age(&self) -> (SystemTime, &SandboxId) {
+        (self.created, &self.id)
+    }
+}
+
+impl Registry {
+    pub(crate) fn add(&self, handle: Arc<Handle>, limit: usize) -> Result<(), Full> {
+        let mut shelf = self.write();
+        if shelf.by_id.len() >= limit {
+            return Err(Full);
+        }
+        let owned = shelf.by_age.entry(handle.owner.clone()).or_default();
+        let place = owned.partition_point(|entry| entry.handle.age() < handle.age());
+        owned.insert(place, Entry { phase: handle.phase(), handle: Arc::clone(&handle) });
+        shelf.by_id.insert(handle.id.clone(), handle);
+        Ok(())
+    }
+
+    pub(crate) fn remove(&self, handle: &Handle) {
+        let mut shelf = self.write();
+        shelf.by_id.remove(&handle.id);
+        if let Some((owned, place)) = shelf.place_of(handle) {
+            owned.remove(place);
+            if owned.is_empty() {
+                shelf.by_age.remove(&handle.owner);
+            }
+        }
+    }
+
+    pub(crate) fn set_phase(&self, handle: &Handle, phase: Phase) {
+        let mut shelf = self.write();
+        if let Some((owned, place)) = shelf.place_of(handle) {
+            owned[place].phase = phase;
+        }
+    }
+
+    pub(crate) fn find(&self, id: &SandboxId) -> Option<Arc<Handle>> {
+        self.read().by_id.get(id).cloned()
+    }
+
+    pub(crate) fn all(&self) -> Vec<Arc<Handle>> {
+        self.read().by_id.values().cloned().collect()
+    }
+
+    /// A page of what passes the filter. Only the page is copied; the rest is only looked at.
+    pub(crate) fn list(&self, owner: &Owner, filter: &Filter<'_>) -> Page {
+        let mut page = Page { items: Vec::new(), total: 0 };
+        let shelf = self.read();
+        for entry in shelf.by_age.get(owner).into_iter().flatten().rev() {
+            if !(filter.phase)(&entry.phase) || !entry.handle.has_labels(&filter.labels) {
+                continue;
+            }
+            if page.total >= filter.offset && page.items.len() < filter.limit {
+                page.items.push(entry.handle.state.borrow().clone());
+            }
+            page.total += 1;
+        }
+        page
+    }
+
+    pub(crate) fn counts(&self) -> BTreeMap<&'static str, usize> {
+        let mut counts = BTreeMap::new();
+        for entry in self.read().by_age.values().flatten() {
+            *counts.entry(entry.phase.name()).or_default() += 1;
+        }
+        counts
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Shelf> {
+        self.0.read().expect("nobody panics while looking")
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Shelf> {
+        self.0.write().expect("nobody panics while moving a handle")
+    }
+}
+
+impl Shelf {
+    fn place_of(&mut self, handle: &Handle) -> Option<(&mut Vec<Entry>, usize)> {
+        let owned = self.by_age.get_mut(&handle.owner)?;
+        let place = owned.binary_search_by(|entry| entry.handle.age().cmp(&handle.age())).ok()?;
+        Some((owned, place))
+    }
+}

@@ -1,0 +1,130 @@
+//! Shells that are kept open between commands.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use domain::process::{Directory, Size};
+use domain::{Identity, Owner, Retention, SandboxId, SessionId};
+use wire::{Reply, Request};
+
+use crate::core::new_process_id;
+use crate::following::Place;
+use crate::{Following, Service, ServiceError, faults, measure, translate};
+
+/// A shell to keep open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenSession {
+    pub identity: Identity,
+    pub directory: Option<Directory>,
+    pub env: BTreeMap<String, String>,
+    /// On a terminal of this size instead of pipes.
+    pub terminal: Option<Size>,
+}
+
+/// Text for an open shell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Run {
+    pub text: String,
+    /// Only for this run to start in.
+    pub directory: Option<Directory>,
+    pub deadline: Option<Duration>,
+    pub retention: Retention,
+    pub busy: Busy,
+}
+
+/// What happens while another run of the session is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Busy {
+    Refuse,
+    Queue,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionStatus {
+    pub session: SessionId,
+    pub busy: bool,
+    pub terminal: bool,
+}
+
+impl Service {
+    pub async fn open_session(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        wish: OpenSession,
+    ) -> Result<SessionId, ServiceError> {
+        let (handle, _activity) = self.0.enter(owner, id)?;
+        let session = new_process_id()?;
+        match handle.agent.ask(Request::OpenSession(translate::open_session(&session, wish))).await? {
+            Ok(Reply::Ok | Reply::Started { .. }) => Ok(session),
+            Ok(_) => Err(handle.agent.unexpected()),
+            Err(fault) => Err(faults::of_launch(&handle.agent, handle.commands.limit(), fault)),
+        }
+    }
+
+    /// Runs text in an open shell; the run is a process of its own.
+    pub async fn run(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        session: &SessionId,
+        run: Run,
+    ) -> Result<Following, ServiceError> {
+        self.start_run(owner, id, session, run).await.inspect_err(measure::failure("run"))
+    }
+
+    async fn start_run(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        session: &SessionId,
+        run: Run,
+    ) -> Result<Following, ServiceError> {
+        let (handle, activity) = self.0.enter(owner, id)?;
+        let name = new_process_id()?;
+        let slot = self.slot(&handle, &name).await?;
+        let agent = handle.agent.clone();
+        let queued = run.busy == Busy::Queue;
+        let mut connection = agent.call(Request::Run(translate::run(session, &name, run))).await?;
+        let answer = if queued {
+            // Others come first, for as long as they take.
+            connection.answer().await.map_err(|source| agent.failed("answer", source))?
+        } else {
+            agent.first_answer(&mut connection).await?
+        };
+        match answer {
+            Ok(Reply::Started { .. }) => slot.started(),
+            Ok(_) => return Err(agent.unexpected()),
+            Err(fault) => return Err(faults::of_session(&agent, session, fault)),
+        }
+        let commands = Arc::clone(&handle.commands);
+        Ok(Following::new(name, agent, connection, Place::At(0), commands, activity))
+    }
+
+    pub async fn sessions(&self, owner: &Owner, id: &SandboxId) -> Result<Vec<SessionStatus>, ServiceError> {
+        let handle = self.0.reach(owner, id)?;
+        match handle.agent.ask(Request::Sessions).await? {
+            Ok(Reply::Sessions(sessions)) => {
+                let sessions = sessions.iter().map(translate::session).collect::<Result<_, _>>();
+                sessions.map_err(|source| handle.agent.failed("answer", source))
+            }
+            Ok(_) => Err(handle.agent.unexpected()),
+            Err(fault) => Err(handle.agent.refused(fault)),
+        }
+    }
+
+    pub async fn close_session(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        session: &SessionId,
+    ) -> Result<(), ServiceError> {
+        let (handle, _activity) = self.0.enter(owner, id)?;
+        match handle.agent.ask(Request::CloseSession { session: session.as_str().to_owned() }).await? {
+            Ok(Reply::Ok) => Ok(()),
+            Ok(_) => Err(handle.agent.unexpected()),
+            Err(fault) => Err(faults::of_session(&handle.agent, session, fault)),
+        }
+    }
+}

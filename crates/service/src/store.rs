@@ -1,0 +1,188 @@
+//! The durable copy of what the service knows: SQLite behind one thread.
+//!
+//! Nothing is read from it after the start; it answers one question, "what was I about to do
+//! when I died?". A write is answered when a crash of any of our processes cannot lose it
+//! (WAL, `synchronous = NORMAL`); after a power loss no sandbox lives anyway.
+
+mod columns;
+mod rows;
+mod writer;
+
+use std::path::Path;
+use std::time::Duration;
+
+use domain::{Owner, SandboxId};
+use rusqlite::{Connection, ErrorCode};
+use tokio::sync::{mpsc, oneshot};
+
+pub(crate) use rows::Record;
+use rows::Row;
+
+/// How many writes may wait for the thread.
+const QUEUE: usize = 256;
+
+/// How long a write waits for somebody who looks at the file with another program.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Each brings the schema to its version from the one before.
+const MIGRATIONS: &[(u32, &str)] = &[(1, include_str!("store/migrations/0001_sandboxes_and_keys.sql"))];
+
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error("could not {action}")]
+    Sqlite { action: &'static str, source: rusqlite::Error },
+    #[error("could not start the thread of the store")]
+    Thread(#[source] std::io::Error),
+    #[error("the column `{column}` of sandbox `{id}` cannot be read")]
+    Unreadable { id: String, column: &'static str, source: serde_json::Error },
+    #[error("the row `{0}` does not bear the id of a sandbox")]
+    NotOurs(String),
+    #[error("the database has version {0}, made by a newer server")]
+    Newer(u32),
+    #[error("the store is closed")]
+    Closed,
+}
+
+impl StoreError {
+    /// Whether the disk has no room.
+    pub(crate) fn is_full(&self) -> bool {
+        let Self::Sqlite { source, .. } = self else { return false };
+        source.sqlite_error_code() == Some(ErrorCode::DiskFull)
+    }
+}
+
+/// What a start finds.
+pub(crate) struct Kept {
+    pub(crate) records: Vec<Record>,
+    pub(crate) keys: Vec<([u8; 32], Owner)>,
+}
+
+/// A handle to the thread that writes.
+pub(crate) struct Store {
+    queue: mpsc::Sender<Write>,
+}
+
+type Answer = oneshot::Sender<Result<(), StoreError>>;
+
+enum Write {
+    Insert(Box<Row>, Answer),
+    Update(Box<Row>, Option<Answer>),
+    Delete(SandboxId, Answer),
+    Close(oneshot::Sender<()>),
+}
+
+impl Store {
+    /// Opens or makes the database and reads all that is in it.
+    pub(crate) fn open(path: &Path) -> Result<(Self, Kept), StoreError> {
+        let mut connection = connect(path)?;
+        migrate(&mut connection)?;
+        let kept = Kept { records: read_records(&connection)?, keys: read_keys(&connection)? };
+        let (queue, writes) = mpsc::channel(QUEUE);
+        writer::spawn(connection, connect(path)?, writes)?;
+        Ok((Self { queue }, kept))
+    }
+
+    /// Writes a sandbox that does not exist yet.
+    pub(crate) async fn insert(&self, record: &Record) -> Result<(), StoreError> {
+        let row = Box::new(Row::of(record));
+        self.ask(|answer| Write::Insert(row, answer)).await
+    }
+
+    /// Writes what has changed of a sandbox, and waits until it is durable.
+    pub(crate) async fn update(&self, record: &Record) -> Result<(), StoreError> {
+        let row = Box::new(Row::of(record));
+        self.ask(|answer| Write::Update(row, Some(answer))).await
+    }
+
+    /// As [`Store::update`], but only takes its place in the queue. A failure is logged.
+    pub(crate) async fn update_later(&self, record: &Record) {
+        let write = Write::Update(Box::new(Row::of(record)), None);
+        if self.queue.send(write).await.is_err() {
+            tracing::warn!(sandbox = %record.sandbox.id, "the store is closed; a change was not kept");
+        }
+    }
+
+    /// Removes a row, or has it removed later if the disk has no room for the change now.
+    pub(crate) async fn delete(&self, id: &SandboxId) -> Result<(), StoreError> {
+        self.ask(|answer| Write::Delete(id.clone(), answer)).await
+    }
+
+    /// Returns when all earlier writes are done and the file is closed.
+    pub(crate) async fn close(&self) {
+        let (done, wait) = oneshot::channel();
+        if self.queue.send(Write::Close(done)).await.is_ok() {
+            // An error here means that the thread has ended, which is what was wanted.
+            wait.await.ok();
+        }
+    }
+
+    async fn ask(&self, write: impl FnOnce(Answer) -> Write) -> Result<(), StoreError> {
+        let (answer, wait) = oneshot::channel();
+        self.queue.send(write(answer)).await.map_err(|_closed| StoreError::Closed)?;
+        wait.await.unwrap_or(Err(StoreError::Closed))
+    }
+}
+
+fn connect(path: &Path) -> Result<Connection, StoreError> {
+    let open = || {
+        let connection = Connection::open(path)?;
+        connection.busy_timeout(BUSY_TIMEOUT)?;
+        connection.pragma_update(None, "journal_mode", "WAL")?;
+        connection.pragma_update(None, "synchronous", "NORMAL")?;
+        connection.pragma_update(None, "wal_autocheckpoint", 0)?;
+        Ok(connection)
+    };
+    open().map_err(|source| StoreError::Sqlite { action: "open the database", source })
+}
+
+fn migrate(connection: &mut Connection) -> Result<(), StoreError> {
+    let failed = |source| StoreError::Sqlite { action: "bring the schema up to date", source };
+    let current: u32 =
+        connection.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(failed)?;
+    if MIGRATIONS.last().is_some_and(|(newest, _)| current > *newest) {
+        return Err(StoreError::Newer(current));
+    }
+    for (version, step) in MIGRATIONS.iter().filter(|(version, _)| *version > current) {
+        let change = connection.transaction().map_err(failed)?;
+        change.execute_batch(step).map_err(failed)?;
+        change.pragma_update(None, "user_version", version).map_err(failed)?;
+        change.commit().map_err(failed)?;
+    }
+    Ok(())
+}
+
+fn read_records(connection: &Connection) -> Result<Vec<Record>, StoreError> {
+    let failed = |source| StoreError::Sqlite { action: "read the sandboxes", source };
+    let mut statement = connection.prepare("SELECT * FROM sandboxes").map_err(failed)?;
+    let rows = statement.query_map([], |row| {
+        Ok(Row {
+            id: row.get("id")?,
+            owner: row.get("owner")?,
+            origin: row.get("origin")?,
+            spec: row.get("spec")?,
+            labels: row.get("labels")?,
+            notes: row.get("notes")?,
+            phase: row.get("phase")?,
+            phase_since: row.get("phase_since")?,
+            created: row.get("created")?,
+            expires: row.get("expires")?,
+            expires_boot: row.get("expires_boot")?,
+            idle_timeout: row.get("idle_timeout")?,
+            in_force: row.get("in_force")?,
+            entrypoint: row.get("entrypoint")?,
+            epoch: row.get("epoch")?,
+            boot_id: row.get("boot_id")?,
+        })
+    });
+    rows.map_err(failed)?.map(|row| row.map_err(failed)?.read()).collect()
+}
+
+fn read_keys(connection: &Connection) -> Result<Vec<([u8; 32], Owner)>, StoreError> {
+    let failed = |source| StoreError::Sqlite { action: "read the keys", source };
+    let mut statement = connection.prepare("SELECT hash, owner FROM api_keys").map_err(failed)?;
+    let rows = statement.query_map([], |row| Ok((row.get(0)?, Owner::named(row.get::<_, String>(1)?))));
+    rows.map_err(failed)?.map(|row| row.map_err(failed)).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,285 @@
+//! The JSON columns. Their types ignore fields they do not know and default those they miss,
+//! so that rows of other versions keep reading.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use backend::InForce;
+use domain::spec::Access;
+use domain::{Bytes, Cause, Cpus, Exit, Guest, Mount, Network, Phase, Resources, Spec, User};
+use serde::{Deserialize, Serialize};
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct SpecJson {
+    image: String,
+    #[serde(default)]
+    resources: ResourcesJson,
+    network: NetworkJson,
+    #[serde(default)]
+    mounts: Vec<MountJson>,
+    #[serde(default)]
+    env: BTreeMap<String, String>,
+    #[serde(default)]
+    entrypoint: Vec<String>,
+    guest: GuestJson,
+}
+
+#[derive(Default, Serialize, Deserialize)]
+struct ResourcesJson {
+    memory: Option<u64>,
+    cpus: Option<u32>,
+    pids: Option<u32>,
+    disk: Option<u64>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum NetworkJson {
+    Off,
+    On,
+    Filtered,
+}
+
+#[derive(Serialize, Deserialize)]
+struct MountJson {
+    source: PathBuf,
+    target: String,
+    writable: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+struct GuestJson {
+    #[serde(default)]
+    users: Vec<UserJson>,
+    default_user: String,
+    default_directory: String,
+    #[serde(default)]
+    directories: Vec<(String, String)>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct UserJson {
+    name: String,
+    uid: u32,
+    gid: u32,
+    home: String,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum PhaseJson {
+    Starting,
+    Running,
+    Pausing,
+    Paused,
+    Resuming,
+    Exited(ExitJson),
+    Stopping,
+    Stopped,
+    Failed(CauseJson),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum ExitJson {
+    Code(i32),
+    Signal(i32),
+    Oom,
+    Deadline,
+    Lost,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum CauseJson {
+    Destroyed,
+    Expired,
+    Idle,
+    Oom,
+    AgentDied,
+    HostRebooted,
+    NotCreated,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct InForceJson {
+    #[serde(default)]
+    image: String,
+    #[serde(default)]
+    measures: Vec<(String, String)>,
+    #[serde(default)]
+    weaker: Vec<String>,
+}
+
+impl SpecJson {
+    pub(super) fn of(spec: &Spec) -> Self {
+        let mount = |mount: &Mount| MountJson {
+            source: mount.source.clone(),
+            target: mount.target.clone(),
+            writable: mount.access == Access::ReadWrite,
+        };
+        Self {
+            image: spec.image.clone(),
+            resources: ResourcesJson {
+                memory: spec.resources.memory.map(|bytes| bytes.0),
+                cpus: spec.resources.cpus.map(|cpus| cpus.0),
+                pids: spec.resources.pids,
+                disk: spec.resources.disk.map(|bytes| bytes.0),
+            },
+            network: match spec.network {
+                Network::Off => NetworkJson::Off,
+                Network::On => NetworkJson::On,
+                Network::Filtered => NetworkJson::Filtered,
+            },
+            mounts: spec.mounts.iter().map(mount).collect(),
+            env: spec.env.clone(),
+            entrypoint: spec.entrypoint.clone(),
+            guest: GuestJson::of(&spec.guest),
+        }
+    }
+
+    pub(super) fn into_domain(self) -> Spec {
+        let mount = |mount: MountJson| Mount {
+            source: mount.source,
+            target: mount.target,
+            access: if mount.writable { Access::ReadWrite } else { Access::ReadOnly },
+        };
+        Spec {
+            image: self.image,
+            resources: Resources {
+                memory: self.resources.memory.map(Bytes),
+                cpus: self.resources.cpus.map(Cpus),
+                pids: self.resources.pids,
+                disk: self.resources.disk.map(Bytes),
+            },
+            network: match self.network {
+                NetworkJson::Off => Network::Off,
+                NetworkJson::On => Network::On,
+                NetworkJson::Filtered => Network::Filtered,
+            },
+            mounts: self.mounts.into_iter().map(mount).collect(),
+            env: self.env,
+            entrypoint: self.entrypoint,
+            guest: self.guest.into_domain(),
+        }
+    }
+}
+
+impl GuestJson {
+    fn of(guest: &Guest) -> Self {
+        let user = |user: &User| UserJson {
+            name: user.name.clone(),
+            uid: user.uid,
+            gid: user.gid,
+            home: user.home.clone(),
+        };
+        Self {
+            users: guest.users.iter().map(user).collect(),
+            default_user: guest.default_user.clone(),
+            default_directory: guest.default_directory.clone(),
+            directories: guest.directories.clone(),
+        }
+    }
+
+    fn into_domain(self) -> Guest {
+        let user = |user: UserJson| User { name: user.name, uid: user.uid, gid: user.gid, home: user.home };
+        Guest {
+            users: self.users.into_iter().map(user).collect(),
+            default_user: self.default_user,
+            default_directory: self.default_directory,
+            directories: self.directories,
+        }
+    }
+}
+
+impl PhaseJson {
+    pub(super) fn of(phase: Phase) -> Self {
+        match phase {
+            Phase::Starting => Self::Starting,
+            Phase::Running => Self::Running,
+            Phase::Pausing => Self::Pausing,
+            Phase::Paused => Self::Paused,
+            Phase::Resuming => Self::Resuming,
+            Phase::Exited(exit) => Self::Exited(ExitJson::of(exit)),
+            Phase::Stopping => Self::Stopping,
+            Phase::Stopped => Self::Stopped,
+            Phase::Failed(cause) => Self::Failed(CauseJson::of(cause)),
+        }
+    }
+
+    pub(super) fn into_domain(self) -> Phase {
+        match self {
+            Self::Starting => Phase::Starting,
+            Self::Running => Phase::Running,
+            Self::Pausing => Phase::Pausing,
+            Self::Paused => Phase::Paused,
+            Self::Resuming => Phase::Resuming,
+            Self::Exited(exit) => Phase::Exited(exit.into_domain()),
+            Self::Stopping => Phase::Stopping,
+            Self::Stopped => Phase::Stopped,
+            Self::Failed(cause) => Phase::Failed(cause.into_domain()),
+        }
+    }
+}
+
+impl ExitJson {
+    fn of(exit: Exit) -> Self {
+        match exit {
+            Exit::Code(code) => Self::Code(code),
+            Exit::Signal(signal) => Self::Signal(signal),
+            Exit::Oom => Self::Oom,
+            Exit::Deadline => Self::Deadline,
+            Exit::Lost => Self::Lost,
+        }
+    }
+
+    fn into_domain(self) -> Exit {
+        match self {
+            Self::Code(code) => Exit::Code(code),
+            Self::Signal(signal) => Exit::Signal(signal),
+            Self::Oom => Exit::Oom,
+            Self::Deadline => Exit::Deadline,
+            Self::Lost => Exit::Lost,
+        }
+    }
+}
+
+impl CauseJson {
+    fn of(cause: Cause) -> Self {
+        match cause {
+            Cause::Destroyed => Self::Destroyed,
+            Cause::Expired => Self::Expired,
+            Cause::Idle => Self::Idle,
+            Cause::Oom => Self::Oom,
+            Cause::AgentDied => Self::AgentDied,
+            Cause::HostRebooted => Self::HostRebooted,
+            Cause::NotCreated => Self::NotCreated,
+        }
+    }
+
+    fn into_domain(self) -> Cause {
+        match self {
+            Self::Destroyed => Cause::Destroyed,
+            Self::Expired => Cause::Expired,
+            Self::Idle => Cause::Idle,
+            Self::Oom => Cause::Oom,
+            Self::AgentDied => Cause::AgentDied,
+            Self::HostRebooted => Cause::HostRebooted,
+            Self::NotCreated => Cause::NotCreated,
+        }
+    }
+}
+
+impl InForceJson {
+    pub(super) fn of(in_force: &InForce) -> Self {
+        Self {
+            image: in_force.image.clone(),
+            measures: in_force.measures.clone(),
+            weaker: in_force.weaker.clone(),
+        }
+    }
+
+    pub(super) fn into_backend(self) -> InForce {
+        InForce { image: self.image, measures: self.measures, weaker: self.weaker }
+    }
+}

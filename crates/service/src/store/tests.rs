@@ -1,0 +1,192 @@
+//! What survives: a reopened file, a killed writer, a full disk, rows of other versions.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
+use std::time::{Duration, UNIX_EPOCH};
+
+use domain::spec::Access;
+use domain::{Bytes, Cause, Cpus, Exit, Mount, Network, Owner, Phase, ProcessId, Spec, User};
+
+use super::*;
+use crate::{InForce, Sandbox};
+
+/// Set for the process that writes until it is killed.
+const CHILD: &str = "CORACLE_TEST_STORE";
+
+fn record(number: u64) -> Record {
+    let letters = (0..8).map(|place| u8::try_from(number / 26_u64.pow(place) % 26).unwrap());
+    let mut entropy = [0; 20];
+    entropy.iter_mut().zip(letters).for_each(|(byte, letter)| *byte = letter);
+    let mut spec = Spec::plain();
+    spec.env.insert("NAME".to_owned(), "value \u{1f6a2} \"quoted\"".to_owned());
+    let sandbox = Sandbox {
+        id: SandboxId::from_entropy(entropy),
+        owner: Owner::single(),
+        origin: "test".to_owned(),
+        spec,
+        labels: [("a".to_owned(), String::new())].into(),
+        notes: vec![0, 255],
+        phase: Phase::Starting,
+        phase_since: UNIX_EPOCH + Duration::from_micros(number),
+        created: UNIX_EPOCH + Duration::from_micros(number),
+        expires: None,
+        in_force: InForce::default(),
+    };
+    Record {
+        sandbox,
+        expires_boot: None,
+        idle_timeout: None,
+        entrypoint: None,
+        epoch: 0,
+        boot_id: "boot".to_owned(),
+    }
+}
+
+fn full_record() -> Record {
+    let mut record = record(1);
+    record.sandbox.spec = Spec {
+        image: "python:3.12".to_owned(),
+        resources: domain::Resources {
+            memory: Some(Bytes::mib(64)),
+            cpus: Some(Cpus(500)),
+            pids: Some(10),
+            disk: Some(Bytes(u64::MAX >> 1)),
+        },
+        network: Network::Filtered,
+        mounts: vec![Mount {
+            source: "/srv/data".into(),
+            target: "/data".to_owned(),
+            access: Access::ReadOnly,
+        }],
+        entrypoint: vec!["sh".to_owned(), "-c".to_owned()],
+        ..record.sandbox.spec
+    };
+    record.sandbox.spec.guest.users =
+        vec![User { name: "user".to_owned(), uid: 1000, gid: 1000, home: "/home/user".to_owned() }];
+    record.sandbox.in_force = InForce {
+        image: "x".to_owned(),
+        measures: vec![("a".to_owned(), "b".to_owned())],
+        weaker: vec!["w".to_owned()],
+    };
+    record.sandbox.expires = Some(UNIX_EPOCH + Duration::from_micros(7));
+    record.expires_boot = Some(Duration::from_micros(8));
+    record.idle_timeout = Some(Duration::from_secs(9));
+    record.entrypoint = Some(ProcessId::from_entropy([7; 16]));
+    record.epoch = 3;
+    record
+}
+
+fn read_back(path: &Path) -> Vec<Record> {
+    Store::open(path).unwrap().1.records
+}
+
+#[tokio::test]
+async fn everything_reads_back_as_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("db");
+    let (store, kept) = Store::open(&path).unwrap();
+    assert!(kept.records.is_empty() && kept.keys.is_empty());
+    let mut record = full_record();
+    store.insert(&record).await.unwrap();
+    for phase in [
+        Phase::Running,
+        Phase::Pausing,
+        Phase::Paused,
+        Phase::Resuming,
+        Phase::Exited(Exit::Code(-1)),
+        Phase::Exited(Exit::Signal(9)),
+        Phase::Exited(Exit::Lost),
+        Phase::Stopping,
+        Phase::Failed(Cause::Oom),
+        Phase::Failed(Cause::HostRebooted),
+    ] {
+        record.sandbox.phase = phase;
+        store.update(&record).await.unwrap();
+        assert_eq!(format!("{:?}", read_back(&path)), format!("{:?}", [&record]));
+    }
+    store.delete(&record.sandbox.id).await.unwrap();
+    assert!(read_back(&path).is_empty());
+}
+
+#[tokio::test]
+async fn a_row_of_another_version_still_reads() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("db");
+    let (store, _) = Store::open(&path).unwrap();
+    store.insert(&record(1)).await.unwrap();
+    let spec = r#"{"image":"host","network":"off","guest":{"default_user":"root","default_directory":"/","shell":"zsh"},"hooks":[1]}"#;
+    connect(&path).unwrap().execute("UPDATE sandboxes SET spec = ?1, in_force = '{}'", [spec]).unwrap();
+    assert_eq!(read_back(&path)[0].sandbox.spec.image, "host");
+}
+
+#[test]
+fn a_newer_database_is_refused_and_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("db");
+    drop(Store::open(&path).unwrap());
+    connect(&path).unwrap().pragma_update(None, "user_version", 999).unwrap();
+    assert!(matches!(Store::open(&path), Err(StoreError::Newer(999))));
+}
+
+#[tokio::test]
+async fn a_full_disk_fails_new_rows_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("db");
+    let (queue, writes) = mpsc::channel(QUEUE);
+    let mut connection = connect(&path).unwrap();
+    migrate(&mut connection).unwrap();
+    // SQLite then says exactly what it says when the disk has no room.
+    connection.pragma_update(None, "max_page_count", 12).unwrap();
+    writer::spawn(connection, connect(&path).unwrap(), writes).unwrap();
+    let store = Store { queue };
+    let mut count = 0;
+    let error = loop {
+        match store.insert(&record(count)).await {
+            Ok(()) => count += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(error.is_full() && count > 0, "{error} after {count}");
+    let mut first = record(0);
+    first.sandbox.phase = Phase::Running;
+    store.update(&first).await.unwrap();
+    for number in 0..count {
+        store.delete(&record(number).sandbox.id).await.unwrap();
+    }
+    store.insert(&record(count)).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_was_answered_survives_the_death_of_the_writer() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("db");
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "store::tests::writes_until_it_is_killed", "--include-ignored", "--nocapture"])
+        .env(CHILD, &path)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let answered: Vec<String> =
+        lines.filter_map(|line| line.strip_prefix("kept ").map(str::to_owned)).take(700).collect();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let kept: Vec<String> =
+        read_back(&path).into_iter().map(|record| record.sandbox.id.as_str().to_owned()).collect();
+    assert_eq!(answered.len(), 700);
+    assert!(answered.iter().all(|id| kept.contains(id)));
+}
+
+#[tokio::test]
+#[ignore = "it is the process that another test kills"]
+async fn writes_until_it_is_killed() {
+    let Some(path) = std::env::var_os(CHILD) else { return };
+    let (store, _) = Store::open(Path::new(&path)).unwrap();
+    for number in 0.. {
+        let record = record(number);
+        store.insert(&record).await.unwrap();
+        writeln!(std::io::stdout(), "kept {}", record.sandbox.id).unwrap();
+    }
+}

@@ -1,0 +1,159 @@
+//! The thread that writes, and the one that tidies up behind it.
+//!
+//! Folding the log into the database waits for the disk. The writer must not do that while a
+//! create waits for it, so a second connection on a second thread does.
+
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread;
+
+use domain::SandboxId;
+use rusqlite::{Connection, params};
+use tokio::sync::mpsc;
+
+use super::rows::Row;
+use super::{Answer, StoreError, Write};
+use crate::error::chain;
+
+/// After how many writes the log is folded into the database.
+const WRITES_PER_CHECKPOINT: u32 = 256;
+
+/// Starts both threads. They end when the queue is closed.
+pub(super) fn spawn(
+    connection: Connection,
+    folding: Connection,
+    writes: mpsc::Receiver<Write>,
+) -> Result<(), StoreError> {
+    let (checkpoints, requests) = sync_channel(1);
+    let writer = Writer { connection, checkpoints, writes: 0, overdue: Vec::new() };
+    spawn_thread("store-fold", move || fold(&folding, requests))?;
+    spawn_thread("store", move || writer.run(writes))
+}
+
+/// The thread that owns the connection.
+struct Writer {
+    connection: Connection,
+    checkpoints: SyncSender<()>,
+    writes: u32,
+    /// Rows that could not be removed, as on a full disk; tried again after later writes.
+    overdue: Vec<SandboxId>,
+}
+
+impl Writer {
+    fn run(mut self, mut writes: mpsc::Receiver<Write>) {
+        while let Some(write) = writes.blocking_recv() {
+            match write {
+                Write::Insert(row, answer) => reply(answer, self.insert(&row)),
+                Write::Update(row, Some(answer)) => reply(answer, self.update(&row)),
+                Write::Update(row, None) => {
+                    if let Err(error) = self.update(&row) {
+                        tracing::warn!(sandbox = row.id, error = %chain(&error), "a change was not kept");
+                    }
+                }
+                Write::Delete(id, answer) => {
+                    self.delete(id);
+                    reply(answer, Ok(()));
+                }
+                Write::Close(done) => {
+                    drop(self);
+                    // Nobody may be waiting any more.
+                    done.send(()).ok();
+                    return;
+                }
+            }
+            self.after_write();
+        }
+    }
+
+    fn insert(&self, row: &Row) -> Result<(), StoreError> {
+        const SQL: &str = "INSERT INTO sandboxes (id, owner, origin, spec, labels, notes, phase, phase_since, \
+             created, expires, expires_boot, idle_timeout, in_force, entrypoint, epoch, boot_id) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)";
+        let written = self.connection.prepare_cached(SQL).and_then(|mut statement| {
+            statement.execute(params![
+                row.id,
+                row.owner,
+                row.origin,
+                row.spec,
+                row.labels,
+                row.notes,
+                row.phase,
+                row.phase_since,
+                row.created,
+                row.expires,
+                row.expires_boot,
+                row.idle_timeout,
+                row.in_force,
+                row.entrypoint,
+                row.epoch,
+                row.boot_id
+            ])
+        });
+        written.map(drop).map_err(|source| StoreError::Sqlite { action: "write a new row", source })
+    }
+
+    fn update(&self, row: &Row) -> Result<(), StoreError> {
+        const SQL: &str = "UPDATE sandboxes SET labels = ?2, phase = ?3, phase_since = ?4, expires = ?5, \
+             expires_boot = ?6, in_force = ?7 WHERE id = ?1";
+        let written = self.connection.prepare_cached(SQL).and_then(|mut statement| {
+            statement.execute(params![
+                row.id,
+                row.labels,
+                row.phase,
+                row.phase_since,
+                row.expires,
+                row.expires_boot,
+                row.in_force
+            ])
+        });
+        written.map(drop).map_err(|source| StoreError::Sqlite { action: "change a row", source })
+    }
+
+    fn delete(&mut self, id: SandboxId) {
+        if let Err(error) = self.delete_row(&id) {
+            tracing::warn!(sandbox = %id, error = %chain(&error), "its row is removed later");
+            self.overdue.push(id);
+        }
+    }
+
+    fn delete_row(&self, id: &SandboxId) -> Result<(), StoreError> {
+        let written = self
+            .connection
+            .prepare_cached("DELETE FROM sandboxes WHERE id = ?1")
+            .and_then(|mut statement| statement.execute([id.as_str()]));
+        written.map(drop).map_err(|source| StoreError::Sqlite { action: "remove a row", source })
+    }
+
+    fn after_write(&mut self) {
+        while let Some(id) = self.overdue.pop() {
+            if self.delete_row(&id).is_err() {
+                self.overdue.push(id);
+                break;
+            }
+        }
+        self.writes += 1;
+        if self.writes >= WRITES_PER_CHECKPOINT {
+            // A full channel means that a checkpoint is on its way already.
+            self.checkpoints.try_send(()).ok();
+            self.writes = 0;
+        }
+    }
+}
+
+fn reply(answer: Answer, outcome: Result<(), StoreError>) {
+    // The one who asked may have gone; the write stands either way.
+    answer.send(outcome).ok();
+}
+
+fn spawn_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), StoreError> {
+    thread::Builder::new().name(name.to_owned()).spawn(work).map(drop).map_err(StoreError::Thread)
+}
+
+/// Folds the log into the database whenever it is told to, until nobody can tell it any more.
+fn fold(connection: &Connection, requests: Receiver<()>) {
+    for () in requests {
+        let folded = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_row| Ok(()));
+        if let Err(error) = folded {
+            tracing::warn!(%error, "the log of the store could not be folded in");
+        }
+    }
+}

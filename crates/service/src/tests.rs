@@ -1,0 +1,91 @@
+//! Facts about the whole service, over a backend that only pretends.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod expiry;
+mod liar;
+mod lifecycle;
+mod pretend;
+mod restart;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use domain::{Labels, Owner, Phase, Spec};
+use tempfile::TempDir;
+
+use crate::clock::Clock;
+use crate::registry::Handle;
+use crate::{Config, Create, Filter, Page, Sandbox, Service};
+use pretend::Pretend;
+
+/// A service with its own state directory and the backend it stands on.
+struct Bench {
+    service: Service,
+    backend: Arc<Pretend>,
+    state: TempDir,
+    owner: Owner,
+}
+
+impl Bench {
+    async fn new() -> Self {
+        Self::with(Pretend::new(), tempfile::tempdir().unwrap(), Clock::host()).await
+    }
+
+    async fn with(backend: Arc<Pretend>, state: TempDir, clock: Clock) -> Self {
+        let service = Service::start_at(config(&state), backend.clone(), clock).await.unwrap();
+        Self { service, backend, state, owner: Owner::single() }
+    }
+
+    /// Ends the server as a crash would, as far as one process can: nothing is told to anybody.
+    async fn crash(self) -> (Arc<Pretend>, TempDir) {
+        self.service.stop().await;
+        (self.backend, self.state)
+    }
+
+    async fn create(&self) -> Sandbox {
+        self.service.create(&self.owner, plain()).await.unwrap()
+    }
+
+    fn all(&self) -> Page {
+        let every = |_: &Phase| true;
+        let filter = Filter { labels: Labels::new(), phase: &every, offset: 0, limit: 1000 };
+        self.service.list(&self.owner, &filter)
+    }
+
+    fn handle(&self, sandbox: &Sandbox) -> Arc<Handle> {
+        self.service.0.registry.find(&sandbox.id).unwrap()
+    }
+
+    /// Waits until the sandbox is in a phase that passes.
+    async fn until(&self, sandbox: &Sandbox, passes: impl Fn(Phase) -> bool) -> Sandbox {
+        let mut state = self.handle(sandbox).state.clone();
+        let reached = state.wait_for(|sandbox| passes(sandbox.phase));
+        tokio::time::timeout(Duration::from_secs(3600), reached).await.unwrap().unwrap().clone()
+    }
+}
+
+fn config(state: &TempDir) -> Config {
+    Config {
+        state_dir: state.path().to_owned(),
+        sandboxes: 20,
+        commands_per_sandbox: 3,
+        longest_timeout: Some(Duration::from_secs(86_400)),
+    }
+}
+
+fn plain() -> Create {
+    Create {
+        origin: "test",
+        spec: Spec::plain(),
+        labels: Labels::new(),
+        notes: Vec::new(),
+        timeout: None,
+        idle_timeout: None,
+    }
+}
+
+fn with_entrypoint() -> Create {
+    let spec = Spec { entrypoint: vec!["serve".to_owned()], ..Spec::plain() };
+    Create { spec, ..plain() }
+}

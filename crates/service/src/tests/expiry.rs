@@ -1,0 +1,167 @@
+//! Time: expiry, renewal, idleness, clocks that are set.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use domain::process::Process;
+use domain::{Phase, Position, ProcessId};
+use tokio::time::Instant;
+
+use super::pretend::{Pretend, running};
+use super::{Bench, plain};
+use crate::clock::{Clock, Moment};
+use crate::{Create, ErrorKind, Sandbox};
+
+/// A clock that goes with tokio's, so that pausing one pauses the other, and whose wall time
+/// can be set.
+#[derive(Clone)]
+struct Hands {
+    start: Instant,
+    set_by: Arc<AtomicI64>,
+}
+
+const BOOT: Duration = Duration::from_secs(5000);
+
+impl Hands {
+    fn new() -> Self {
+        Self { start: Instant::now(), set_by: Arc::default() }
+    }
+
+    fn clock(&self) -> Clock {
+        let hands = self.clone();
+        Clock::new(move || hands.now())
+    }
+
+    fn now(&self) -> Moment {
+        let boot = BOOT + self.start.elapsed();
+        let noon = 1_800_000_000 + self.set_by.load(Ordering::Relaxed);
+        let noon = Duration::from_secs(noon.unsigned_abs());
+        Moment { wall: UNIX_EPOCH + noon + self.start.elapsed(), boot }
+    }
+
+    fn since(&self, time: SystemTime) -> Duration {
+        let noon = Duration::from_secs(1_800_000_000);
+        time.duration_since(UNIX_EPOCH + noon).unwrap()
+    }
+}
+
+async fn bench(hands: &Hands) -> Bench {
+    Bench::with(Pretend::new(), tempfile::tempdir().unwrap(), hands.clock()).await
+}
+
+async fn create(bench: &Bench, timeout: Option<u64>, idle_timeout: Option<u64>) -> Sandbox {
+    let seconds = |count: Option<u64>| count.map(Duration::from_secs);
+    let wish = Create { timeout: seconds(timeout), idle_timeout: seconds(idle_timeout), ..plain() };
+    bench.service.create(&bench.owner, wish).await.unwrap()
+}
+
+/// When the sandbox began to end, in seconds since the test began. Time flies meanwhile.
+async fn ending(bench: &Bench, hands: &Hands, sandbox: &Sandbox) -> u64 {
+    tokio::time::pause();
+    let ending = bench.until(sandbox, |phase| matches!(phase, Phase::Stopping | Phase::Stopped)).await;
+    tokio::time::resume();
+    hands.since(ending.phase_since).as_secs()
+}
+
+#[tokio::test]
+async fn a_sandbox_ends_when_its_time_is_over() {
+    let hands = Hands::new();
+    let bench = bench(&hands).await;
+    let longer = create(&bench, Some(900), None).await;
+    let made = create(&bench, Some(600), None).await;
+    assert_eq!(ending(&bench, &hands, &made).await, 600);
+    assert_eq!(ending(&bench, &hands, &longer).await, 900);
+}
+
+#[tokio::test]
+async fn renewing_makes_it_later_or_sooner() {
+    let hands = Hands::new();
+    let bench = bench(&hands).await;
+    for (timeout, after) in [(600, 70), (60, 90)] {
+        let made = create(&bench, Some(timeout), None).await;
+        let expires = hands.now().wall + Duration::from_secs(after);
+        let renewed = bench.service.renew(&bench.owner, &made.id, expires).await.unwrap();
+        assert_eq!(renewed.expires, Some(crate::clock::whole_micros(expires)));
+        let ended = ending(&bench, &hands, &made).await;
+        let due = hands.since(expires).as_secs();
+        assert!((due..=due + 1).contains(&ended), "{ended} is not {due}");
+    }
+}
+
+#[tokio::test]
+async fn only_the_future_of_something_that_expires_can_be_renewed() {
+    let hands = Hands::new();
+    let bench = bench(&hands).await;
+    let (expiring, never) = (create(&bench, Some(600), None).await, create(&bench, None, None).await);
+    let now = hands.now().wall;
+    let error = bench.service.renew(&bench.owner, &expiring.id, now).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    let later = now + Duration::from_secs(60);
+    let error = bench.service.renew(&bench.owner, &never.id, later).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Conflict { phase: Phase::Running });
+}
+
+#[tokio::test]
+async fn setting_the_wall_clock_moves_what_is_told_but_not_the_end() {
+    let hands = Hands::new();
+    let bench = bench(&hands).await;
+    let made = create(&bench, Some(600), None).await;
+    hands.set_by.store(86_400, Ordering::Relaxed);
+    let before = made.expires.unwrap();
+    tokio::time::pause();
+    let mut state = bench.handle(&made).state.clone();
+    let told = state.wait_for(|sandbox| sandbox.expires != Some(before)).await.unwrap().expires.unwrap();
+    tokio::time::resume();
+    let moved = told.duration_since(before).unwrap();
+    assert!(moved.as_secs().abs_diff(86_400) <= 1, "{moved:?}");
+    assert_eq!(ending(&bench, &hands, &made).await, 86_400 + 600);
+}
+
+#[tokio::test]
+async fn an_idle_sandbox_ends_and_one_in_use_does_not() {
+    let hands = Hands::new();
+    let bench = bench(&hands).await;
+    let (idle, used) = (create(&bench, None, Some(120)).await, create(&bench, None, Some(120)).await);
+    let process = ProcessId::from_entropy([1; 16]);
+    let following = bench.service.follow(&bench.owner, &used.id, &process, Position(0)).await.unwrap();
+    assert_eq!(ending(&bench, &hands, &idle).await, 120);
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(1000)).await;
+    assert_eq!(bench.service.get(&bench.owner, &used.id).unwrap().phase, Phase::Running);
+    let closed = hands.since(hands.now().wall).as_secs();
+    drop(following);
+    tokio::time::resume();
+    let ended = ending(&bench, &hands, &used).await;
+    assert!((closed + 120..=closed + 121).contains(&ended), "{ended} is not {closed} and 120 more");
+}
+
+#[tokio::test]
+async fn asking_for_the_state_is_not_a_use_and_a_background_process_is() {
+    let hands = Hands::new();
+    let bench = bench(&hands).await;
+    let made = create(&bench, None, Some(100)).await;
+    let launched = bench.service.launch(&bench.owner, &made.id, Process::shell("sleep")).await.unwrap();
+    bench.backend.knows(vec![running(launched.process.as_str())]);
+    drop(launched);
+    tokio::time::pause();
+    for _ in 0..20 {
+        tokio::time::advance(Duration::from_secs(50)).await;
+        bench.service.processes(&bench.owner, &made.id).await.unwrap();
+    }
+    assert_eq!(bench.service.get(&bench.owner, &made.id).unwrap().phase, Phase::Running);
+    tokio::time::resume();
+    bench.backend.knows(Vec::new());
+    let last = hands.since(hands.now().wall).as_secs();
+    let ended = ending(&bench, &hands, &made).await;
+    assert!(ended <= last + 101, "{ended} is later than {last} and 101 more");
+}
+
+#[tokio::test]
+async fn a_paused_sandbox_is_not_ended_for_idleness_but_still_expires() {
+    let hands = Hands::new();
+    let bench = bench(&hands).await;
+    let made = create(&bench, Some(1000), Some(100)).await;
+    bench.service.pause(&bench.owner, &made.id).await.unwrap();
+    assert_eq!(ending(&bench, &hands, &made).await, 1000);
+}

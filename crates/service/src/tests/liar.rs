@@ -1,0 +1,339 @@
+//! An agent that has been taken over: whatever it sends ends in an error or in harmless data,
+//! never in a panic, a wait without end or memory without bound.
+
+use std::time::Duration;
+
+use domain::process::Process;
+use domain::{Identity, Position, ProcessId, SandboxId};
+use proptest::prelude::*;
+use tokio::io::AsyncWriteExt;
+use wire::files::{FileInfo, FileKind, FileOperation};
+use wire::frame::MAX_PAYLOAD;
+use wire::process::{Ended, Exit};
+use wire::{Frame, Greeting, Reply, Request, StreamTag};
+
+use super::Bench;
+use super::pretend::{Pretend, encoded, ended};
+use crate::activity::Activity;
+use crate::agent_client::{Agent, Connection};
+use crate::clock::Clock;
+use crate::commands::Commands;
+use crate::following::{Following, Place};
+use crate::transfer::Reading;
+use crate::{ErrorKind, Event, FileFault, ServiceError};
+
+fn output(offset: u64, bytes: &[u8]) -> Frame {
+    Frame::Output { stream: StreamTag::Stdout, offset, bytes: bytes.to_vec() }
+}
+
+fn started() -> Frame {
+    Frame::message(&Reply::Started { pid: 1 })
+}
+
+fn end(written: u64) -> Frame {
+    Frame::message(&Reply::Ended(Ended { written, ..ended(Exit::Code(0)) }))
+}
+
+/// Launches something in a sandbox whose agent answers with these bytes, and reads to the end.
+async fn launched(bytes: Vec<u8>) -> Result<Vec<Event>, ServiceError> {
+    let bench = Bench::new().await;
+    let made = bench.create().await;
+    bench.backend.answers(move |request| matches!(request, Request::Start(_)).then(|| bytes.clone()));
+    let mut following = bench.service.launch(&bench.owner, &made.id, Process::shell("true")).await?;
+    let mut events = Vec::new();
+    loop {
+        events.push(following.next().await?);
+        if matches!(events.last(), Some(Event::Ended(_))) {
+            following.next().await.expect_err("nothing comes after the end");
+            return Ok(events);
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_honest_agent_is_believed() {
+    let frames = [
+        started(),
+        output(0, b"ab"),
+        Frame::message(&Reply::Gap { from: 2, to: 9 }),
+        output(9, b"c"),
+        end(10),
+    ];
+    assert_eq!(launched(encoded(&frames)).await.unwrap().len(), 4);
+}
+
+#[tokio::test]
+async fn offsets_that_go_back_or_leave_out_are_not_believed() {
+    for lie in [
+        vec![output(0, b"abc"), output(1, b"b")],
+        vec![output(1, b"b")],
+        vec![output(0, b"abc"), output(7, b"b")],
+        vec![output(0, b"")],
+        vec![output(0, b"abc"), Frame::message(&Reply::Gap { from: 3, to: 3 })],
+        vec![output(0, b"abc"), Frame::message(&Reply::Gap { from: 0, to: 9 })],
+        vec![Frame::message(&Reply::Gap { from: 0, to: u64::MAX }), output(u64::MAX, b"ab")],
+        vec![output(0, b"abc"), end(2)],
+    ] {
+        let frames: Vec<Frame> = [vec![started()], lie, vec![end(3)]].concat();
+        let error = launched(encoded(&frames)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Internal, "{frames:?}");
+    }
+}
+
+#[tokio::test]
+async fn frames_of_the_wrong_kind_or_length_are_not_believed() {
+    let mut endless = encoded(&[started()]);
+    endless.extend([0xff, 0xff, 0xff, 0xff, 3]);
+    let mut unknown = encoded(&[started()]);
+    unknown.extend([0, 0, 0, 0, 77]);
+    for bytes in [
+        endless,
+        unknown,
+        Vec::new(),
+        encoded(&[Frame::Control(b"not json".to_vec())]),
+        encoded(&[Frame::Control(b"{\"unheard_of\":1}".to_vec())]),
+        encoded(&[Frame::message(&Reply::Ok)]),
+        encoded(&[output(0, b"early")]),
+        encoded(&[started(), Frame::Data(vec![1])]),
+        encoded(&[started(), Frame::End]),
+        encoded(&[started(), Frame::message(&Reply::Ok)]),
+        encoded(&[started(), output(0, b"and then nothing")]),
+    ] {
+        let error = launched(bytes.clone()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Internal, "{bytes:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_says_nothing_is_waited_for_but_not_for_ever() {
+    let (ours, _theirs) = tokio::io::duplex(4096);
+    let agent = Agent::new(Pretend::new(), SandboxId::from_entropy([1; 20]));
+    let error = agent.first_answer(&mut Connection::new(Box::new(ours))).await.unwrap_err();
+    assert!(error.to_string().contains("could not answer"), "{error}");
+}
+
+#[tokio::test]
+async fn an_answer_without_end_is_cut_off() {
+    let (ours, mut theirs) = tokio::io::duplex(64 << 10);
+    let sending = tokio::spawn(async move {
+        let mut bytes = encoded(&[Frame::message(&Greeting { version: 1 })]);
+        loop {
+            theirs.write_all(&bytes).await?;
+            bytes = encoded(&[Frame::Data(vec![b'['; MAX_PAYLOAD])]);
+        }
+        #[expect(unreachable_code, reason = "it names the type of the error above")]
+        Ok::<(), std::io::Error>(())
+    });
+    let mut connection = Connection::new(Box::new(ours));
+    let error = connection.answer().await.unwrap_err();
+    assert!(error.to_string().contains("without end"), "{error}");
+    drop(connection);
+    sending.await.unwrap().expect_err("the connection is closed");
+}
+
+#[tokio::test]
+async fn a_version_from_the_future_is_refused() {
+    for version in [0, wire::VERSION + 1, u32::MAX] {
+        let (ours, mut theirs) = tokio::io::duplex(4096);
+        let frames = [Frame::message(&Greeting { version }), Frame::message(&Reply::Ok)];
+        theirs.write_all(&encoded(&frames)).await.unwrap();
+        assert!(Connection::new(Box::new(ours)).answer().await.is_err(), "{version}");
+    }
+}
+
+fn entry(path: String) -> FileInfo {
+    FileInfo {
+        path,
+        kind: FileKind::File,
+        size: 1,
+        mode: 0o644,
+        uid: 0,
+        gid: 0,
+        owner: "root".to_owned(),
+        group: "root".to_owned(),
+        modified_ms: i64::MAX,
+        created_ms: i64::MIN,
+        link_target: None,
+    }
+}
+
+#[tokio::test]
+async fn a_listing_that_is_too_large_is_refused() {
+    let few_but_long = vec![entry("n".repeat(MAX_PAYLOAD - 1000))];
+    let many = vec![entry("n".to_owned()); 5000];
+    for page in [few_but_long, many, Vec::new()] {
+        let bench = Bench::new().await;
+        let made = bench.create().await;
+        let page = encoded(&[Frame::message(&Reply::Entries(page))]);
+        let pages = page.repeat((80 << 20) / page.len());
+        bench.backend.answers(move |request| matches!(request, Request::File(_)).then(|| pages.clone()));
+        let listed = bench.service.list_directory(&bench.owner, &made.id, &Identity::Default, "/", 9).await;
+        assert_eq!(listed.unwrap_err().kind(), ErrorKind::File(FileFault::TooLarge));
+    }
+}
+
+#[tokio::test]
+async fn a_listing_comes_in_pages_with_times_that_can_be_shown() {
+    let bench = Bench::new().await;
+    let made = bench.create().await;
+    let page = Frame::message(&Reply::Entries(vec![entry("/a".to_owned()), entry("/b".to_owned())]));
+    let pages = encoded(&[page.clone(), page, Frame::End]);
+    bench.backend.answers(move |request| matches!(request, Request::File(_)).then(|| pages.clone()));
+    let identity = Identity::User("root".to_owned());
+    let listed = bench.service.search(&bench.owner, &made.id, &identity, "/", "*").await.unwrap();
+    assert_eq!(listed.len(), 4);
+    assert!(listed[0].created < listed[0].modified);
+}
+
+#[tokio::test]
+async fn more_of_a_file_than_was_asked_for_is_refused() {
+    let bench = Bench::new().await;
+    let made = bench.create().await;
+    bench.backend.answers(|request| match request {
+        Request::File(request) if matches!(request.operation, FileOperation::Read { .. }) => {
+            Some(encoded(&[
+                Frame::message(&Reply::Reading { size: 100 }),
+                Frame::Data(vec![0; 6]),
+                Frame::Data(vec![0; 6]),
+                Frame::End,
+            ]))
+        }
+        _ => None,
+    });
+    let read = |length| bench.service.read(&bench.owner, &made.id, &Identity::Default, "/a", 0, length);
+    let mut reading = read(Some(10)).await.unwrap();
+    assert_eq!(reading.size, 100);
+    assert_eq!(reading.next().await.unwrap().unwrap().len(), 6);
+    reading.next().await.unwrap_err();
+    assert!(reading.next().await.unwrap().is_none(), "after an error there is nothing more");
+    let mut reading = read(Some(12)).await.unwrap();
+    while reading.next().await.unwrap().is_some() {}
+}
+
+#[tokio::test]
+async fn why_a_write_failed_is_told_even_if_the_agent_hangs_up_in_the_middle() {
+    let bench = Bench::new().await;
+    let made = bench.create().await;
+    bench.backend.answers(|request| {
+        let mut full = super::pretend::fault(wire::FaultKind::NoSpace);
+        full.errno = Some(28);
+        let full = encoded(&[Frame::message(&Reply::Fault(full))]);
+        matches!(request, Request::File(_)).then(|| full)
+    });
+    let (identity, attributes) = (Identity::Default, crate::Attributes::default());
+    let write =
+        bench.service.write(&bench.owner, &made.id, &identity, "/a", attributes, crate::WriteMode::Append);
+    let mut writing = write.await.unwrap();
+    let error = loop {
+        if let Err(error) = writing.send(bytes::Bytes::from(vec![0; 1 << 20])).await {
+            break error;
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::File(FileFault::NoSpace));
+}
+
+#[tokio::test]
+async fn a_fault_cannot_be_a_book() {
+    let bench = Bench::new().await;
+    let made = bench.create().await;
+    bench.backend.answers(|request| {
+        let mut fault = super::pretend::fault(wire::FaultKind::Other);
+        fault.subject = "ü".repeat(100_000);
+        matches!(request, Request::File(_)).then(|| encoded(&[Frame::message(&Reply::Fault(fault))]))
+    });
+    let error =
+        bench.service.stat(&bench.owner, &made.id, &Identity::Default, &["/".to_owned()]).await.unwrap_err();
+    assert!(error.to_string().len() < 5000);
+}
+
+#[tokio::test]
+async fn a_request_too_long_for_a_frame_is_refused_before_it_is_sent() {
+    let bench = Bench::new().await;
+    let made = bench.create().await;
+    let long = Process::shell("x".repeat(MAX_PAYLOAD));
+    let error = bench.service.launch(&bench.owner, &made.id, long).await.err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+}
+
+#[tokio::test]
+async fn a_tunnel_gives_first_what_came_with_the_answer() {
+    use tokio::io::AsyncReadExt;
+    let bench = Bench::new().await;
+    let made = bench.create().await;
+    bench.backend.answers(|request| {
+        let mut bytes = encoded(&[Frame::message(&Reply::Ok)]);
+        bytes.extend(b"hello from inside");
+        matches!(request, Request::Tunnel { .. }).then_some(bytes)
+    });
+    let mut tunnel = bench.service.tunnel(&bench.owner, &made.id, 80).await.unwrap();
+    let mut text = String::new();
+    tunnel.read_to_string(&mut text).await.unwrap();
+    assert_eq!(text, "hello from inside");
+}
+
+fn any_frame() -> impl Strategy<Value = Frame> {
+    let bytes = || proptest::collection::vec(any::<u8>(), 0..60);
+    let number = || prop_oneof![0u64..20, any::<u64>()];
+    let message = prop_oneof![
+        (number(), number()).prop_map(|(from, to)| Reply::Gap { from, to }),
+        number().prop_map(|written| Reply::Ended(Ended { written, ..ended(Exit::Lost) })),
+        number().prop_map(|size| Reply::Reading { size }),
+        Just(Reply::Ok),
+        Just(Reply::Statuses(vec![super::pretend::running("../etc")])),
+    ];
+    prop_oneof![
+        message.prop_map(|reply| Frame::message(&reply)),
+        bytes().prop_map(Frame::Control),
+        bytes().prop_map(Frame::Data),
+        Just(Frame::End),
+        (number(), bytes()).prop_map(|(offset, bytes)| output(offset, &bytes)),
+    ]
+}
+
+/// Reads these bytes in every way in which the service reads from an agent.
+async fn read_everything(bytes: &[u8]) {
+    let agent = Agent::new(Pretend::new(), SandboxId::from_entropy([1; 20]));
+    let activity = Activity::new(Clock::host());
+    let connection = async || {
+        let (ours, mut theirs) = tokio::io::duplex(1 << 20);
+        theirs.write_all(bytes).await.unwrap();
+        Connection::new(Box::new(ours))
+    };
+    let mut answers = connection().await;
+    while answers.answer().await.is_ok() {}
+    let process = ProcessId::from_entropy([1; 16]);
+    let mut following = Following::new(
+        process,
+        agent.clone(),
+        connection().await,
+        Place::starting(Position(3).0, 5),
+        Commands::new(1),
+        activity.begin(),
+    );
+    while following.next().await.is_ok() {}
+    let mut reading = Reading::new(agent.clone(), connection().await, 10, Some(100), activity.begin());
+    while let Ok(Some(_)) = reading.next().await {}
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn random_bytes_never_panic_and_always_end(bytes in proptest::collection::vec(any::<u8>(), 0..3000)) {
+        let reading = async { tokio::time::timeout(Duration::from_secs(20), read_everything(&bytes)).await };
+        prop_assert!(runtime().block_on(reading).is_ok());
+    }
+
+    #[test]
+    fn random_frames_never_panic_and_always_end(frames in proptest::collection::vec(any_frame(), 0..12)) {
+        let mut all = vec![Frame::message(&Greeting { version: 1 })];
+        all.extend(frames);
+        let bytes = encoded(&all);
+        let reading = async { tokio::time::timeout(Duration::from_secs(20), read_everything(&bytes)).await };
+        prop_assert!(runtime().block_on(reading).is_ok());
+    }
+}

@@ -1,0 +1,268 @@
+//! A backend without sandboxes. It remembers what it was told and produces, on order, what a
+//! real one seldom does: half-made sandboxes, strangers, deaths, failures, an agent that lies.
+//! It proves nothing about isolation or about the real agent; other tests do that.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex};
+
+use backend::{AgentStream, Backend, BackendError, Capabilities, Condition, Death, Found, InForce, Usage};
+use domain::{Cause, Mount, SandboxId, Spec};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::sync::{Semaphore, mpsc, watch};
+use wire::process::{Ended, Exit, ProcessStatus};
+use wire::{Call, Decoder, Fault, FaultKind, Frame, Greeting, Reply, Request};
+
+pub(super) struct Pretend {
+    world: Mutex<World>,
+    /// How many sandboxes there are.
+    population: watch::Sender<usize>,
+    deaths: (mpsc::UnboundedSender<Death>, Mutex<Option<mpsc::UnboundedReceiver<Death>>>),
+    /// Creates wait for a permit.
+    pub(super) gate: Semaphore,
+    /// How the main processes ended; `None` while they run.
+    pub(super) entrypoint_end: watch::Sender<Option<Exit>>,
+}
+
+#[derive(Default)]
+struct World {
+    sandboxes: HashMap<SandboxId, Condition>,
+    /// Every call, as a word.
+    calls: Vec<&'static str>,
+    /// The next so many calls by this word fail.
+    failing: BTreeMap<&'static str, usize>,
+    /// What the agent says it knows.
+    processes: Vec<ProcessStatus>,
+    script: Option<Script>,
+}
+
+/// What the agent sends after its greeting, if it answers this request by a script.
+pub(super) type Script = Arc<dyn Fn(&Request) -> Option<Vec<u8>> + Send + Sync>;
+
+impl Pretend {
+    pub(super) fn new() -> Arc<Self> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        Arc::new(Self {
+            world: Mutex::default(),
+            population: watch::Sender::new(0),
+            deaths: (sender, Mutex::new(Some(receiver))),
+            gate: Semaphore::new(Semaphore::MAX_PERMITS),
+            entrypoint_end: watch::Sender::new(None),
+        })
+    }
+
+    pub(super) fn put(&self, id: &SandboxId, condition: Condition) {
+        let mut world = self.world.lock().unwrap();
+        world.sandboxes.insert(id.clone(), condition);
+        self.population.send_replace(world.sandboxes.len());
+    }
+
+    pub(super) fn take_away(&self, id: &SandboxId) {
+        let mut world = self.world.lock().unwrap();
+        world.sandboxes.remove(id);
+        self.population.send_replace(world.sandboxes.len());
+    }
+
+    pub(super) fn condition(&self, id: &SandboxId) -> Option<Condition> {
+        self.world.lock().unwrap().sandboxes.get(id).copied()
+    }
+
+    pub(super) fn count(&self) -> usize {
+        *self.population.borrow()
+    }
+
+    pub(super) async fn until_empty(&self) {
+        self.population.subscribe().wait_for(|count| *count == 0).await.unwrap();
+    }
+
+    pub(super) fn fail(&self, call: &'static str, times: usize) {
+        self.world.lock().unwrap().failing.insert(call, times);
+    }
+
+    pub(super) fn was_asked_to(&self, call: &str) -> bool {
+        self.world.lock().unwrap().calls.contains(&call)
+    }
+
+    pub(super) fn kill(&self, id: &SandboxId, cause: Cause) {
+        self.put(id, Condition::Dead);
+        self.deaths.0.send(Death { id: id.clone(), cause }).unwrap();
+    }
+
+    pub(super) fn knows(&self, processes: Vec<ProcessStatus>) {
+        self.world.lock().unwrap().processes = processes;
+    }
+
+    pub(super) fn answers(&self, script: impl Fn(&Request) -> Option<Vec<u8>> + Send + Sync + 'static) {
+        self.world.lock().unwrap().script = Some(Arc::new(script));
+    }
+
+    fn called(&self, call: &'static str) -> Result<(), BackendError> {
+        let mut world = self.world.lock().unwrap();
+        world.calls.push(call);
+        match world.failing.get_mut(call) {
+            Some(left) if *left > 0 => {
+                *left -= 1;
+                Err(BackendError::Step {
+                    step: call.to_owned(),
+                    message: "it was told to".to_owned(),
+                    hint: None,
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[async_trait::async_trait]
+impl Backend for Pretend {
+    fn name(&self) -> &'static str {
+        "pretend"
+    }
+
+    async fn probe(&self) -> Result<Capabilities, BackendError> {
+        Ok(Capabilities { pause: true, ..Capabilities::default() })
+    }
+
+    async fn create(&self, id: &SandboxId, spec: &Spec) -> Result<InForce, BackendError> {
+        self.called("create asked")?;
+        self.gate.acquire().await.unwrap().forget();
+        self.called("create")?;
+        self.put(id, Condition::Alive);
+        Ok(InForce { image: format!("real {}", spec.image), ..InForce::default() })
+    }
+
+    async fn pause(&self, id: &SandboxId) -> Result<(), BackendError> {
+        self.called("pause")?;
+        self.put(id, Condition::Frozen);
+        Ok(())
+    }
+
+    async fn resume(&self, id: &SandboxId) -> Result<(), BackendError> {
+        self.called("resume")?;
+        self.put(id, Condition::Alive);
+        Ok(())
+    }
+
+    async fn destroy(&self, id: &SandboxId) -> Result<(), BackendError> {
+        self.called("destroy")?;
+        self.take_away(id);
+        Ok(())
+    }
+
+    async fn list(&self) -> Result<Vec<Found>, BackendError> {
+        let world = self.world.lock().unwrap();
+        Ok(world
+            .sandboxes
+            .iter()
+            .map(|(id, condition)| Found { id: id.clone(), condition: *condition })
+            .collect())
+    }
+
+    async fn dial(&self, id: &SandboxId) -> Result<AgentStream, BackendError> {
+        self.called("dial")?;
+        if self.condition(id).is_none_or(|condition| condition == Condition::Dead) {
+            return Err(BackendError::Gone);
+        }
+        let (ours, theirs) = tokio::io::duplex(64 << 10);
+        let world = self.world.lock().unwrap();
+        let agent = PretendAgent {
+            stream: theirs,
+            processes: world.processes.clone(),
+            script: world.script.clone(),
+            entrypoint_end: self.entrypoint_end.subscribe(),
+        };
+        tokio::spawn(agent.serve());
+        Ok(Box::new(ours))
+    }
+
+    async fn usage(&self, _id: &SandboxId) -> Result<Usage, BackendError> {
+        Ok(Usage::default())
+    }
+
+    async fn attach(&self, _id: &SandboxId, _mount: &Mount) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn deaths(&self) -> mpsc::UnboundedReceiver<Death> {
+        // After a restart there are no deaths to tell in these tests.
+        let first = self.deaths.1.lock().unwrap().take();
+        first.unwrap_or_else(|| mpsc::unbounded_channel().1)
+    }
+}
+
+/// One connection to an agent that starts whatever it is asked to, in name only.
+struct PretendAgent {
+    stream: DuplexStream,
+    processes: Vec<ProcessStatus>,
+    script: Option<Script>,
+    entrypoint_end: watch::Receiver<Option<Exit>>,
+}
+
+impl PretendAgent {
+    async fn serve(mut self) {
+        let Some(request) = self.request().await else { return };
+        self.say(&Greeting { version: wire::VERSION }).await;
+        if let Some(bytes) = self.script.as_ref().and_then(|script| script(&request)) {
+            // Whoever asked may hang up in the middle of a lie.
+            self.stream.write_all(&bytes).await.ok();
+            return;
+        }
+        match request {
+            Request::Ping => self.say(&Reply::Ok).await,
+            Request::Start(_) => self.say(&Reply::Started { pid: 7 }).await,
+            Request::Processes => self.say(&Reply::Statuses(self.processes.clone())).await,
+            Request::Status { process } => self.say(&Reply::Status(running(&process))).await,
+            Request::Follow { process, .. } => {
+                self.say(&Reply::Status(running(&process))).await;
+                let end = *self.entrypoint_end.wait_for(Option::is_some).await.unwrap();
+                self.say(&Reply::Ended(ended(end.unwrap()))).await;
+            }
+            _ => self.say(&Reply::Fault(fault(FaultKind::Unsupported))).await,
+        }
+    }
+
+    async fn request(&mut self) -> Option<Request> {
+        let mut decoder = Decoder::new();
+        let mut bytes = [0; 4096];
+        loop {
+            if let Some(frame) = decoder.next_frame().unwrap() {
+                return Some(frame.read::<Call>().unwrap().request);
+            }
+            match self.stream.read(&mut bytes).await {
+                Ok(count) if count > 0 => decoder.feed(&bytes[..count]),
+                _ => return None,
+            }
+        }
+    }
+
+    async fn say(&mut self, message: &impl serde::Serialize) {
+        // Whoever asked may not wait for the answer.
+        self.stream.write_all(&encoded(&[Frame::message(message)])).await.ok();
+    }
+}
+
+pub(super) fn encoded(frames: &[Frame]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    frames.iter().for_each(|frame| frame.encode(&mut bytes));
+    bytes
+}
+
+pub(super) fn fault(kind: FaultKind) -> Fault {
+    Fault { kind, errno: None, operation: "test".to_owned(), subject: "subject".to_owned() }
+}
+
+pub(super) fn running(process: &str) -> ProcessStatus {
+    ProcessStatus {
+        process: process.to_owned(),
+        pid: 7,
+        tag: None,
+        session: None,
+        command: "test".to_owned(),
+        started_ms: 1,
+        written: 0,
+        ended: None,
+    }
+}
+
+pub(super) fn ended(exit: Exit) -> Ended {
+    Ended { exit, written: 0, ended_ms: 2, duration_ms: 1, user_ms: 0, system_ms: 0, max_rss_kib: 0 }
+}

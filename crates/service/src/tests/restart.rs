@@ -1,0 +1,171 @@
+//! What a new server makes of what the old one left.
+
+use std::time::Duration;
+
+use backend::Condition;
+use domain::{Cause, Exit, Phase, SandboxId};
+
+use super::pretend::{encoded, fault};
+use super::{Bench, plain, with_entrypoint};
+use crate::clock::{Clock, Moment};
+use crate::{Create, ServiceError};
+
+async fn restarted(bench: Bench) -> Bench {
+    let (backend, state) = bench.crash().await;
+    Bench::with(backend, state, Clock::host()).await
+}
+
+#[tokio::test]
+async fn a_living_sandbox_is_adopted_just_as_it_was() {
+    let bench = Bench::new().await;
+    let wish = Create { notes: vec![1, 0, 255], timeout: Some(Duration::from_secs(600)), ..plain() };
+    let before = bench.service.create(&bench.owner, wish).await.unwrap();
+    let token = bench.service.token(&before.id, "exec");
+    let bench = restarted(bench).await;
+    let after = bench.service.get(&bench.owner, &before.id).unwrap();
+    assert_eq!(format!("{after:?}"), format!("{before:?}"));
+    assert_eq!(bench.service.token(&before.id, "exec").expose(), token.expose());
+    bench.service.destroy(&bench.owner, &before.id).await.unwrap();
+    assert_eq!(restarted(bench).await.all().total, 0);
+}
+
+#[tokio::test]
+async fn a_frozen_one_is_paused_and_can_be_resumed() {
+    let bench = Bench::new().await;
+    let made = bench.create().await;
+    bench.service.pause(&bench.owner, &made.id).await.unwrap();
+    let bench = restarted(bench).await;
+    assert_eq!(bench.service.get(&bench.owner, &made.id).unwrap().phase, Phase::Paused);
+    bench.service.resume(&bench.owner, &made.id).await.unwrap();
+    assert_eq!(bench.backend.condition(&made.id), Some(Condition::Alive));
+}
+
+#[tokio::test]
+async fn one_that_vanished_is_reported_and_stays_reported() {
+    let bench = Bench::new().await;
+    let made = bench.create().await;
+    bench.backend.take_away(&made.id);
+    let bench = restarted(bench).await;
+    let found = bench.service.get(&bench.owner, &made.id).unwrap();
+    assert_eq!(found.phase, Phase::Failed(Cause::AgentDied));
+    let bench = restarted(bench).await;
+    let again = bench.service.get(&bench.owner, &made.id).unwrap();
+    assert_eq!((again.phase, again.phase_since), (found.phase, found.phase_since));
+}
+
+#[tokio::test]
+async fn the_remains_of_a_dead_one_are_removed() {
+    let bench = Bench::new().await;
+    let made = bench.create().await;
+    bench.backend.put(&made.id, Condition::Dead);
+    let bench = restarted(bench).await;
+    bench.until(&made, |phase| phase == Phase::Failed(Cause::AgentDied)).await;
+    bench.backend.until_empty().await;
+    assert_eq!(bench.all().total, 1, "it is still told what became of it");
+}
+
+#[tokio::test]
+async fn a_stranger_and_a_half_made_one_are_destroyed() {
+    let bench = Bench::new().await;
+    let half = bench.create().await;
+    bench.backend.put(&half.id, Condition::Half);
+    let stranger = SandboxId::from_entropy([9; 20]);
+    bench.backend.put(&stranger, Condition::Alive);
+    let bench = restarted(bench).await;
+    assert_eq!(bench.backend.count(), 0);
+    assert_eq!(bench.all().total, 0);
+}
+
+#[tokio::test]
+async fn a_stranger_that_cannot_be_destroyed_does_not_keep_the_server_from_starting() {
+    let bench = Bench::new().await;
+    bench.backend.put(&SandboxId::from_entropy([9; 20]), Condition::Alive);
+    bench.backend.fail("destroy", 1);
+    let bench = restarted(bench).await;
+    bench.create().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_removal_that_was_begun_is_finished() {
+    let bench = Bench::new().await;
+    let made = bench.create().await;
+    bench.backend.fail("destroy", 3);
+    bench.service.destroy(&bench.owner, &made.id).await.unwrap_err();
+    let bench = restarted(bench).await;
+    bench.backend.until_empty().await;
+}
+
+#[tokio::test]
+async fn what_expired_while_nobody_looked_is_destroyed() {
+    let bench = Bench::new().await;
+    let wish = Create { timeout: Some(Duration::from_secs(600)), ..plain() };
+    bench.service.create(&bench.owner, wish).await.unwrap();
+    let (backend, state) = bench.crash().await;
+    let host = Clock::host();
+    let later = Clock::new(move || host.now().after(Duration::from_secs(601)).unwrap());
+    let bench = Bench::with(backend, state, later).await;
+    assert_eq!((bench.all().total, bench.backend.count()), (0, 0));
+}
+
+#[tokio::test]
+async fn a_wall_clock_set_while_nobody_looked_ends_nothing() {
+    let bench = Bench::new().await;
+    let wish = Create { timeout: Some(Duration::from_secs(600)), ..plain() };
+    let made = bench.service.create(&bench.owner, wish).await.unwrap();
+    let (backend, state) = bench.crash().await;
+    let host = Clock::host();
+    let set = Clock::new(move || {
+        let now = host.now();
+        Moment { wall: now.wall + Duration::from_secs(86_400), boot: now.boot }
+    });
+    let bench = Bench::with(backend, state, set).await;
+    assert_eq!(bench.service.get(&bench.owner, &made.id).unwrap().phase, Phase::Running);
+}
+
+#[tokio::test]
+async fn an_entrypoint_that_ended_meanwhile_is_noticed() {
+    let bench = Bench::new().await;
+    let made = bench.service.create(&bench.owner, with_entrypoint()).await.unwrap();
+    let (backend, state) = bench.crash().await;
+    backend.entrypoint_end.send_replace(Some(wire::process::Exit::Code(0)));
+    let bench = Bench::with(backend, state, Clock::host()).await;
+    bench.until(&made, |phase| phase == Phase::Exited(Exit::Code(0))).await;
+}
+
+#[tokio::test]
+async fn a_start_that_did_not_get_to_its_entrypoint_is_undone() {
+    let bench = Bench::new().await;
+    bench.backend.gate.forget_permits(usize::MAX >> 3);
+    let service = bench.service.clone();
+    let owner = bench.owner.clone();
+    let asking = tokio::spawn(async move { service.create(&owner, with_entrypoint()).await });
+    let started = loop {
+        if let Some(sandbox) = bench.all().items.pop() {
+            break sandbox;
+        }
+        tokio::task::yield_now().await;
+    };
+    // The old server dies here: the row says "starting", the sandbox exists, nothing runs in it.
+    let copy = snapshot_of(&bench);
+    bench.backend.gate.add_permits(1);
+    asking.await.unwrap().unwrap();
+    let (backend, _state) = bench.crash().await;
+    backend.answers(|request| {
+        let unknown = wire::Frame::message(&wire::Reply::Fault(fault(wire::FaultKind::NotFound)));
+        matches!(request, wire::Request::Status { .. }).then(|| encoded(&[unknown]))
+    });
+    let bench = Bench::with(backend, copy, Clock::host()).await;
+    let error = bench.service.get(&bench.owner, &started.id).unwrap_err();
+    assert!(matches!(error, ServiceError::NoSandbox(_)));
+    assert_eq!(bench.backend.count(), 0);
+}
+
+/// The state directory as a crash at this moment would leave it.
+fn snapshot_of(bench: &Bench) -> tempfile::TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(bench.state.path()).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
+    }
+    copy
+}

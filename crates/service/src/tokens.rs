@@ -1,0 +1,199 @@
+//! Secrets: the server's own, the tokens made from it, and API keys.
+//!
+//! A token is a keyed hash of its purpose, the sandbox and an epoch, so none is ever stored
+//! and a restarted server makes the same one again. Of API keys only hashes are kept.
+
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use domain::{Owner, SandboxId};
+use subtle::{ConditionallySelectable, ConstantTimeEq};
+
+const SECRET_BYTES: usize = 32;
+
+/// Text that must not be logged; it prints as `***`.
+#[derive(Clone)]
+pub struct Secret(String);
+
+impl Secret {
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+impl fmt::Display for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+/// Makes tokens.
+pub(crate) struct Mint([u8; SECRET_BYTES]);
+
+impl Mint {
+    /// Reads the server's secret, or makes it on the first start.
+    pub(crate) fn open(state_dir: &Path) -> io::Result<Self> {
+        let path = state_dir.join("secret");
+        match File::open(&path) {
+            Ok(file) => read_secret(file).map(Self),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => make_secret(&path).map(Self),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(crate) fn token(&self, id: &SandboxId, purpose: &str, epoch: u64) -> Secret {
+        let mut hasher = blake3::Hasher::new_keyed(&self.0);
+        hasher.update(purpose.as_bytes()).update(&[0]);
+        hasher.update(id.as_str().as_bytes()).update(&[0]);
+        hasher.update(&epoch.to_le_bytes());
+        Secret(hasher.finalize().to_hex().to_string())
+    }
+
+    pub(crate) fn is_right(&self, id: &SandboxId, purpose: &str, epoch: u64, presented: &str) -> bool {
+        let right = self.token(id, purpose, epoch);
+        right.expose().as_bytes().ct_eq(presented.as_bytes()).into()
+    }
+}
+
+fn read_secret(file: File) -> io::Result<[u8; SECRET_BYTES]> {
+    let mut bytes = Vec::new();
+    file.take(SECRET_BYTES as u64 + 1).read_to_end(&mut bytes)?;
+    let wrong = |_: Vec<u8>| io::Error::new(io::ErrorKind::InvalidData, "the file `secret` is damaged");
+    bytes.try_into().map_err(wrong)
+}
+
+/// Writes under another name first, so that a crash leaves no half secret.
+fn make_secret(path: &Path) -> io::Result<[u8; SECRET_BYTES]> {
+    let secret = random()?;
+    let draft = path.with_extension("new");
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
+    file.write_all(&secret)?;
+    file.sync_all()?;
+    std::fs::rename(&draft, path)?;
+    Ok(secret)
+}
+
+/// Bytes that nobody can guess.
+pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    let mut filled = 0;
+    while filled < N {
+        filled += rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())?;
+    }
+    Ok(bytes)
+}
+
+/// The API keys that are accepted, each as its hash.
+#[derive(Default)]
+pub(crate) struct Keys {
+    stored: Vec<([u8; 32], Owner)>,
+    /// The key of the configuration.
+    single: Option<[u8; 32]>,
+}
+
+impl Keys {
+    pub(crate) fn new(stored: Vec<([u8; 32], Owner)>) -> Self {
+        Self { stored, single: None }
+    }
+
+    pub(crate) fn set_single(&mut self, key: Option<&str>) {
+        self.single = key.map(|key| *blake3::hash(key.as_bytes()).as_bytes());
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.stored.is_empty() && self.single.is_none()
+    }
+
+    /// Looks at every key, so that the time it takes does not tell which one fits.
+    pub(crate) fn owner(&self, presented: &str) -> Option<Owner> {
+        let hash = *blake3::hash(presented.as_bytes()).as_bytes();
+        let mut place = u64::MAX;
+        for (index, (key, _)) in (0..).zip(&self.stored) {
+            place.conditional_assign(&index, key.ct_eq(&hash));
+        }
+        let single = self.single.is_some_and(|key| key.ct_eq(&hash).into());
+        let stored = usize::try_from(place).ok().and_then(|place| self.stored.get(place));
+        if single { Some(Owner::single()) } else { stored.map(|(_, owner)| owner.clone()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn id(byte: u8) -> SandboxId {
+        SandboxId::from_entropy([byte; 20])
+    }
+
+    #[test]
+    fn tokens_are_the_same_after_a_restart() -> io::Result<()> {
+        let dir = tempfile::tempdir()?;
+        let first = Mint::open(dir.path())?.token(&id(1), "exec", 0);
+        let again = Mint::open(dir.path())?.token(&id(1), "exec", 0);
+        assert_eq!(first.expose(), again.expose());
+        let mode = std::fs::metadata(dir.path().join("secret"))?.permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        Ok(())
+    }
+
+    #[test]
+    fn a_token_opens_one_sandbox_for_one_purpose_in_one_epoch() -> io::Result<()> {
+        let dir = tempfile::tempdir()?;
+        let mint = Mint::open(dir.path())?;
+        let token = mint.token(&id(1), "exec", 0);
+        assert!(mint.is_right(&id(1), "exec", 0, token.expose()));
+        for (other, purpose, epoch) in [(id(2), "exec", 0), (id(1), "egress", 0), (id(1), "exec", 1)] {
+            assert!(!mint.is_right(&other, purpose, epoch, token.expose()));
+        }
+        assert!(!mint.is_right(&id(1), "exec", 0, ""));
+        assert!(!mint.is_right(&id(1), "exec", 0, &token.expose()[1..]));
+        Ok(())
+    }
+
+    #[test]
+    fn another_server_makes_other_tokens() -> io::Result<()> {
+        let (one, two) = (tempfile::tempdir()?, tempfile::tempdir()?);
+        let token = Mint::open(one.path())?.token(&id(1), "exec", 0);
+        assert!(!Mint::open(two.path())?.is_right(&id(1), "exec", 0, token.expose()));
+        Ok(())
+    }
+
+    #[test]
+    fn a_damaged_secret_is_refused_and_not_replaced() -> io::Result<()> {
+        let dir = tempfile::tempdir()?;
+        std::fs::write(dir.path().join("secret"), b"short")?;
+        assert!(Mint::open(dir.path()).is_err());
+        assert_eq!(std::fs::read(dir.path().join("secret"))?, b"short");
+        Ok(())
+    }
+
+    #[test]
+    fn a_secret_never_prints_itself() {
+        let secret = Secret("hunter2".to_owned());
+        assert_eq!(format!("{secret} {secret:?}"), "*** ***");
+    }
+
+    #[test]
+    fn each_key_leads_to_its_owner() {
+        let stored = *blake3::hash(b"alpha").as_bytes();
+        let mut keys = Keys::new(vec![(stored, Owner::named("a"))]);
+        keys.set_single(Some("beta"));
+        assert_eq!(keys.owner("alpha"), Some(Owner::named("a")));
+        assert_eq!(keys.owner("beta"), Some(Owner::single()));
+        assert_eq!(keys.owner("gamma"), None);
+        keys.set_single(None);
+        assert_eq!(keys.owner("beta"), None);
+        assert!(Keys::default().is_empty());
+    }
+}

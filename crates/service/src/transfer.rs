@@ -1,0 +1,223 @@
+//! Bulk bytes to and from a sandbox, at the pace of the slower side.
+//!
+//! No more than one frame is held in either direction, whatever the size of the file.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use futures_util::Stream;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Sleep;
+use wire::{Frame, FrameError, Reply};
+
+use crate::activity::Use;
+use crate::agent_client::{Agent, AgentError, Connection, STALL, read_answer, within};
+use crate::{AgentStream, ServiceError, WatchEvent, faults, translate};
+
+/// The content of a file, as a stream of pieces.
+pub struct Reading {
+    /// The whole size of the file, whatever part of it is read.
+    pub size: u64,
+    agent: Agent,
+    connection: Connection,
+    /// How much may still come.
+    left: u64,
+    over: bool,
+    /// Runs out if the agent, not the reader, lets us wait.
+    stall: Option<Pin<Box<Sleep>>>,
+    _use: Use,
+}
+
+/// A file being written. Dropping it before `finish` leaves the old file.
+pub struct Writing {
+    agent: Agent,
+    connection: Connection,
+    _use: Use,
+}
+
+/// File events as they happen.
+pub struct Watching {
+    agent: Agent,
+    connection: Connection,
+    _use: Use,
+}
+
+/// A tunnel into the sandbox: bytes that were read with the answer, then the stream.
+pub(crate) struct Tunnel {
+    stream: AgentStream,
+    early: Bytes,
+    _use: Use,
+}
+
+impl Reading {
+    pub(crate) fn new(
+        agent: Agent,
+        connection: Connection,
+        size: u64,
+        most: Option<u64>,
+        activity: Use,
+    ) -> Self {
+        let left = most.unwrap_or(u64::MAX);
+        Self { size, agent, connection, left, over: false, stall: None, _use: activity }
+    }
+
+    /// The next piece; `None` when all was read.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, ServiceError> {
+        poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await.transpose()
+    }
+
+    fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Bytes>, ServiceError>> {
+        let Poll::Ready(frame) = self.connection.poll_frame(context) else {
+            let stall = self.stall.get_or_insert_with(|| Box::pin(tokio::time::sleep(STALL)));
+            ready!(stall.as_mut().poll(context));
+            let slow = AgentError::TooSlow("read more of the file");
+            return Poll::Ready(Err(self.agent.failed("be read from", slow)));
+        };
+        self.stall = None;
+        Poll::Ready(self.take(frame))
+    }
+
+    fn take(&mut self, frame: Result<Option<Frame>, AgentError>) -> Result<Option<Bytes>, ServiceError> {
+        let broken = |source| self.agent.failed("be read from", source);
+        match frame.and_then(|frame| frame.ok_or(AgentError::EndedEarly)).map_err(broken)? {
+            Frame::Data(bytes) => {
+                let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+                self.left = self.left.checked_sub(length).filter(|_| length > 0).ok_or_else(|| {
+                    broken(AgentError::Impossible("more of the file than was asked for, or nothing"))
+                })?;
+                Ok(Some(Bytes::from(bytes)))
+            }
+            Frame::End => Ok(None),
+            frame => Err(match read_answer(&frame).map_err(broken)? {
+                Err(fault) => faults::of_file(&self.agent, fault),
+                Ok(_) => self.agent.unexpected(),
+            }),
+        }
+    }
+}
+
+impl Stream for Reading {
+    type Item = Result<Bytes, ServiceError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.over {
+            return Poll::Ready(None);
+        }
+        let piece = ready!(self.poll_piece(context)).transpose();
+        self.over = !matches!(piece, Some(Ok(_)));
+        Poll::Ready(piece)
+    }
+}
+
+impl Writing {
+    pub(crate) fn new(agent: Agent, connection: Connection, activity: Use) -> Self {
+        Self { agent, connection, _use: activity }
+    }
+
+    /// Returns when the bytes are on their way into the sandbox.
+    pub async fn send(&mut self, bytes: Bytes) -> Result<(), ServiceError> {
+        for piece in bytes.chunks(wire::frame::CHUNK) {
+            self.connection.queue_data(piece);
+            self.flush().await?;
+        }
+        Ok(())
+    }
+
+    /// Returns when the file is in place under its name.
+    pub async fn finish(mut self) -> Result<(), ServiceError> {
+        self.connection.queue_end();
+        self.flush().await?;
+        let answer = within(STALL, "see the file in place", self.connection.answer()).await;
+        match answer.map_err(|source| self.agent.failed("write the file", source))? {
+            Ok(Reply::Ok) => Ok(()),
+            Ok(_) => Err(self.agent.unexpected()),
+            Err(fault) => Err(faults::of_file(&self.agent, fault)),
+        }
+    }
+
+    /// Sends what is queued. An agent that cannot go on says why before it hangs up, so its
+    /// side is watched meanwhile, and looked at once more when the connection breaks.
+    async fn flush(&mut self) -> Result<(), ServiceError> {
+        let connection = &mut self.connection;
+        let sent = poll_fn(|context| match connection.poll_frame(context) {
+            Poll::Ready(Ok(None)) | Poll::Pending => connection.poll_flush(context).map_ok(|()| None),
+            early => early,
+        });
+        match within(STALL, "send more of the file", sent).await {
+            Ok(None) => Ok(()),
+            Ok(Some(frame)) => Err(self.early(frame)),
+            Err(AgentError::Broken(error)) => match self.connection.frame().await {
+                Ok(Some(frame)) => Err(self.early(frame)),
+                _ => Err(self.agent.failed("write the file", AgentError::Broken(error))),
+            },
+            Err(source) => Err(self.agent.failed("write the file", source)),
+        }
+    }
+
+    fn early(&self, frame: Frame) -> ServiceError {
+        match read_answer(&frame) {
+            Ok(Err(fault)) => faults::of_file(&self.agent, fault),
+            Ok(Ok(_)) => self.agent.unexpected(),
+            Err(source) => self.agent.failed("write the file", source),
+        }
+    }
+}
+
+impl Watching {
+    pub(crate) fn new(agent: Agent, connection: Connection, activity: Use) -> Self {
+        Self { agent, connection, _use: activity }
+    }
+
+    /// The next event; `None` when the sandbox ended the watch.
+    pub async fn next(&mut self) -> Result<Option<WatchEvent>, ServiceError> {
+        let broken = |source| self.agent.failed("watch", source);
+        let Some(frame) = self.connection.frame().await.map_err(broken)? else { return Ok(None) };
+        match read_answer(&frame).map_err(broken)? {
+            Ok(Reply::Watched(event)) => Ok(Some(translate::watch_event(event))),
+            Ok(_) => Err(broken(AgentError::Frame(FrameError::Unexpected))),
+            Err(fault) => Err(faults::of_file(&self.agent, fault)),
+        }
+    }
+}
+
+impl Tunnel {
+    pub(crate) fn new(connection: Connection, activity: Use) -> Self {
+        let (stream, early) = connection.into_stream();
+        Self { stream, early: Bytes::from(early), _use: activity }
+    }
+}
+
+impl AsyncRead for Tunnel {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        if self.early.is_empty() {
+            return Pin::new(&mut self.stream).poll_read(context, buffer);
+        }
+        let length = self.early.len().min(buffer.remaining());
+        buffer.put_slice(&self.early.split_to(length));
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Tunnel {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

@@ -1,0 +1,222 @@
+//! Between our words and those of the wire. What comes from the agent is checked here.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use domain::process::{Command, Directory, Io, Missing, Process, Size, Stdin};
+use domain::{Exit, Identity, ProcessId, Retention, SessionId, Stream};
+use wire::StreamTag;
+
+use crate::agent_client::AgentError;
+use crate::{
+    Attributes, Busy, Change, Edit, Ended, FileInfo, FileKind, OpenSession, ProcessStatus, Reach, Run,
+    SessionStatus, WatchEvent,
+};
+
+/// The years 1 to 9999: what every calendar and every format can show.
+const CALENDAR: std::ops::RangeInclusive<i64> = -62_135_596_800_000..=253_402_300_799_999;
+
+pub(crate) fn start(id: &ProcessId, process: Process) -> wire::process::Start {
+    wire::process::Start {
+        process: id.as_str().to_owned(),
+        command: match process.command {
+            Command::Argv(words) => wire::process::Command::Argv(words),
+            Command::Shell { text, login } => wire::process::Command::Shell { text, login },
+        },
+        identity: identity(&process.identity),
+        directory: process.directory.map(directory),
+        env: process.env,
+        terminal: match process.io {
+            Io::Pipes => None,
+            Io::Terminal(size) => Some(terminal(size)),
+        },
+        stdin: process.stdin == Stdin::Piped,
+        tag: process.tag,
+        deadline_ms: process.deadline.map(millis),
+        retention: retention(process.retention),
+        follow: true,
+    }
+}
+
+pub(crate) fn open_session(id: &SessionId, wish: OpenSession) -> wire::process::OpenSession {
+    wire::process::OpenSession {
+        session: id.as_str().to_owned(),
+        identity: identity(&wish.identity),
+        directory: wish.directory.map(directory),
+        env: wish.env,
+        terminal: wish.terminal.map(terminal),
+    }
+}
+
+pub(crate) fn run(session: &SessionId, id: &ProcessId, run: Run) -> wire::process::RunInSession {
+    wire::process::RunInSession {
+        session: session.as_str().to_owned(),
+        process: id.as_str().to_owned(),
+        text: run.text,
+        directory: run.directory.map(directory),
+        deadline_ms: run.deadline.map(millis),
+        retention: retention(run.retention),
+        follow: true,
+        queue: run.busy == Busy::Queue,
+    }
+}
+
+pub(crate) fn identity(identity: &Identity) -> wire::process::Identity {
+    match identity {
+        Identity::Default => wire::process::Identity::Default,
+        Identity::User(name) => wire::process::Identity::User(name.clone()),
+        Identity::Ids { uid, gid } => wire::process::Identity::Ids { uid: *uid, gid: *gid },
+    }
+}
+
+pub(crate) fn reach(reach: Reach) -> wire::process::Reach {
+    match reach {
+        Reach::Group => wire::process::Reach::Group,
+        Reach::Tree => wire::process::Reach::Tree,
+    }
+}
+
+pub(crate) fn attributes(attributes: Attributes) -> wire::files::Attributes {
+    let Attributes { mode, owner, group } = attributes;
+    wire::files::Attributes { mode, owner, group }
+}
+
+pub(crate) fn edit(edit: Edit) -> wire::files::Edit {
+    let Edit { path, old, new } = edit;
+    wire::files::Edit { path, old, new }
+}
+
+fn directory(directory: Directory) -> wire::process::Directory {
+    wire::process::Directory {
+        path: directory.path,
+        missing: match directory.missing {
+            Missing::Fail => wire::process::Missing::Fail,
+            Missing::Create => wire::process::Missing::Create,
+            Missing::Ignore => wire::process::Missing::Ignore,
+        },
+        expand: directory.expand,
+    }
+}
+
+fn terminal(size: Size) -> wire::process::TerminalSize {
+    wire::process::TerminalSize { columns: size.columns, rows: size.rows }
+}
+
+fn retention(retention: Retention) -> wire::process::Retention {
+    wire::process::Retention { first: retention.first, last: retention.last, hold: false }
+}
+
+/// Whole milliseconds, and never none: a deadline of zero would mean something else.
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_micros().div_ceil(1000)).unwrap_or(u64::MAX).max(1)
+}
+
+pub(crate) fn status(status: wire::process::ProcessStatus) -> Result<ProcessStatus, AgentError> {
+    Ok(ProcessStatus {
+        process: process_id(&status.process)?,
+        tag: status.tag,
+        session: status.session.as_deref().map(process_id).transpose()?,
+        command: status.command,
+        started: moment(i64::try_from(status.started_ms).unwrap_or(i64::MAX)),
+        written: status.written,
+        ended: status.ended.as_ref().map(ended),
+    })
+}
+
+pub(crate) fn session(status: &wire::process::SessionStatus) -> Result<SessionStatus, AgentError> {
+    let session = process_id(&status.session)?;
+    Ok(SessionStatus { session, busy: status.busy, terminal: status.terminal })
+}
+
+pub(crate) fn ended(ended: &wire::process::Ended) -> Ended {
+    Ended {
+        exit: match ended.exit {
+            wire::process::Exit::Code(code) => Exit::Code(code),
+            wire::process::Exit::Signal(signal) => Exit::Signal(signal),
+            wire::process::Exit::Oom => Exit::Oom,
+            wire::process::Exit::Deadline => Exit::Deadline,
+            wire::process::Exit::Lost => Exit::Lost,
+        },
+        written: ended.written,
+        ended: moment(i64::try_from(ended.ended_ms).unwrap_or(i64::MAX)),
+        duration: Duration::from_millis(ended.duration_ms),
+        user: Duration::from_millis(ended.user_ms),
+        system: Duration::from_millis(ended.system_ms),
+        max_rss: domain::Bytes(ended.max_rss_kib.saturating_mul(1024)),
+    }
+}
+
+pub(crate) fn stream(tag: StreamTag) -> Stream {
+    match tag {
+        StreamTag::Stdout => Stream::Stdout,
+        StreamTag::Stderr => Stream::Stderr,
+        StreamTag::Terminal => Stream::Terminal,
+    }
+}
+
+pub(crate) fn file_info(info: wire::files::FileInfo) -> FileInfo {
+    FileInfo {
+        path: info.path,
+        kind: match info.kind {
+            wire::files::FileKind::File => FileKind::File,
+            wire::files::FileKind::Directory => FileKind::Directory,
+            wire::files::FileKind::Symlink => FileKind::Symlink,
+            wire::files::FileKind::Other => FileKind::Other,
+        },
+        size: info.size,
+        mode: info.mode & 0o7777,
+        uid: info.uid,
+        gid: info.gid,
+        owner: info.owner,
+        group: info.group,
+        modified: moment(info.modified_ms),
+        created: moment(info.created_ms),
+        link_target: info.link_target,
+    }
+}
+
+pub(crate) fn watch_event(event: wire::files::WatchEvent) -> WatchEvent {
+    WatchEvent {
+        path: event.path,
+        change: match event.change {
+            wire::files::Change::Created => Change::Created,
+            wire::files::Change::Written => Change::Written,
+            wire::files::Change::Removed => Change::Removed,
+            wire::files::Change::Renamed => Change::Renamed,
+            wire::files::Change::Attributes => Change::Attributes,
+            wire::files::Change::Overflow => Change::Overflow,
+        },
+    }
+}
+
+fn process_id(text: &str) -> Result<ProcessId, AgentError> {
+    ProcessId::parse(text).map_err(|_error| AgentError::Impossible("a process with another kind of name"))
+}
+
+/// A time that any front can write down; what lies beyond the calendar is moved to its edge.
+fn moment(millis: i64) -> SystemTime {
+    let millis = millis.clamp(*CALENDAR.start(), *CALENDAR.end());
+    let span = Duration::from_millis(millis.unsigned_abs());
+    if millis < 0 { UNIX_EPOCH - span } else { UNIX_EPOCH + span }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_time_from_inside_leaves_the_calendar() {
+        for millis in [i64::MIN, -1, 0, 1, i64::MAX] {
+            let time = moment(millis);
+            let years = Duration::from_secs(10_000 * 366 * 86_400);
+            assert!(time < UNIX_EPOCH + years && time > UNIX_EPOCH - years);
+        }
+        assert_eq!(moment(-1500), UNIX_EPOCH - Duration::from_millis(1500));
+    }
+
+    #[test]
+    fn a_short_deadline_is_still_a_deadline() {
+        assert_eq!(millis(Duration::ZERO), 1);
+        assert_eq!(millis(Duration::from_micros(1001)), 2);
+        assert_eq!(millis(Duration::MAX), u64::MAX);
+    }
+}

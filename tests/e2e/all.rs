@@ -1,0 +1,5 @@
+//! The end-to-end tests: a module per subject, all against the real binary.
+
+mod escape;
+mod limits;
+mod run;

@@ -1,0 +1,92 @@
+//! Parts of the kernel with a history of holes, and doors that filters forget.
+
+use crate::asm;
+use crate::call::{call, constant, pointer, pointer_mut, signed, text};
+use crate::verdict::{Attempt, decide, decide_permitted};
+
+/// A module that is none: a kernel that complains about its contents would have loaded one.
+pub(crate) fn init_module() -> Attempt {
+    let image = [0_u8; 64];
+    let options = text("");
+    let loaded = call(libc::SYS_init_module, &[pointer(&image), 64, pointer(options.as_c_str())]);
+    decide_permitted("init_module", loaded, &[libc::ENOEXEC])
+}
+
+pub(crate) fn bpf() -> Attempt {
+    const MAP_CREATE: u64 = 0;
+    const ARRAY: u32 = 2;
+    let mut attributes = [0_u32; 32];
+    attributes[..4].copy_from_slice(&[ARRAY, 4, 4, 1]);
+    decide("bpf", call(libc::SYS_bpf, &[MAP_CREATE, pointer(&attributes), 128]))
+}
+
+/// The keyrings of the kernel know no namespaces.
+pub(crate) fn add_key() -> Attempt {
+    const PROCESS_KEYRING: i64 = -2;
+    let (kind, name, secret) = (text("user"), text("attack"), [1_u8; 4]);
+    let added = call(
+        libc::SYS_add_key,
+        &[pointer(kind.as_c_str()), pointer(name.as_c_str()), pointer(&secret), 4, signed(PROCESS_KEYRING)],
+    );
+    decide("add_key", added)
+}
+
+pub(crate) fn userfaultfd() -> Attempt {
+    decide("userfaultfd", call(libc::SYS_userfaultfd, &[0]))
+}
+
+pub(crate) fn io_uring() -> Attempt {
+    let mut parameters = [0_u32; 30];
+    decide("io_uring_setup", call(libc::SYS_io_uring_setup, &[2, pointer_mut(&mut parameters)]))
+}
+
+pub(crate) fn perf() -> Attempt {
+    const SOFTWARE: u32 = 1;
+    let mut attributes = [0_u32; 32];
+    attributes[0] = SOFTWARE;
+    attributes[1] = 128;
+    decide(
+        "perf_event_open",
+        call(libc::SYS_perf_event_open, &[pointer(&attributes), 0, signed(-1), signed(-1), 0]),
+    )
+}
+
+/// Reads the kernel's log, which names addresses and other people's processes.
+pub(crate) fn kernel_log() -> Attempt {
+    const READ_ALL: u64 = 3;
+    let mut buffer = vec![0_u8; 4096];
+    decide("syslog", call(libc::SYS_syslog, &[READ_ALL, pointer_mut(buffer.as_mut_slice()), 4096]))
+}
+
+/// Asks for the processor's input and output instructions, and uses one.
+pub(crate) fn port_io() -> Attempt {
+    const POST_CODE: u16 = 0x80;
+    let allowed = call(libc::SYS_ioperm, &[u64::from(POST_CODE), 1, 1]).map(|_| asm::read_port(POST_CODE));
+    decide("ioperm", allowed)
+}
+
+/// The i386 entry numbers its calls differently: a filter that looks at numbers alone sees
+/// something harmless.
+pub(crate) fn i386_unshare() -> Attempt {
+    const UNSHARE: u32 = 310;
+    let namespace = u32::try_from(libc::CLONE_NEWNS).map_err(|error| error.to_string())?;
+    decide("i386 unshare", asm::i386(UNSHARE, namespace))
+}
+
+/// As above, for the x32 numbers, which pass through the usual entry.
+pub(crate) fn x32_unshare() -> Attempt {
+    const X32: i64 = 0x4000_0000;
+    decide("x32 unshare", call(X32 | libc::SYS_unshare, &[constant(libc::CLONE_NEWNS)]))
+}
+
+/// Sets the length of the host's tick to what it is.
+pub(crate) fn set_clock() -> Attempt {
+    const TICK: u32 = 0x4000;
+    // `struct timex`: the mode is its first word, the tick lies further on.
+    let mut clock = [0_u64; 32];
+    let set = call(libc::SYS_adjtimex, &[pointer_mut(&mut clock)]).and_then(|_| {
+        clock[0] = u64::from(TICK);
+        call(libc::SYS_adjtimex, &[pointer_mut(&mut clock)])
+    });
+    decide("adjtimex", set)
+}

@@ -1,0 +1,122 @@
+//! The attacker: one attack per word, run inside a sandbox, and outside to see that it bites.
+//!
+//! `attacks NAME [ARGUMENT]...` tries one and says how it went: status 0 and `succeeded: ...`,
+//! status 1 and `stopped: CALL: ERRNO`, or status 2 when it could not even be tried. With
+//! `--apart` before the name, the process first enters a mount namespace of its own, so that an
+//! attack that succeeds outside harms nothing.
+#![expect(unsafe_code, reason = "an attacker calls the kernel as it likes; `call` and `asm` are where")]
+#![expect(clippy::print_stdout, reason = "the verdict is printed")]
+#![expect(clippy::disallowed_methods, reason = "some attacks consist in staying")]
+
+mod apart;
+mod asm;
+mod call;
+mod devices;
+mod exhaust;
+mod files;
+mod kernel;
+mod mounts;
+mod processes;
+mod sockets;
+mod subvert;
+mod verdict;
+
+use std::process::ExitCode;
+
+use verdict::{Attempt, Verdict};
+
+fn main() -> ExitCode {
+    let mut words: Vec<String> = std::env::args().skip(1).collect();
+    if words.first().is_some_and(|word| word == "--apart") {
+        words.remove(0);
+        if let Err(error) = apart::enter_own_mount_namespace() {
+            println!("broken: own mount namespace: {error}");
+            return ExitCode::from(2);
+        }
+    }
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match attack(&words) {
+        Ok(Verdict::Succeeded(what)) => {
+            println!("succeeded: {what}");
+            ExitCode::SUCCESS
+        }
+        Ok(Verdict::Stopped(why)) => {
+            println!("stopped: {why}");
+            ExitCode::from(1)
+        }
+        Err(broken) => {
+            println!("broken: {broken}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn attack(words: &[&str]) -> Attempt {
+    match *words {
+        ["each", report, ref names @ ..] => subvert::each(report, names),
+        ["subvert", pid, ref argv @ ..] => subvert::make_exec(pid, argv),
+
+        ["read", path, token] => files::read(path, token),
+        ["read-through-proc", path, token] => files::read_through_proc(path, token),
+        ["read-through-descriptors", path, token] => files::read_through_descriptors(path, token),
+        ["read-through-dots", path, token] => files::read_through_dots(path, token),
+        ["read-through-symlink", path, token] => files::read_through_symlink(path, token),
+        ["read-after-chroot", path, token] => files::read_after_chroot(path, token),
+        ["read-by-handle", path, token] => files::read_by_handle(path, token),
+        ["open", mode, path] => files::open(mode, path),
+        ["write-file", directory] => files::write_file(directory),
+
+        ["mount-tmpfs"] => mounts::mount_tmpfs(),
+        ["mount-proc"] => mounts::mount_proc(),
+        ["mount-by-descriptor"] => mounts::mount_by_descriptor(),
+        ["remount-writable", path] => mounts::remount_writable(path),
+        ["uncover", path] => mounts::uncover(path),
+        ["mount-cgroup-release-agent"] => mounts::mount_cgroup_release_agent(),
+        ["pivot-root"] => mounts::pivot_root(),
+        ["join-namespaces", pid] => mounts::join_namespaces(pid),
+        ["unshare", kind] => mounts::unshare(kind),
+        ["clone-user-namespace"] => mounts::clone_user_namespace(),
+        ["user-namespace-then-mount"] => mounts::user_namespace_then_mount(),
+
+        ["trace", pid] => processes::trace(pid),
+        ["read-memory", pid] => processes::read_memory(pid),
+        ["steal-descriptor", pid] => processes::steal_descriptor(pid),
+        ["signal", pid] => processes::signal(pid),
+        ["find-process", text] => processes::find_process(text),
+        ["overwrite-binary", pid] => processes::overwrite_binary(pid),
+        ["raise-priority"] => processes::raise_priority(),
+        ["raise-limit"] => processes::raise_limit(),
+
+        ["socket", kind] => sockets::open(kind),
+        ["connect-unix", name] => sockets::connect_unix(name),
+        ["connect-any-unix"] => sockets::connect_any_unix(),
+        ["connect-tcp", port] => sockets::connect_tcp(port),
+
+        ["init-module"] => kernel::init_module(),
+        ["bpf"] => kernel::bpf(),
+        ["add-key"] => kernel::add_key(),
+        ["userfaultfd"] => kernel::userfaultfd(),
+        ["io-uring"] => kernel::io_uring(),
+        ["perf"] => kernel::perf(),
+        ["kernel-log"] => kernel::kernel_log(),
+        ["port-io"] => kernel::port_io(),
+        ["i386-unshare"] => kernel::i386_unshare(),
+        ["x32-unshare"] => kernel::x32_unshare(),
+        ["set-clock"] => kernel::set_clock(),
+
+        ["make-device", kind] => devices::make_device(kind),
+        ["type-into-terminal"] => devices::type_into_terminal(devices::Width::Plain),
+        ["type-into-terminal-wide"] => devices::type_into_terminal(devices::Width::HighBitSet),
+        ["console-selection"] => devices::console_selection(),
+
+        ["eat", "processes"] => exhaust::processes(),
+        ["eat", "memory"] => exhaust::memory(),
+        ["eat", "descriptors"] => exhaust::descriptors(),
+        ["eat", "inodes", directory] => exhaust::inodes(directory),
+        ["eat", "disk", directory] => exhaust::disk(directory),
+        ["eat", "disk-through-descriptors", bytes] => exhaust::disk_through_descriptors(bytes),
+        ["flood", bytes] => exhaust::flood(bytes),
+        ["daemon", seconds] => exhaust::daemon(seconds),
+        _ => Err(format!("no such attack: {words:?}")),
+    }
+}

@@ -1,0 +1,73 @@
+//! Sockets that reach past the sandbox's own network.
+
+use std::fs;
+use std::io;
+use std::net::TcpStream;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::path::Path;
+
+use crate::call::{call, constant};
+use crate::verdict::{Attempt, any, decide};
+
+/// A socket of a kind that sees or forges other people's packets, or leaves the machine.
+pub(crate) fn open(kind: &str) -> Attempt {
+    const ALL_PROTOCOLS: u64 = 0x0300;
+    let (family, kind, protocol) = match kind {
+        "raw" => (libc::AF_INET, libc::SOCK_RAW, constant(libc::IPPROTO_ICMP)),
+        "packet" => (libc::AF_PACKET, libc::SOCK_RAW, ALL_PROTOCOLS),
+        "vsock" => (libc::AF_VSOCK, libc::SOCK_STREAM, 0),
+        "crypto" => (libc::AF_ALG, libc::SOCK_SEQPACKET, 0),
+        "netfilter" => (libc::AF_NETLINK, libc::SOCK_RAW, constant(libc::NETLINK_NETFILTER)),
+        _ => return Err(format!("no such socket: {kind}")),
+    };
+    decide("socket", call(libc::SYS_socket, &[constant(family), constant(kind), protocol]))
+}
+
+/// Connects to a socket by path, or by abstract name when it starts with `@`.
+pub(crate) fn connect_unix(name: &str) -> Attempt {
+    decide("connect", connect(name))
+}
+
+/// Connects to every listening socket in sight, in `/proc/net/unix` and in the file tree.
+pub(crate) fn connect_any_unix() -> Attempt {
+    let listed = fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    let mut names: Vec<String> =
+        listed.lines().skip(1).filter_map(|line| line.split_whitespace().nth(7)).map(str::to_owned).collect();
+    find_sockets(Path::new("/"), 0, &mut names);
+    any(names.into_iter().map(|name| {
+        let connected = connect(&name);
+        (name, connected)
+    }))
+}
+
+/// A service on the host's loopback.
+pub(crate) fn connect_tcp(port: &str) -> Attempt {
+    let port: u16 = port.parse().map_err(|_not_a_number| format!("{port} is no port"))?;
+    decide("connect", TcpStream::connect(("127.0.0.1", port)))
+}
+
+fn connect(name: &str) -> io::Result<UnixStream> {
+    match name.strip_prefix('@') {
+        Some(hidden) => UnixStream::connect_addr(&SocketAddr::from_abstract_name(hidden)?),
+        None => UnixStream::connect(name),
+    }
+}
+
+/// Collects socket files; a few levels are enough for where anyone would put one.
+fn find_sockets(directory: &Path, depth: usize, found: &mut Vec<String>) {
+    const DEEPEST: usize = 4;
+    let skipped = ["/proc", "/sys", "/usr"].map(Path::new);
+    if depth > DEEPEST || skipped.contains(&directory) {
+        return;
+    }
+    let Ok(entries) = fs::read_dir(directory) else { return };
+    for entry in entries.flatten() {
+        match entry.file_type() {
+            Ok(kind) if kind.is_dir() => find_sockets(&entry.path(), depth + 1, found),
+            Ok(kind) if kind.is_socket() => found.push(entry.path().to_string_lossy().into_owned()),
+            Ok(_) | Err(_) => {}
+        }
+    }
+}

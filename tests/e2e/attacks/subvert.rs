@@ -1,0 +1,154 @@
+//! An agent in the attacker's hands.
+//!
+//! Host root stops the agent by ptrace and makes it execute the attacker's program instead of
+//! its own. What runs then has exactly what a subverted agent would have: its capabilities,
+//! filter, groups, descriptors and place as pid 1. No door for tests is needed in the product.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::call::{call, constant, pointer, pointer_mut, signed};
+use crate::verdict::{Attempt, Verdict};
+
+/// Tries each attack in a process of its own and writes `NAME: VERDICT` lines to a file. An
+/// attack's arguments follow its name after colons.
+pub(crate) fn each(report: &str, attacks: &[&str]) -> Attempt {
+    let mut report = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(report)
+        .map_err(|error| format!("open report: {error}"))?;
+    let own = fs::read_link("/proc/self/exe")
+        .unwrap_or_else(|_unreadable| std::env::args().next().unwrap_or_default().into());
+    for attack in attacks {
+        let tried = Command::new(&own).args(attack.split(':')).output();
+        let verdict = match tried {
+            Ok(output) => String::from_utf8_lossy(&output.stdout).trim().to_owned(),
+            Err(error) => format!("broken: {error}"),
+        };
+        writeln!(report, "{attack} {verdict}").map_err(|error| error.to_string())?;
+    }
+    writeln!(report, "done").map_err(|error| error.to_string())?;
+    if std::process::id() == 1 {
+        // The sandbox ends with its first process, and the report with the sandbox.
+        std::thread::sleep(Duration::from_secs(600));
+    }
+    Ok(Verdict::Succeeded("all were tried".to_owned()))
+}
+
+const ATTACH: i64 = 16;
+const DETACH: i64 = 17;
+const SINGLE_STEP: i64 = 9;
+const GET_REGISTERS: i64 = 12;
+const SET_REGISTERS: i64 = 13;
+
+/// The registers that matter, by their place in `user_regs_struct` of x86-64.
+const RAX: usize = 10;
+const RDX: usize = 12;
+const RSI: usize = 13;
+const RDI: usize = 14;
+const ORIG_RAX: usize = 15;
+const RIP: usize = 16;
+const RSP: usize = 19;
+
+type Registers = [u64; 27];
+
+/// Makes process `pid` execute `argv`, as itself and with every descriptor it has.
+pub(crate) fn make_exec(pid: &str, argv: &[&str]) -> Attempt {
+    let pid: u64 = pid.parse().map_err(|_not_a_number| format!("{pid} is no pid"))?;
+    match take_over(pid, argv) {
+        Ok(()) => Ok(Verdict::Succeeded("it executes our program".to_owned())),
+        Err(error) => Err(format!("the agent could not be taken over: {error}")),
+    }
+}
+
+fn take_over(pid: u64, argv: &[&str]) -> io::Result<()> {
+    let registers = stop_in_a_call(pid)?;
+    for descriptor in descriptors(pid)? {
+        let keep = [descriptor, constant(libc::F_SETFD), 0];
+        step(pid, &registers, libc::SYS_fcntl, keep)?;
+    }
+    let (image, address, list) = stack_image(registers[RSP], argv);
+    memory(pid)?.write_all_at(&image, address)?;
+    set_call(pid, &registers, libc::SYS_execve, [address, list, 0])?;
+    ptrace(DETACH, pid, 0)
+}
+
+/// Stops the process while it waits in a call, and returns its registers, set back to the
+/// `syscall` instruction.
+fn stop_in_a_call(pid: u64) -> io::Result<Registers> {
+    const SYSCALL: [u8; 2] = [0x0f, 0x05];
+    for _ in 0..100 {
+        ptrace(ATTACH, pid, 0)?;
+        wait_for_stop(pid)?;
+        let mut registers: Registers = [0; 27];
+        ptrace(GET_REGISTERS, pid, pointer_mut(&mut registers))?;
+        registers[RIP] -= 2;
+        let mut instruction = [0_u8; 2];
+        memory(pid)?.read_exact_at(&mut instruction, registers[RIP])?;
+        if instruction == SYSCALL {
+            return Ok(registers);
+        }
+        ptrace(DETACH, pid, 0)?;
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Err(io::Error::other("it never waits"))
+}
+
+/// Makes the stopped process do one call.
+fn step(pid: u64, registers: &Registers, number: i64, arguments: [u64; 3]) -> io::Result<()> {
+    set_call(pid, registers, number, arguments)?;
+    ptrace(SINGLE_STEP, pid, 0)?;
+    wait_for_stop(pid)
+}
+
+fn set_call(pid: u64, registers: &Registers, number: i64, arguments: [u64; 3]) -> io::Result<()> {
+    let mut registers = *registers;
+    registers[RAX] = signed(number);
+    [registers[RDI], registers[RSI], registers[RDX]] = arguments;
+    // No restart of the call it was in.
+    registers[ORIG_RAX] = signed(-1);
+    ptrace(SET_REGISTERS, pid, pointer(&registers))
+}
+
+fn wait_for_stop(pid: u64) -> io::Result<()> {
+    let mut status = 0_i32;
+    call(libc::SYS_wait4, &[pid, pointer_mut(&mut status), constant(libc::__WALL), 0])?;
+    if libc::WIFSTOPPED(status) { Ok(()) } else { Err(io::Error::other("it ended")) }
+}
+
+fn descriptors(pid: u64) -> io::Result<Vec<u64>> {
+    let entries = fs::read_dir(format!("/proc/{pid}/fd"))?;
+    Ok(entries.flatten().filter_map(|entry| entry.file_name().to_string_lossy().parse().ok()).collect())
+}
+
+/// The words and the list of pointers to them, to be placed below the stack's end.
+///
+/// Returns the bytes, where they go, and where the list lies among them.
+fn stack_image(stack: u64, argv: &[&str]) -> (Vec<u8>, u64, u64) {
+    let mut image = Vec::new();
+    let address = (stack - 16_384) & !0xf;
+    let mut pointers = Vec::new();
+    for word in argv {
+        pointers.push(address + image.len() as u64);
+        image.extend_from_slice(word.as_bytes());
+        image.push(0);
+    }
+    image.resize(image.len().next_multiple_of(8), 0);
+    let list = address + image.len() as u64;
+    for pointer in pointers.into_iter().chain([0]) {
+        image.extend_from_slice(&pointer.to_ne_bytes());
+    }
+    (image, address, list)
+}
+
+fn ptrace(request: i64, pid: u64, data: u64) -> io::Result<()> {
+    call(libc::SYS_ptrace, &[signed(request), pid, 0, data]).map(drop)
+}
+
+fn memory(pid: u64) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/mem"))
+}

@@ -1,0 +1,101 @@
+//! Attacks from a subverted agent.
+//!
+//! The agent of a living sandbox is made to execute the attacker's program (see
+//! `attacks/subvert.rs`), so the attacks run with its capabilities, its filter, all its
+//! descriptors and as pid 1.
+
+use std::collections::BTreeMap;
+
+use super::Secret;
+use e2e::host;
+use e2e::run::{attack_outside, is_root};
+use e2e::server::Server;
+
+/// Attacks that the agent itself must not be able to make. What its own duties need (files as
+/// any user inside, processes, its command groups) is not among them.
+const REFUSED: [&str; 21] = [
+    "mount-tmpfs",
+    "mount-proc",
+    "mount-by-descriptor",
+    "mount-cgroup-release-agent",
+    "unshare:user",
+    "unshare:mount",
+    "unshare:net",
+    "clone-user-namespace",
+    "user-namespace-then-mount",
+    "socket:raw",
+    "socket:packet",
+    "socket:netfilter",
+    "bpf",
+    "add-key",
+    "userfaultfd",
+    "io-uring",
+    "perf",
+    "kernel-log",
+    "i386-unshare",
+    "make-device:block",
+    "set-clock",
+];
+
+/// Subverts the agent of a new sandbox and returns what became of each attack.
+fn from_the_agent(attacks: &[String]) -> BTreeMap<String, String> {
+    let server = Server::start();
+    let mut sandbox = server.create();
+    sandbox.upload_attacks();
+    let agent = host::agent_of(&sandbox.id).expect("its agent runs").to_string();
+    let mut words = vec!["subvert", &agent, "/opt/attacks", "each", "/root/report"];
+    words.extend(attacks.iter().map(String::as_str));
+    let ended = attack_outside(&words);
+    assert_eq!(ended.code, Some(0), "the agent could not be subverted: {ended:?}");
+    // Root on the host sees the sandbox's files through the agent's own root.
+    let report = format!("/proc/{agent}/root/root/report");
+    let read = || std::fs::read_to_string(&report).unwrap_or_default();
+    e2e::eventually("all attacks were tried", || read().ends_with("done\n"));
+    read()
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .map(|(name, verdict)| (name.into(), verdict.into()))
+        .collect()
+}
+
+#[test]
+fn a_subverted_agent_gains_nothing_from_the_kernel() {
+    if !is_root() {
+        return;
+    }
+    let attacks: Vec<String> = REFUSED.map(str::to_owned).into();
+    let verdicts = from_the_agent(&attacks);
+    for name in REFUSED {
+        let verdict = verdicts.get(name).map_or("was not tried", String::as_str);
+        // The filter may also end it, which leaves no words.
+        assert!(verdict.starts_with("stopped: ") || verdict.is_empty(), "{name} from the agent: {verdict}");
+    }
+}
+
+#[test]
+fn a_subverted_agent_reads_no_file_of_the_host() {
+    if !is_root() {
+        return;
+    }
+    let secret = Secret::new();
+    let ways =
+        ["read", "read-through-proc", "read-through-descriptors", "read-through-dots", "read-by-handle"];
+    let attacks: Vec<String> = ways.map(|way| format!("{way}:{}:{}", secret.path(), secret.token)).into();
+    let verdicts = from_the_agent(&attacks);
+    for attack in &attacks {
+        let verdict = verdicts.get(attack).map_or("was not tried", String::as_str);
+        assert!(verdict.starts_with("stopped: "), "{attack} from the agent: {verdict}");
+    }
+}
+
+#[test]
+fn a_subverted_agent_cannot_fill_the_hosts_disk() {
+    if !is_root() {
+        return;
+    }
+    const FOUR_GIBIBYTES: u64 = 4 << 30;
+    let attack = format!("eat:disk-through-descriptors:{FOUR_GIBIBYTES}");
+    let verdicts = from_the_agent(std::slice::from_ref(&attack));
+    let verdict = verdicts.get(&attack).map_or("was not tried", String::as_str);
+    assert!(verdict.starts_with("stopped: "), "its journal is not bounded by a quota: {verdict}");
+}

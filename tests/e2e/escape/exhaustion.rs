@@ -1,0 +1,134 @@
+//! One sandbox uses up all it can get; the server and a neighbour must not notice.
+
+use std::io::Read;
+use std::time::Duration;
+
+use e2e::sandbox::Sandbox;
+use e2e::server::{Server, resident};
+use serde_json::json;
+
+/// How long `true` takes in a sandbox: the middle of several runs.
+fn usual_time(sandbox: &mut Sandbox) -> Duration {
+    let mut times: Vec<Duration> = (0..15)
+        .map(|_| {
+            let ran = sandbox.run("true");
+            assert_eq!(ran.code, Some(0), "{ran:?}");
+            ran.took
+        })
+        .collect();
+    times.sort();
+    times[times.len() / 2]
+}
+
+/// Holds what `attack` does against a neighbour: its commands take about as long as before.
+fn check_neighbour(attack: impl FnOnce(&mut Sandbox)) {
+    let server = Server::start();
+    let (mut attacker, mut neighbour) = (server.create(), server.create());
+    attacker.upload_attacks();
+    let before = usual_time(&mut neighbour);
+    attack(&mut attacker);
+    let during = usual_time(&mut neighbour);
+    let bound = before * 5 + Duration::from_millis(50) * e2e::slowness();
+    assert!(during <= bound, "a neighbour's `true` took {during:?} instead of {before:?}");
+    assert!(neighbour.run("echo fine").stdout.contains("fine"));
+}
+
+#[test]
+fn a_fork_bomb_does_not_reach_a_neighbour() {
+    check_neighbour(|attacker| {
+        let bomb = attacker.start("/opt/attacks eat processes");
+        e2e::eventually("the bomb is at its limit", || attacker.logs(&bomb).contains("stopped: fork"));
+    });
+}
+
+#[test]
+fn eating_memory_ends_the_eater_alone() {
+    check_neighbour(|attacker| {
+        let ran = attacker.run("/opt/attacks eat memory");
+        assert_ne!(ran.code, Some(0), "{ran:?}");
+        assert_eq!(attacker.run("echo alive").stdout, "alive\n");
+    });
+}
+
+#[test]
+fn descriptors_run_out_for_the_one_who_opens_them() {
+    check_neighbour(|attacker| {
+        let ran = attacker.run("/opt/attacks eat descriptors");
+        assert!(ran.stdout.contains("EMFILE"), "{ran:?}");
+        assert_eq!(attacker.run("echo alive").stdout, "alive\n");
+    });
+}
+
+#[test]
+fn a_full_disk_is_the_writers_alone() {
+    check_neighbour(|attacker| {
+        let ran = attacker.run("/opt/attacks eat disk /root");
+        assert!(ran.stdout.contains("EDQUOT") || ran.stdout.contains("ENOSPC"), "{ran:?}");
+        assert_eq!(attacker.run("echo alive").stdout, "alive\n");
+    });
+}
+
+#[test]
+fn inodes_run_out_for_the_one_who_makes_files() {
+    check_neighbour(|attacker| {
+        let ran = attacker.run("/opt/attacks eat inodes /root");
+        assert!(ran.stdout.contains("EDQUOT") || ran.stdout.contains("ENOSPC"), "{ran:?}");
+        assert_eq!(attacker.run("echo alive").stdout, "alive\n");
+    });
+}
+
+#[test]
+fn temporary_directories_are_bounded_too() {
+    check_neighbour(|attacker| {
+        for place in ["/tmp", "/dev/shm"] {
+            let ran = attacker.run(&format!("/opt/attacks eat disk {place}"));
+            // Memory-backed files count against the memory limit, so either may end it.
+            assert_ne!(ran.code, Some(0), "{place}: {ran:?}");
+            assert_eq!(attacker.run("echo alive").stdout, "alive\n");
+        }
+    });
+}
+
+/// The growth of the server's memory that a flood may cause: buffers, not the flood itself.
+const FLAT: u64 = 48 << 20;
+
+#[test]
+fn a_flood_that_is_read_leaves_the_servers_memory_flat() {
+    const FLOOD: u64 = 512 << 20;
+    let server = Server::start();
+    let mut sandbox = server.create();
+    sandbox.upload_attacks();
+    assert_eq!(sandbox.run("true").code, Some(0));
+    let before = resident(server.pid());
+    let request = json!({"argv": ["/opt/attacks", "flood", FLOOD.to_string()]});
+    let mut stream = sandbox.inside_streaming("POST", "command", &request);
+    assert_eq!(stream.status, 200);
+    let mut buffer = vec![0; 1 << 20];
+    let (mut taken, mut highest) = (0, before);
+    while let Ok(count @ 1..) = stream.body.read(&mut buffer) {
+        taken += count as u64;
+        highest = highest.max(resident(server.pid()));
+    }
+    assert!(taken > 0, "nothing was streamed");
+    assert!(highest < before + FLAT, "memory rose from {before} to {highest} bytes");
+}
+
+#[test]
+fn a_flood_that_nobody_reads_leaves_the_servers_memory_flat() {
+    const FLOOD: u64 = 256 << 20;
+    let server = Server::start();
+    let mut sandbox = server.create();
+    sandbox.upload_attacks();
+    let mut watcher = sandbox.another(server.client());
+    let before = resident(server.pid());
+    let request = json!({"argv": ["/opt/attacks", "flood", FLOOD.to_string()]});
+    let unread = sandbox.inside_streaming("POST", "command", &request);
+    assert_eq!(unread.status, 200);
+    // The flood ends although nobody reads: a slow reader does not stall a command.
+    e2e::eventually("the flood has ended", || {
+        watcher.run_argv(&["/opt/attacks", "find-process", "attacks flood"]).code == Some(1)
+    });
+    let after = resident(server.pid());
+    assert!(after < before + FLAT, "memory rose from {before} to {after} bytes");
+    drop(unread);
+}

@@ -1,0 +1,64 @@
+//! Parts of the kernel that no command needs, and the entries that filters forget.
+
+use super::Attack;
+
+const FILTER: &str = "the filter for commands";
+
+fn check(name: &str, refusals: &[&str]) {
+    Attack { words: &[name], refusals, stopped_by: FILTER }.check_if_offered();
+}
+
+#[test]
+fn modules_cannot_be_loaded() {
+    check("init-module", &["EPERM", "ENOSYS"]);
+}
+
+#[test]
+fn bpf_is_refused() {
+    check("bpf", &["EPERM", "ENOSYS"]);
+}
+
+#[test]
+fn keyrings_are_refused() {
+    check("add-key", &["EPERM", "ENOSYS"]);
+}
+
+#[test]
+fn userfaultfd_is_refused() {
+    check("userfaultfd", &["EPERM", "ENOSYS"]);
+}
+
+#[test]
+fn io_uring_is_refused() {
+    check("io-uring", &["EPERM", "ENOSYS"]);
+}
+
+#[test]
+fn perf_events_are_refused() {
+    check("perf", &["EPERM", "EACCES", "ENOSYS"]);
+}
+
+#[test]
+fn the_kernel_log_cannot_be_read() {
+    check("kernel-log", &["EPERM", "ENOSYS"]);
+}
+
+#[test]
+fn port_instructions_are_refused() {
+    check("port-io", &["EPERM", "ENOSYS"]);
+}
+
+#[test]
+fn the_clock_cannot_be_set() {
+    check("set-clock", &["EPERM"]);
+}
+
+#[test]
+fn the_i386_entry_does_not_pass_by_the_filter() {
+    check("i386-unshare", &["EPERM", "ENOSYS", "SIGSYS"]);
+}
+
+#[test]
+fn the_x32_numbers_do_not_pass_by_the_filter() {
+    check("x32-unshare", &["EPERM", "ENOSYS", "SIGSYS"]);
+}

@@ -1,0 +1,204 @@
+//! Each limit, hit. These tests run on the host and, by `cargo xtask vm`, on a kernel with
+//! cgroup v2 alone, so they use what the smallest userland has.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use e2e::host;
+use e2e::run::{ORDINARY, Run, User};
+use e2e::sandbox::Sandbox;
+use e2e::server::Server;
+use serde_json::json;
+
+fn run() -> Run {
+    Run::new(User::Same).with_attacks()
+}
+
+#[test]
+fn memory_past_the_limit_is_reported_as_oom() {
+    let ended = run().flag("--memory", "64m").argv(&["/attacks/attacks", "eat", "memory"]);
+    assert_eq!(ended.code, Some(137), "{ended:?}");
+    assert!(ended.stderr.to_lowercase().contains("memory"), "it is not said why: {ended:?}");
+}
+
+#[test]
+fn memory_within_the_limit_is_given() {
+    let ended =
+        run().flag("--memory", "256m").argv(&["dd", "if=/dev/zero", "of=/dev/null", "bs=100M", "count=1"]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+}
+
+#[test]
+fn a_busy_loop_gets_its_share_of_the_processor() {
+    const SECONDS: f64 = 4.0;
+    let text = "end=$((SECONDS + 4)); while ((SECONDS < end)); do :; done; read -r _ < /proc/uptime; \
+                cat /proc/self/stat > /dev/null; times";
+    let ended = run().flag("--cpus", "0.2").argv(&["bash", "-c", text]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let used = processor_seconds(&ended.stdout);
+    let share = used / SECONDS;
+    assert!((0.1..=0.3).contains(&share), "the loop got {share:.2} of a processor: {}", ended.stdout);
+}
+
+/// The time that `times` of a shell reports for itself, user and system: `0m0.8s 0m0.0s`.
+fn processor_seconds(text: &str) -> f64 {
+    let line = text.lines().next().unwrap_or_default();
+    line.split_whitespace()
+        .map(|word| {
+            let (minutes, seconds) = word.trim_end_matches('s').split_once('m').expect("minutes and seconds");
+            minutes.parse::<f64>().expect("a number") * 60.0 + seconds.parse::<f64>().expect("a number")
+        })
+        .sum()
+}
+
+#[test]
+fn processes_stop_at_their_limit() {
+    let text = "for i in $(seq 1 100); do sleep 30 & done; wait";
+    let ended = run().flag("--pids", "20").flag("--timeout", "20s").shell(text);
+    let refused = ended.stderr.contains("fork") || ended.stderr.contains("Resource temporarily unavailable");
+    assert!(refused, "100 processes were started: {ended:?}");
+}
+
+#[test]
+fn disk_past_the_limit_is_refused() {
+    let ended = run().flag("--disk", "64m").argv(&["/attacks/attacks", "eat", "disk", "/root"]);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stdout.contains("EDQUOT") || ended.stdout.contains("ENOSPC"), "{ended:?}");
+    let written: u64 = number_after(&ended.stdout, "after ");
+    assert!((16..=64).contains(&written), "{written} MiB fitted into 64 MiB");
+}
+
+#[test]
+fn inodes_past_the_limit_are_refused() {
+    let ended = run().flag("--disk", "64m").argv(&["/attacks/attacks", "eat", "inodes", "/root"]);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stdout.contains("EDQUOT") || ended.stdout.contains("ENOSPC"), "{ended:?}");
+}
+
+#[test]
+fn the_whole_image_is_under_the_disk_limit() {
+    // A second tree, at /usr, must not be a second purse.
+    let text = "head -c 100m /dev/zero > /usr/local/filler; head -c 100m /dev/zero > /root/filler; df /root /usr/local";
+    let ended = run().flag("--disk", "64m").shell(text);
+    let refusals =
+        ended.stderr.matches("No space left").count() + ended.stderr.matches("quota exceeded").count();
+    assert_eq!(refusals, 2, "{ended:?}");
+}
+
+fn number_after(text: &str, words: &str) -> u64 {
+    let (_, rest) = text.split_once(words).unwrap_or_else(|| panic!("no `{words}` in `{text}`"));
+    rest.chars().take_while(char::is_ascii_digit).collect::<String>().parse().expect("digits")
+}
+
+#[test]
+fn a_deadline_kills_a_child_that_left_its_session() {
+    // The number of seconds marks the process among all others.
+    let seconds = (100_000 + std::process::id()).to_string();
+    let began = Instant::now();
+    let ended = run().flag("--timeout", "2s").argv(&["/attacks/attacks", "daemon", &seconds]);
+    assert_eq!(ended.code, Some(124), "{ended:?}");
+    assert!(ended.stdout.contains("daemon "), "there was no child: {ended:?}");
+    assert!(began.elapsed() < Duration::from_secs(15) * e2e::slowness(), "it took {:?}", began.elapsed());
+    assert_eq!(host::processes_with(&format!("daemon {seconds}")), Vec::<u32>::new());
+}
+
+#[test]
+fn a_deadline_of_one_command_kills_its_tree_and_nothing_else() {
+    let server = Server::start();
+    let mut sandbox = server.create();
+    sandbox.upload_attacks();
+    let kept = (200_000 + std::process::id()).to_string();
+    sandbox.start(&format!("sleep {kept}"));
+    let seconds = (300_000 + std::process::id()).to_string();
+    let request = json!({"argv": ["/opt/attacks", "daemon", seconds], "timeout": 1500 * e2e::slowness()});
+    let ran = sandbox.run_with(&request);
+    assert_ne!(ran.code, Some(0), "{ran:?}");
+    assert!(ran.stdout.contains("daemon "), "there was no child: {ran:?}");
+    e2e::eventually("its child is gone", || host::processes_with(&format!("daemon {seconds}")).is_empty());
+    assert_eq!(host::processes_with(&format!("sleep {kept}")).len(), 1, "another command was killed too");
+}
+
+#[test]
+fn a_paused_sandbox_uses_no_processor_and_resumes_where_it_was() {
+    let server = Server::start();
+    let mut sandbox = server.create();
+    let mark = format!("mark-{}", sandbox.id);
+    sandbox.start(&format!("exec -a {mark} bash -c 'while :; do :; done' {mark}"));
+    e2e::eventually("the loop runs", || !host::processes_with(&mark).is_empty());
+    let pid = host::processes_with(&mark)[0];
+    e2e::eventually("the loop works", || ticks(pid) > 5);
+    assert_eq!(sandbox.lifecycle("pause"), 202);
+    e2e::eventually("it is paused", || sandbox.state().as_deref() == Some("Paused"));
+    let stopped_at = ticks(pid);
+    std::thread::park_timeout(Duration::from_millis(500));
+    assert_eq!(ticks(pid), stopped_at, "it goes on while it is paused");
+    assert_eq!(sandbox.lifecycle("resume"), 202);
+    e2e::eventually("it goes on", || ticks(pid) > stopped_at);
+}
+
+/// Processor time of a process so far, in ticks.
+fn ticks(pid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let after_name = stat.rsplit(')').next().unwrap_or_default();
+    after_name.split_whitespace().skip(11).take(2).filter_map(|word| word.parse::<u64>().ok()).sum()
+}
+
+/// The middle of several runs of `true`.
+fn usual_time(sandbox: &mut Sandbox) -> Duration {
+    let mut times: Vec<Duration> = (0..9).map(|_| sandbox.run("true").took).collect();
+    times.sort();
+    times[times.len() / 2]
+}
+
+/// Commands are still answered in the usual time after `burden` was put on the sandbox.
+fn check_answers_under(burden: impl FnOnce(&mut Sandbox)) {
+    let server = Server::start();
+    let mut sandbox = server.create_with(&json!({"resourceLimits": {"cpu": "500m", "memory": "1Gi"}}));
+    sandbox.upload_attacks();
+    let before = usual_time(&mut sandbox);
+    burden(&mut sandbox);
+    let began = Instant::now();
+    let ran = sandbox.run_with(&json!({"command": "echo answered", "timeout": 60_000}));
+    let took = began.elapsed();
+    assert!(ran.stdout.contains("answered") || !ran.error.is_empty(), "there was no answer: {ran:?}");
+    let bound = before * 10 + Duration::from_millis(250) * e2e::slowness();
+    assert!(took <= bound, "an answer took {took:?} instead of {before:?}");
+}
+
+#[test]
+fn an_exec_is_answered_while_a_busy_loop_eats_the_quota() {
+    check_answers_under(|sandbox| {
+        let mark = format!("mark-{}", sandbox.id);
+        sandbox.start(&format!("exec -a {mark} bash -c 'while :; do :; done' {mark}"));
+        e2e::eventually("the loop works", || {
+            host::processes_with(&mark).first().is_some_and(|pid| ticks(*pid) > 5)
+        });
+    });
+}
+
+#[test]
+fn an_exec_is_answered_while_a_fork_bomb_sits_at_the_limit() {
+    check_answers_under(|sandbox| {
+        let bomb = sandbox.start("/opt/attacks eat processes");
+        e2e::eventually("the bomb is at its limit", || sandbox.logs(&bomb).contains("stopped: fork"));
+    });
+}
+
+#[test]
+fn an_exec_is_answered_after_an_oom_kill() {
+    check_answers_under(|sandbox| {
+        let ran = sandbox.run("/opt/attacks eat memory");
+        assert_ne!(ran.code, Some(0), "{ran:?}");
+    });
+}
+
+#[test]
+fn an_ordinary_user_is_told_which_limit_cannot_be_held() {
+    if !e2e::run::is_root() {
+        return;
+    }
+    // No group can be made here by an ordinary user, so a limit that was named must fail.
+    let ended = Run::new(ORDINARY).flag("--memory", "64m").argv(&["true"]);
+    assert_eq!(ended.code, Some(125), "{ended:?}");
+    assert!(ended.stderr.contains("memory") && ended.stderr.contains("hint:"), "{ended:?}");
+}

@@ -1,0 +1,179 @@
+//! `coracle run`: a command in a sandbox that behaves like the bare command, and leaves nothing.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use e2e::host::{self, Host};
+use e2e::run::{ORDINARY, Run, User, is_root};
+
+/// As root and as an ordinary user.
+fn users() -> Vec<User> {
+    if is_root() { vec![User::Same, ORDINARY] } else { vec![User::Same] }
+}
+
+#[test]
+fn output_and_exit_code_are_those_of_the_command() {
+    for user in users() {
+        let ended = Run::new(user).shell("echo out; echo err >&2; exit 7");
+        assert_eq!(ended.code, Some(7), "{user:?}: {ended:?}");
+        assert_eq!(ended.stdout, "out\n", "{user:?}");
+        assert!(ended.stderr.contains("err\n"), "{user:?}: {ended:?}");
+    }
+}
+
+#[test]
+fn a_signal_becomes_the_exit_code_that_shells_use() {
+    let ended = Run::new(User::Same).shell("kill -TERM $$");
+    assert_eq!(ended.code, Some(128 + 15), "{ended:?}");
+}
+
+#[test]
+fn input_reaches_the_command_and_its_end_too() {
+    for user in users() {
+        let run = Run::new(user);
+        let mut child = run
+            .command(&["wc", "-c"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the binary runs");
+        let input = vec![b'x'; 1_000_000];
+        child.stdin.take().expect("it is a pipe").write_all(&input).expect("it is read");
+        let output = child.wait_with_output().expect("it is our child");
+        assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "1000000", "{user:?}");
+    }
+}
+
+#[test]
+fn a_large_output_arrives_whole() {
+    let ended = Run::new(User::Same).shell("head -c 20000000 /dev/zero | tr '\\0' x");
+    assert_eq!((ended.code, ended.stdout.len()), (Some(0), 20_000_000));
+}
+
+#[test]
+fn a_deadline_ends_with_124_and_a_missing_program_with_127() {
+    let run = Run::new(User::Same).flag("--timeout", "300ms");
+    assert_eq!(run.argv(&["sleep", "60"]).code, Some(124));
+    assert_eq!(Run::new(User::Same).argv(&["/no/such/program"]).code, Some(127));
+}
+
+#[test]
+fn a_sandbox_that_cannot_be_made_ends_with_125_and_says_why() {
+    let ended = Run::new(User::Same).flag("--image", "no-such-image").argv(&["true"]);
+    assert!(ended.code == Some(125) || ended.code == Some(0), "{ended:?}");
+    let ended = Run::new(User::Same).flag("--network", "on").argv(&["true"]);
+    assert_eq!(ended.code, Some(125), "{ended:?}");
+    assert!(ended.stderr.contains("network"), "{ended:?}");
+}
+
+#[test]
+fn the_environment_is_set_and_not_inherited() {
+    let run = Run::new(User::Same).flag("--env", "GIVEN=yes");
+    let output = run.command(&["env"]).env("LEAKED", "secret").output().expect("the binary runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("GIVEN=yes") && !text.contains("LEAKED"), "{text}");
+}
+
+#[test]
+fn the_whole_system_can_be_written_and_nothing_of_it_reaches_the_host() {
+    let ended = Run::new(User::Same).shell(
+        "touch /usr/local/bin/written /etc/written /root/written /written && rm /usr/bin/env && test ! -e /usr/bin/env",
+    );
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(Path::new("/usr/bin/env").exists() && !Path::new("/usr/local/bin/written").exists());
+}
+
+#[test]
+fn the_network_is_a_loopback_that_is_up_and_nothing_else() {
+    for user in users() {
+        let ended = Run::new(user).shell("cat /proc/net/dev; exec 3<>/dev/udp/127.0.0.1/9 && echo up");
+        let devices = ended.stdout.lines().filter(|line| line.contains(':')).count();
+        assert_eq!(devices, 1, "{user:?}: {ended:?}");
+    }
+}
+
+/// A shared directory that belongs to `uid` on the host, with a file of its owner's in it.
+fn shared_by(uid: u32) -> tempfile::TempDir {
+    let directory = User::Same.home();
+    let file = directory.path().join("theirs");
+    fs::write(&file, "from outside").expect("our own directory");
+    for path in [directory.path(), &file] {
+        chown(path, Some(uid), Some(uid)).expect("root may");
+    }
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).expect("root may");
+    directory
+}
+
+#[test]
+fn through_a_mount_both_sides_handle_each_others_files_as_owners() {
+    if !is_root() {
+        return;
+    }
+    for uid in [0, 1000] {
+        let shared = shared_by(uid);
+        let run = Run::new(User::Same).mount(shared.path(), "/shared", "rw");
+        let ended = run.shell("cat /shared/theirs && rm /shared/theirs && echo from inside > /shared/ours");
+        assert_eq!((ended.code, ended.stdout.as_str()), (Some(0), "from outside"), "owner {uid}: {ended:?}");
+        let ours = shared.path().join("ours");
+        assert_eq!(
+            fs::metadata(&ours).expect("it was written").uid(),
+            uid,
+            "a file made inside has another owner"
+        );
+        // Outside, that owner reads, changes and deletes what was made inside.
+        let mut outside = Command::new("sh");
+        outside.args(["-c", "cat ours && echo more >> ours && rm ours"]).current_dir(shared.path());
+        User::Ordinary(uid).apply(&mut outside);
+        let output = outside.output().expect("there is a shell");
+        assert!(output.status.success(), "owner {uid}: {output:?}");
+        assert_eq!(output.stdout, b"from inside\n");
+    }
+}
+
+#[test]
+fn an_ordinary_users_mount_works_the_same() {
+    if !is_root() {
+        return;
+    }
+    let User::Ordinary(uid) = ORDINARY else { panic!("it is one") };
+    let shared = shared_by(uid);
+    let ended = Run::new(ORDINARY)
+        .mount(shared.path(), "/shared", "rw")
+        .shell("cat /shared/theirs && rm /shared/theirs && echo from inside > /shared/ours");
+    assert_eq!((ended.code, ended.stdout.as_str()), (Some(0), "from outside"), "{ended:?}");
+    assert_eq!(fs::metadata(shared.path().join("ours")).expect("it was written").uid(), uid);
+}
+
+#[test]
+fn nothing_is_left_when_it_ends() {
+    for user in users() {
+        let run = Run::new(user);
+        let home = run.home().display().to_string();
+        let mark = format!("{}", 400_000 + std::process::id());
+        let before = Host::look(run.home());
+        assert_eq!(run.shell(&format!("sleep {mark} & true")).code, Some(0));
+        assert_eq!(host::processes_with(&format!("sleep {mark}")), Vec::<u32>::new(), "{user:?}");
+        let left = Host::look(run.home()).mentioning(std::slice::from_ref(&home)).left_since(&before);
+        let left: Vec<&String> = left.iter().filter(|line| !line.starts_with("directory")).collect();
+        assert!(left.is_empty(), "{user:?} left {left:#?}");
+    }
+}
+
+#[test]
+fn a_killed_run_takes_its_sandbox_along() {
+    for user in users() {
+        let run = Run::new(user);
+        let mark = format!("{}", 500_000 + std::process::id());
+        let mut child = run.command(&["sleep", &mark]).spawn().expect("the binary runs");
+        let inside =
+            || host::processes_with(&format!("sleep {mark}")).into_iter().any(|pid| pid != child.id());
+        e2e::eventually("the command runs", inside);
+        child.kill().expect("it is our child");
+        child.wait().expect("it is our child");
+        e2e::eventually("the sandbox is gone", || host::processes_with(&format!("sleep {mark}")).is_empty());
+        assert_eq!(run.argv(&["true"]).code, Some(0), "{user:?}: the next start stumbles over what was left");
+    }
+}

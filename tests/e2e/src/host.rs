@@ -1,0 +1,185 @@
+//! What the host holds, as sets, to be compared before and after.
+//!
+//! A sandbox that is gone must have left no mount, group, process, loop device, namespace or
+//! directory. Other servers may run on the same machine, so a look can be narrowed to what
+//! mentions certain words: a state directory and the ids of its sandboxes.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// One look at the host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Host {
+    pub mounts: BTreeSet<String>,
+    pub groups: BTreeSet<String>,
+    pub processes: BTreeSet<String>,
+    pub loop_devices: BTreeSet<String>,
+    /// Network namespaces that some process is in.
+    pub namespaces: BTreeSet<u64>,
+    pub directories: BTreeSet<String>,
+}
+
+impl Host {
+    /// Looks at everything that could be ours; `state` is walked one level deep below each of
+    /// its directories.
+    pub fn look(state: &Path) -> Self {
+        let ours = |line: &String| line.contains("coracle");
+        Self {
+            mounts: mounts().into_iter().filter(ours).collect(),
+            groups: groups().into_iter().filter(ours).collect(),
+            processes: processes(),
+            loop_devices: loop_devices(),
+            namespaces: namespaces(),
+            directories: directories(state),
+        }
+    }
+
+    /// The same look, narrowed to what mentions one of `words`. Namespaces have no names, so
+    /// they are left out.
+    pub fn mentioning(&self, words: &[String]) -> Self {
+        let keep = |set: &BTreeSet<String>| -> BTreeSet<String> {
+            set.iter().filter(|line| words.iter().any(|word| line.contains(word.as_str()))).cloned().collect()
+        };
+        Self {
+            mounts: keep(&self.mounts),
+            groups: keep(&self.groups),
+            processes: keep(&self.processes),
+            loop_devices: keep(&self.loop_devices),
+            namespaces: BTreeSet::new(),
+            directories: keep(&self.directories),
+        }
+    }
+
+    /// What is here and was not there `before`, as lines; empty when nothing was left.
+    pub fn left_since(&self, before: &Self) -> Vec<String> {
+        let named = [
+            ("mount", &self.mounts, &before.mounts),
+            ("group", &self.groups, &before.groups),
+            ("process", &self.processes, &before.processes),
+            ("loop device", &self.loop_devices, &before.loop_devices),
+            ("directory", &self.directories, &before.directories),
+        ];
+        let namespaces =
+            self.namespaces.difference(&before.namespaces).map(|inode| format!("network namespace {inode}"));
+        named
+            .into_iter()
+            .flat_map(|(kind, now, then)| now.difference(then).map(move |line| format!("{kind} {line}")))
+            .chain(namespaces)
+            .collect()
+    }
+}
+
+/// The pid of a sandbox's agent, as the host numbers it: the process of its groups that is the
+/// first in its own pid namespace.
+pub fn agent_of(id: &str) -> Option<u32> {
+    numbered("/proc").find_map(|process| {
+        let groups = fs::read_to_string(process.join("cgroup")).ok()?;
+        let status = fs::read_to_string(process.join("status")).ok()?;
+        let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+        let first = numbers.split_whitespace().nth(1) == Some("1");
+        (first && groups.contains(id)).then(|| process.file_name()?.to_str()?.parse().ok()).flatten()
+    })
+}
+
+/// The pids, as the host numbers them, of processes whose command line holds `text`.
+pub fn processes_with(text: &str) -> Vec<u32> {
+    numbered("/proc")
+        .filter(|process| {
+            fs::read_to_string(process.join("cmdline"))
+                .is_ok_and(|line| line.replace('\0', " ").contains(text))
+        })
+        .filter_map(|process| process.file_name()?.to_str()?.parse().ok())
+        .collect()
+}
+
+/// Mount points and their sources, of every mount namespace that some process is in: volumes
+/// are mounted where only the launcher sees them.
+fn mounts() -> BTreeSet<String> {
+    let mut seen = BTreeSet::new();
+    let mut all = BTreeSet::new();
+    for process in numbered("/proc") {
+        let Ok(namespace) = fs::metadata(process.join("ns/mnt")) else { continue };
+        if !seen.insert(namespace.ino()) {
+            continue;
+        }
+        let table = fs::read_to_string(process.join("mountinfo")).unwrap_or_default();
+        all.extend(table.lines().filter_map(mount_words));
+    }
+    all
+}
+
+/// `POINT SOURCE ROOT OPTIONS`, without the numbers, which change from look to look.
+fn mount_words(line: &str) -> Option<String> {
+    let (left, right) = line.split_once(" - ")?;
+    let mut left = left.split(' ').skip(3);
+    let (root, point) = (left.next()?, left.next()?);
+    Some(format!("{point} {root} {right}"))
+}
+
+/// Every group below a directory named `coracle`, in all hierarchies.
+fn groups() -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    collect_directories(Path::new("/sys/fs/cgroup"), 12, &mut found);
+    found
+}
+
+/// `PID PROGRAM COMMAND LINE GROUPS` of processes that are our binary or live in our groups.
+fn processes() -> BTreeSet<String> {
+    numbered("/proc")
+        .filter_map(|process| {
+            let program = fs::read_link(process.join("exe")).unwrap_or_default();
+            let line = fs::read_to_string(process.join("cmdline")).unwrap_or_default().replace('\0', " ");
+            let groups = fs::read_to_string(process.join("cgroup")).unwrap_or_default().replace('\n', " ");
+            let ours =
+                program.ends_with("coracle") || line.contains("__agent") || groups.contains("/coracle/");
+            ours.then(|| format!("{} {} {line}{groups}", process.display(), program.display()))
+        })
+        .collect()
+}
+
+/// Loop devices and the files behind them.
+fn loop_devices() -> BTreeSet<String> {
+    let Ok(devices) = fs::read_dir("/sys/block") else { return BTreeSet::new() };
+    devices
+        .flatten()
+        .filter_map(|device| {
+            let file = fs::read_to_string(device.path().join("loop/backing_file")).ok()?;
+            Some(format!("{} {}", device.file_name().to_string_lossy(), file.trim()))
+        })
+        .collect()
+}
+
+fn namespaces() -> BTreeSet<u64> {
+    numbered("/proc")
+        .filter_map(|process| fs::metadata(process.join("ns/net")).ok())
+        .map(|namespace| namespace.ino())
+        .collect()
+}
+
+fn directories(state: &Path) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    collect_directories(state, 3, &mut found);
+    found
+}
+
+fn collect_directories(directory: &Path, depth: usize, found: &mut BTreeSet<String>) {
+    let Ok(entries) = fs::read_dir(directory) else { return };
+    for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+        found.insert(entry.path().display().to_string());
+        if depth > 1 {
+            collect_directories(&entry.path(), depth - 1, found);
+        }
+    }
+}
+
+/// The entries of a directory whose names are numbers.
+fn numbered(directory: &str) -> impl Iterator<Item = PathBuf> {
+    fs::read_dir(directory)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter(|entry| entry.file_name().to_string_lossy().bytes().all(|byte| byte.is_ascii_digit()))
+        .map(|entry| entry.path())
+}

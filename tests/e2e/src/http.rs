@@ -1,0 +1,233 @@
+//! A small HTTP/1.1 client on one kept connection: enough to talk to the server, and nothing
+//! that would hide what it answers.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+/// How long a server may stay silent.
+const SILENCE: Duration = Duration::from_secs(300);
+
+/// One answer.
+#[derive(Debug)]
+pub struct Response {
+    pub status: u16,
+    pub headers: Vec<(String, String)>,
+    pub body: Vec<u8>,
+}
+
+impl Response {
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers
+            .iter()
+            .find(|(known, _)| known.eq_ignore_ascii_case(name))
+            .map(|(_, value)| value.as_str())
+    }
+
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    /// The body as JSON; it panics with the body when it is none.
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::from_slice(&self.body)
+            .unwrap_or_else(|error| panic!("status {}, no JSON ({error}): {}", self.status, self.text()))
+    }
+}
+
+/// A connection that is kept between requests and made anew when the server closed it.
+pub struct Client {
+    address: String,
+    headers: Vec<(String, String)>,
+    connection: Option<BufReader<TcpStream>>,
+}
+
+impl Client {
+    pub fn new(address: &str) -> Self {
+        Self { address: address.to_owned(), headers: Vec::new(), connection: None }
+    }
+
+    /// Sends these headers with every request from now on.
+    pub fn set_headers(&mut self, headers: &[(String, String)]) {
+        self.headers = headers.to_vec();
+    }
+
+    pub fn get(&mut self, path: &str) -> io::Result<Response> {
+        self.request("GET", path, "", &[])
+    }
+
+    pub fn delete(&mut self, path: &str) -> io::Result<Response> {
+        self.request("DELETE", path, "", &[])
+    }
+
+    pub fn post(&mut self, path: &str, body: &serde_json::Value) -> io::Result<Response> {
+        self.request("POST", path, "application/json", body.to_string().as_bytes())
+    }
+
+    /// Sends a request and reads the whole answer.
+    pub fn request(&mut self, method: &str, path: &str, kind: &str, body: &[u8]) -> io::Result<Response> {
+        let mut response = self.start(method, path, kind, body)?;
+        let mut bytes = Vec::new();
+        response.body.read_to_end(&mut bytes)?;
+        let (status, headers) = (response.status, std::mem::take(&mut response.headers));
+        let connection = response.body.connection;
+        let closing = headers.iter().any(|(name, value)| {
+            name.eq_ignore_ascii_case("connection") && value.eq_ignore_ascii_case("close")
+        });
+        if !closing {
+            self.connection = Some(connection);
+        }
+        Ok(Response { status, headers, body: bytes })
+    }
+
+    /// Sends a request and returns as soon as the head of the answer is there.
+    pub fn start(&mut self, method: &str, path: &str, kind: &str, body: &[u8]) -> io::Result<Streaming> {
+        // A kept connection may have been closed meanwhile; a new one is tried once.
+        if let Some(connection) = self.connection.take()
+            && let Ok(streaming) = self.exchange(connection, method, path, kind, body)
+        {
+            return Ok(streaming);
+        }
+        let stream = TcpStream::connect(&self.address)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(SILENCE))?;
+        self.exchange(BufReader::new(stream), method, path, kind, body)
+    }
+
+    fn exchange(
+        &self,
+        mut connection: BufReader<TcpStream>,
+        method: &str,
+        path: &str,
+        kind: &str,
+        body: &[u8],
+    ) -> io::Result<Streaming> {
+        let mut head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: {}\r\nContent-Length: {}\r\n",
+            self.address,
+            body.len()
+        );
+        if !kind.is_empty() {
+            head.push_str(&format!("Content-Type: {kind}\r\n"));
+        }
+        for (name, value) in &self.headers {
+            head.push_str(&format!("{name}: {value}\r\n"));
+        }
+        head.push_str("\r\n");
+        let mut message = head.into_bytes();
+        message.extend_from_slice(body);
+        connection.get_mut().write_all(&message)?;
+        let (status, headers) = read_head(&mut connection)?;
+        let framing = Framing::of(status, &headers);
+        Ok(Streaming { status, headers, body: Body { connection, framing } })
+    }
+}
+
+/// An answer whose body is still arriving.
+pub struct Streaming {
+    pub status: u16,
+    pub headers: Vec<(String, String)>,
+    pub body: Body,
+}
+
+/// The bytes of a body, without their framing.
+pub struct Body {
+    connection: BufReader<TcpStream>,
+    framing: Framing,
+}
+
+#[derive(Clone, Copy)]
+enum Framing {
+    /// So many bytes are left.
+    Length(u64),
+    /// So many bytes are left in this chunk; zero means that a chunk's head comes next.
+    Chunk(u64),
+    UntilClosed,
+    Ended,
+}
+
+impl Framing {
+    fn of(status: u16, headers: &[(String, String)]) -> Self {
+        let value = |name: &str| {
+            headers
+                .iter()
+                .find(|(known, _)| known.eq_ignore_ascii_case(name))
+                .map(|(_, value)| value.as_str())
+        };
+        if status == 204 || status == 304 {
+            return Self::Ended;
+        }
+        if value("transfer-encoding").is_some_and(|coding| coding.eq_ignore_ascii_case("chunked")) {
+            return Self::Chunk(0);
+        }
+        value("content-length").and_then(|length| length.parse().ok()).map_or(Self::UntilClosed, Self::Length)
+    }
+}
+
+impl Read for Body {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.framing {
+                Framing::Ended | Framing::Length(0) => return Ok(0),
+                Framing::UntilClosed => return self.connection.read(buffer),
+                Framing::Length(left) => {
+                    let taken = read_at_most(&mut self.connection, buffer, left)?;
+                    self.framing = Framing::Length(left - taken as u64);
+                    return Ok(taken);
+                }
+                Framing::Chunk(0) => self.framing = next_chunk(&mut self.connection)?,
+                Framing::Chunk(left) => {
+                    let taken = read_at_most(&mut self.connection, buffer, left)?;
+                    let left = left - taken as u64;
+                    self.framing = Framing::Chunk(left);
+                    if left == 0 {
+                        read_line(&mut self.connection)?;
+                    }
+                    return Ok(taken);
+                }
+            }
+        }
+    }
+}
+
+/// Reads the head of a chunk; the last one is empty and followed by an empty line.
+fn next_chunk(connection: &mut BufReader<TcpStream>) -> io::Result<Framing> {
+    let line = read_line(connection)?;
+    let size = line.split(';').next().unwrap_or_default().trim();
+    let size = u64::from_str_radix(size, 16).map_err(io::Error::other)?;
+    if size > 0 {
+        return Ok(Framing::Chunk(size));
+    }
+    while !read_line(connection)?.is_empty() {}
+    Ok(Framing::Ended)
+}
+
+fn read_at_most(connection: &mut impl Read, buffer: &mut [u8], left: u64) -> io::Result<usize> {
+    let most = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+    match connection.read(&mut buffer[..most])? {
+        0 if most > 0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        taken => Ok(taken),
+    }
+}
+
+fn read_head(connection: &mut impl BufRead) -> io::Result<(u16, Vec<(String, String)>)> {
+    let line = read_line(connection)?;
+    let status = line.split(' ').nth(1).and_then(|word| word.parse().ok());
+    let status = status.ok_or_else(|| io::Error::other(format!("no status line: `{line}`")))?;
+    let mut headers = Vec::new();
+    loop {
+        let line = read_line(connection)?;
+        match line.split_once(':') {
+            Some((name, value)) => headers.push((name.trim().to_owned(), value.trim().to_owned())),
+            None => return Ok((status, headers)),
+        }
+    }
+}
+
+fn read_line(connection: &mut impl BufRead) -> io::Result<String> {
+    let mut line = String::new();
+    if connection.read_line(&mut line)? == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(line.trim_end().to_owned())
+}

@@ -1,0 +1,144 @@
+//! `coracle run` and the attacker's program, as root and as an ordinary user.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use tempfile::TempDir;
+
+use crate::binary::Programs;
+
+/// As whom a program of ours is started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum User {
+    /// Whoever runs the tests: root in CI.
+    Same,
+    /// A uid without any privilege or account.
+    Ordinary(u32),
+}
+
+/// A uid that no distribution gives to anybody.
+pub const ORDINARY: User = User::Ordinary(61_234);
+
+impl User {
+    /// Makes the command start as this user. Supplementary groups are dropped with the uid.
+    pub fn apply(self, command: &mut Command) {
+        if let Self::Ordinary(uid) = self {
+            command.uid(uid).gid(uid);
+        }
+    }
+
+    /// A temporary home that this user can write.
+    pub fn home(self) -> TempDir {
+        let home = tempfile::Builder::new()
+            .prefix("coracle-home-")
+            .permissions(Permissions::from_mode(0o755))
+            .tempdir()
+            .expect("the temporary directory can be written");
+        if let Self::Ordinary(uid) = self {
+            chown(home.path(), Some(uid), Some(uid)).expect("tests for ordinary users run as root");
+        }
+        home
+    }
+}
+
+/// Whether the tests may become other users and make namespaces by privilege.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// How a program ended, with its output as text.
+#[derive(Debug)]
+pub struct Ended {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl From<Output> for Ended {
+    fn from(output: Output) -> Self {
+        Self {
+            code: output.status.code(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+}
+
+/// A `coracle run` that is being put together.
+pub struct Run {
+    user: User,
+    flags: Vec<String>,
+    home: TempDir,
+}
+
+impl Run {
+    pub fn new(user: User) -> Self {
+        Self { user, flags: Vec::new(), home: user.home() }
+    }
+
+    /// Adds a flag and its value.
+    pub fn flag(mut self, name: &str, value: &str) -> Self {
+        self.flags.extend([name.to_owned(), value.to_owned()]);
+        self
+    }
+
+    /// Shows a host directory inside.
+    pub fn mount(self, source: &Path, target: &str, access: &str) -> Self {
+        let mount = format!("{}:{target}:{access}", source.display());
+        self.flag("--mount", &mount)
+    }
+
+    /// Shows the attacker's program as `/attacks/attacks`.
+    pub fn with_attacks(self) -> Self {
+        let directory = Programs::shared().attacks_directory();
+        self.mount(&directory, "/attacks", "ro")
+    }
+
+    /// The home of the user, which holds what the binary stores.
+    pub fn home(&self) -> &Path {
+        self.home.path()
+    }
+
+    /// The command, ready to be started.
+    pub fn command(&self, argv: &[&str]) -> Command {
+        let mut command = Command::new(Programs::shared().coracle());
+        command
+            .arg("run")
+            .args(&self.flags)
+            .arg("--")
+            .args(argv)
+            .env("HOME", self.home.path())
+            .env_remove("XDG_RUNTIME_DIR")
+            .env_remove("XDG_STATE_HOME")
+            .env_remove("TMPDIR")
+            .current_dir(self.home.path())
+            .stdin(Stdio::null());
+        self.user.apply(&mut command);
+        command
+    }
+
+    /// Runs it to its end.
+    pub fn argv(&self, argv: &[&str]) -> Ended {
+        self.command(argv).output().expect("the binary can be run").into()
+    }
+
+    /// Runs shell text to its end.
+    pub fn shell(&self, text: &str) -> Ended {
+        self.argv(&["sh", "-c", text])
+    }
+}
+
+/// Runs an attack on the host itself, as the user of the tests, in a mount namespace of its own
+/// and with an open descriptor of the root directory, as a careless runtime would leave it.
+pub fn attack_outside(attack: &[&str]) -> Ended {
+    let place = tempfile::tempdir().expect("the temporary directory can be written");
+    let root = fs::File::open("/").expect("the root can be read");
+    let mut command = Command::new(Programs::shared().attacks());
+    command.arg("--apart").args(attack).env("TMPDIR", place.path()).current_dir(place.path());
+    // Descriptor 0 is the one that std hands over without closing it.
+    command.stdin(Stdio::from(root));
+    command.output().expect("the attacker can be run").into()
+}

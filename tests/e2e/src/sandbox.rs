@@ -1,0 +1,198 @@
+//! One sandbox of a server, through the OpenSandbox API.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::http::{Client, Response, Streaming};
+
+/// A sandbox and a kept connection to its server.
+pub struct Sandbox {
+    pub id: String,
+    client: Client,
+    /// Headers that the server asks for on the way to the sandbox.
+    headers: Vec<(String, String)>,
+}
+
+/// How a command ended.
+#[derive(Debug, Default)]
+pub struct Ran {
+    pub id: String,
+    pub stdout: String,
+    pub stderr: String,
+    /// `None` for a command that was killed, or whose end was not seen.
+    pub code: Option<i32>,
+    /// The words of the error event, if there was one.
+    pub error: String,
+    pub took: Duration,
+}
+
+impl Sandbox {
+    /// Creates one; `fields` replace those of a plain request.
+    pub fn create(mut client: Client, fields: &Value) -> Self {
+        let mut wish = json!({
+            "image": {"uri": "host"},
+            "timeout": 3600,
+            "resourceLimits": {"cpu": "1", "memory": "512Mi"},
+            "entrypoint": ["tail", "-f", "/dev/null"],
+        });
+        for (name, value) in fields.as_object().into_iter().flatten() {
+            wish[name] = value.clone();
+        }
+        let answer = client.post("/v1/sandboxes", &wish).expect("the server answers");
+        assert_eq!(answer.status, 202, "create failed: {}", answer.text());
+        let id = answer.json()["id"].as_str().expect("an id is a text").to_owned();
+        let mut sandbox = Self { id, client, headers: Vec::new() };
+        sandbox.find_headers();
+        sandbox
+    }
+
+    fn find_headers(&mut self) {
+        let path = format!("/v1/sandboxes/{}/endpoints/44772?use_server_proxy=true", self.id);
+        let answer = self.client.get(&path).expect("the server answers");
+        assert_eq!(answer.status, 200, "no endpoint: {}", answer.text());
+        for (name, value) in answer.json()["headers"].as_object().into_iter().flatten() {
+            self.headers.push((name.clone(), value.as_str().unwrap_or_default().to_owned()));
+        }
+    }
+
+    /// A second connection to the same sandbox, for use from another thread.
+    pub fn another(&self, client: Client) -> Self {
+        Self { id: self.id.clone(), client, headers: self.headers.clone() }
+    }
+
+    /// The tokens among the headers.
+    pub fn secrets(&self) -> impl Iterator<Item = &str> {
+        self.headers.iter().map(|(_, value)| value.as_str()).filter(|value| value.len() > 8)
+    }
+
+    /// Runs shell text and waits for its end.
+    pub fn run(&mut self, command: &str) -> Ran {
+        self.run_with(&json!({"command": command}))
+    }
+
+    /// Runs a command by argument list and waits for its end.
+    pub fn run_argv(&mut self, argv: &[&str]) -> Ran {
+        self.run_with(&json!({"argv": argv}))
+    }
+
+    /// Sends any request to `/command` and waits for the end of its events.
+    pub fn run_with(&mut self, request: &Value) -> Ran {
+        let began = Instant::now();
+        let answer = self.inside("POST", "command", request);
+        assert_eq!(answer.status, 200, "command failed: {}", answer.text());
+        let mut ran = Ran::of_events(&answer.text());
+        ran.took = began.elapsed();
+        ran
+    }
+
+    /// Starts shell text that goes on after the answer, and returns its id.
+    pub fn start(&mut self, command: &str) -> String {
+        let ran = self.run_with(&json!({"command": command, "background": true}));
+        assert!(ran.error.is_empty(), "it did not start: {}", ran.error);
+        ran.id
+    }
+
+    /// All output of a background command so far.
+    pub fn logs(&mut self, command: &str) -> String {
+        let answer = self.inside("GET", &format!("command/{command}/logs?cursor=0"), &Value::Null);
+        assert_eq!(answer.status, 200, "no logs: {}", answer.text());
+        answer.text()
+    }
+
+    /// The status object of a command.
+    pub fn status(&mut self, command: &str) -> Value {
+        let answer = self.inside("GET", &format!("command/status/{command}"), &Value::Null);
+        assert_eq!(answer.status, 200, "no status: {}", answer.text());
+        answer.json()
+    }
+
+    /// Writes a file that anyone inside may execute.
+    pub fn upload(&mut self, path: &str, content: &[u8]) {
+        const BORDER: &str = "border-of-the-parts";
+        let metadata = json!({"path": path, "mode": 755});
+        let mut body = Vec::new();
+        for (name, bytes) in [("metadata", metadata.to_string().as_bytes()), ("file", content)] {
+            let head = format!(
+                "--{BORDER}\r\nContent-Disposition: form-data; name=\"{name}\"; filename=\"{name}\"\r\n\r\n"
+            );
+            body.extend_from_slice(head.as_bytes());
+            body.extend_from_slice(bytes);
+            body.extend_from_slice(b"\r\n");
+        }
+        body.extend_from_slice(format!("--{BORDER}--\r\n").as_bytes());
+        let (client, path, _) = self.prepared("files/upload", &Value::Null);
+        let kind = format!("multipart/form-data; boundary={BORDER}");
+        let answer = client.request("POST", &path, &kind, &body).expect("the server answers");
+        assert_eq!(answer.status, 200, "upload failed: {}", answer.text());
+    }
+
+    /// Puts the attacker's program at `/opt/attacks`.
+    pub fn upload_attacks(&mut self) {
+        let program = std::fs::read(crate::binary::Programs::shared().attacks()).expect("our own copy");
+        self.upload("/opt/attacks", &program);
+    }
+
+    /// Sends a request to the execution API.
+    pub fn inside(&mut self, method: &str, path: &str, body: &Value) -> Response {
+        let (client, path, body) = self.prepared(path, body);
+        client.request(method, &path, "application/json", &body).expect("the server answers")
+    }
+
+    /// As [`Sandbox::inside`], returning when the answer begins.
+    pub fn inside_streaming(&mut self, method: &str, path: &str, body: &Value) -> Streaming {
+        let (client, path, body) = self.prepared(path, body);
+        client.start(method, &path, "application/json", &body).expect("the server answers")
+    }
+
+    fn prepared(&mut self, path: &str, body: &Value) -> (&mut Client, String, Vec<u8>) {
+        let path = format!("/v1/sandboxes/{}/proxy/44772/{path}", self.id);
+        let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
+        self.client.set_headers(&self.headers);
+        (&mut self.client, path, body)
+    }
+
+    /// Pauses or resumes, and returns the status code.
+    pub fn lifecycle(&mut self, action: &str) -> u16 {
+        let path = format!("/v1/sandboxes/{}/{action}", self.id);
+        self.client.request("POST", &path, "", &[]).expect("the server answers").status
+    }
+
+    /// The state as the server names it; `None` when it knows no such sandbox.
+    pub fn state(&mut self) -> Option<String> {
+        let answer = self.client.get(&format!("/v1/sandboxes/{}", self.id)).expect("the server answers");
+        (answer.status == 200)
+            .then(|| answer.json()["status"]["state"].as_str().unwrap_or_default().to_owned())
+    }
+
+    pub fn delete(&mut self) {
+        let answer = self.client.delete(&format!("/v1/sandboxes/{}", self.id)).expect("the server answers");
+        assert_eq!(answer.status, 204, "delete failed: {}", answer.text());
+    }
+}
+
+impl Ran {
+    /// Collects the events of one command: one JSON object per line.
+    pub fn of_events(text: &str) -> Self {
+        let mut ran = Self::default();
+        for line in text.lines().filter(|line| !line.is_empty()) {
+            let line = line.strip_prefix("data: ").unwrap_or(line);
+            let event: Value =
+                serde_json::from_str(line).unwrap_or_else(|error| panic!("{error} in `{line}`"));
+            let words = event["text"].as_str().unwrap_or_default();
+            match event["type"].as_str().unwrap_or_default() {
+                "init" => ran.id = words.to_owned(),
+                "stdout" => ran.stdout.push_str(words),
+                "stderr" => ran.stderr.push_str(words),
+                "execution_complete" => ran.code = Some(0),
+                "error" => {
+                    let value = event["error"]["evalue"].as_str().unwrap_or_default();
+                    ran.code = value.parse().ok();
+                    ran.error = event["error"].to_string();
+                }
+                _ => {}
+            }
+        }
+        ran
+    }
+}

@@ -1,0 +1,223 @@
+//! `coracle serve` as a process of the test's own.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+
+use tempfile::TempDir;
+
+use crate::binary::Programs;
+use crate::http::Client;
+use crate::run::User;
+use crate::sandbox::Sandbox;
+
+/// What the server says when it is ready, before its address.
+const READY: &str = "coracle listening on http://";
+
+/// A running server. Dropping it removes its sandboxes, ends it and looks through its log.
+pub struct Server {
+    process: Child,
+    address: String,
+    directory: TempDir,
+    /// Tokens that were handed out; none of them may be in the log.
+    secrets: Mutex<Vec<String>>,
+}
+
+/// How to start a server.
+pub struct Start {
+    user: User,
+    arguments: Vec<String>,
+    environment: Vec<(String, String)>,
+}
+
+impl Default for Start {
+    fn default() -> Self {
+        Self { user: User::Same, arguments: Vec::new(), environment: Vec::new() }
+    }
+}
+
+impl Start {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    pub fn as_user(mut self, user: User) -> Self {
+        self.user = user;
+        self
+    }
+
+    pub fn argument(mut self, argument: &str) -> Self {
+        self.arguments.push(argument.to_owned());
+        self
+    }
+
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Starts it and waits for its ready line.
+    pub fn start(self) -> Server {
+        let directory = self.user.home();
+        let (process, address) = self.spawn(directory.path());
+        Server { process, address, directory, secrets: Mutex::new(Vec::new()) }
+    }
+
+    fn spawn(&self, directory: &Path) -> (Child, String) {
+        let log =
+            File::options().create(true).append(true).open(directory.join("log")).expect("our own directory");
+        let mut command = Command::new(Programs::shared().coracle());
+        command
+            .args(["serve", "--listen", "127.0.0.1:0", "--state-dir"])
+            .arg(directory.join("state"))
+            .args(&self.arguments)
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
+            .env("HOME", directory)
+            .env_remove("XDG_RUNTIME_DIR")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log);
+        self.user.apply(&mut command);
+        let mut process = command.process_group(0).spawn().expect("the binary can be run");
+        let address = ready(&mut process, directory);
+        (process, address)
+    }
+}
+
+/// Reads the ready line; a server that ends before it has said why in its log.
+fn ready(process: &mut Child, directory: &Path) -> String {
+    let mut lines = BufReader::new(process.stdout.take().expect("standard output is a pipe")).lines();
+    let first = lines.find_map(|line| {
+        line.ok().and_then(|line| {
+            line.split_once(READY).map(|(_, address)| address.trim_end_matches('/').to_owned())
+        })
+    });
+    // Nothing more is expected, but a full pipe must never stop the server.
+    std::thread::spawn(move || lines.count());
+    first.unwrap_or_else(|| {
+        process.wait().expect("it is our child");
+        panic!("the server did not start:\n{}", log_of(directory));
+    })
+}
+
+impl Server {
+    /// A server with the defaults, as the user who runs the tests.
+    pub fn start() -> Self {
+        Start::new().start()
+    }
+
+    /// `127.0.0.1:PORT`.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    pub fn port(&self) -> &str {
+        self.address.rsplit(':').next().expect("an address has a port")
+    }
+
+    pub fn client(&self) -> Client {
+        Client::new(&self.address)
+    }
+
+    /// The pid of the supervisor.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    pub fn state_directory(&self) -> PathBuf {
+        self.directory.path().join("state")
+    }
+
+    pub fn log(&self) -> String {
+        log_of(self.directory.path())
+    }
+
+    /// Creates a sandbox of the default image.
+    pub fn create(&self) -> Sandbox {
+        self.create_with(&serde_json::json!({}))
+    }
+
+    /// Creates a sandbox; the fields given here replace the usual ones.
+    pub fn create_with(&self, fields: &serde_json::Value) -> Sandbox {
+        let sandbox = Sandbox::create(self.client(), fields);
+        self.remember_secrets(&sandbox);
+        sandbox
+    }
+
+    fn remember_secrets(&self, sandbox: &Sandbox) {
+        let mut secrets = self.secrets.lock().expect("nobody panics while holding it");
+        secrets.extend(sandbox.secrets().map(str::to_owned));
+    }
+
+    /// Ends the supervisor at once, as a crash would; its sandboxes stay.
+    pub fn kill(&mut self) {
+        self.process.kill().expect("it is our child");
+        self.process.wait().expect("it is our child");
+    }
+
+    /// Starts a server on the same state directory, after [`Server::kill`].
+    pub fn start_again(&mut self, start: &Start) {
+        (self.process, self.address) = start.spawn(self.directory.path());
+    }
+
+    /// Removes every sandbox.
+    fn remove_all(&self) -> std::io::Result<()> {
+        let mut client = self.client();
+        loop {
+            let page = client.get("/v1/sandboxes?pageSize=200")?;
+            let items = page.json()["items"].as_array().cloned().unwrap_or_default();
+            if items.is_empty() {
+                return Ok(());
+            }
+            for item in items {
+                client.delete(&format!("/v1/sandboxes/{}", item["id"].as_str().unwrap_or_default()))?;
+            }
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let removed = self.remove_all();
+        let pid = rustix::process::Pid::from_child(&self.process);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).ok();
+        self.process.wait().ok();
+        if std::thread::panicking() {
+            eprint_log(&self.log());
+            return;
+        }
+        removed.expect("the server removes its sandboxes");
+        let log = self.log();
+        for secret in self.secrets.lock().expect("nobody panics while holding it").iter() {
+            assert!(!log.contains(secret), "a token is in the log");
+        }
+    }
+}
+
+#[expect(clippy::print_stderr, reason = "the log of a failed test is shown with it")]
+fn eprint_log(log: &str) {
+    eprintln!("the server's log:\n{log}");
+}
+
+fn log_of(directory: &Path) -> String {
+    let mut text = String::new();
+    if let Ok(file) = File::open(directory.join("log")) {
+        file.take(1 << 20).read_to_string(&mut text).ok();
+    }
+    text
+}
+
+/// Resident memory of a process and all its descendants, in bytes.
+pub fn resident(pid: u32) -> u64 {
+    const PAGE: u64 = 4096;
+    let own = fs::read_to_string(format!("/proc/{pid}/statm"))
+        .ok()
+        .and_then(|text| text.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()))
+        .unwrap_or(0);
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    let below: u64 = children.split_whitespace().filter_map(|child| child.parse().ok()).map(resident).sum();
+    own * PAGE + below
+}

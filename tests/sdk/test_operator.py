@@ -1,0 +1,31 @@
+"""What operators read: health, version, measurements, and what holds for one sandbox."""
+
+import re
+
+
+def test_health_and_version(api):
+    assert api.get("/health").json() == {"status": "healthy"}
+    assert re.fullmatch(r"\d+\.\d+\.\d+.*", api.get("/version").json()["version"])
+
+
+def test_measurements_are_prometheus_text(api, box):
+    box.output("true")
+    answer = api.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    lines = answer.text.splitlines()
+    assert any(re.fullmatch(r'coracle_sandboxes\{phase="running"\} [1-9]\d*', line) for line in lines)
+    for name in ["coracle_create_seconds_bucket", "coracle_exec_seconds_bucket", "coracle_http_request_seconds_bucket"]:
+        assert any(line.startswith(name) for line in lines), name
+
+
+def test_no_measurement_names_a_sandbox_or_a_path(api, box):
+    box.execd.get("/files/info", params={"path": "/tmp/some-secret-name"})
+    text = api.get("/metrics").text
+    assert box.id not in text and "some-secret-name" not in text
+
+
+def test_what_is_in_force_is_told(api, box):
+    report = api.get(f"/coracle/v1/sandboxes/{box.id}").json()
+    assert report["image"] == {"requested": "python:3.12", "used": "host"}
+    assert report["phase"] == "running" and report["inForce"]
+    assert api.get("/coracle/v1/sandboxes/aaaaaaaaaaaaaaaaaaaa").status_code == 404

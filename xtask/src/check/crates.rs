@@ -1,0 +1,165 @@
+//! Who depends on whom, directly and in the end.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use super::Findings;
+use crate::tools::{cargo, output};
+
+/// A crate, what it must not reach even through others, and why.
+const NEVER_REACH: &[(&str, &[&str], &str)] = &[
+    (
+        "domain",
+        &["serde", "tokio", "rustix", "libc"],
+        "the nouns know no wire format, no async and no kernel",
+    ),
+    ("wire", &["tokio"], "the agent speaks it without a runtime"),
+    ("linux", &["tokio", "service", "domain"], "it wraps the kernel and nothing else"),
+    (
+        "agent",
+        &["tokio", "service", "domain", "hyper", "rusqlite"],
+        "it lives among attackers and stays small",
+    ),
+    ("backend", &["hyper", "axum", "rusqlite", "service"], "a backend knows no HTTP, no SQL and no commands"),
+    (
+        "backend-local",
+        &["hyper", "axum", "rusqlite", "service"],
+        "a backend knows no HTTP, no SQL and no commands",
+    ),
+    ("service", &["hyper", "axum", "http", "backend-local"], "the core knows no HTTP and no backend by name"),
+];
+
+/// A crate, the only crates of ours it may name, and why.
+const ONLY_OURS: &[(&str, &[&str], &str)] = &[
+    ("fronts", &["service", "domain"], "a front calls the core and nothing below it"),
+    ("service", &["backend", "domain", "wire"], "requests flow one way"),
+    ("agent", &["linux", "wire"], "it is built without the server"),
+    ("domain", &[], "everything else depends on it"),
+];
+
+/// C libraries that would end the static binary.
+const NEVER_ANYWHERE: &[&str] = &["openssl-sys", "libseccomp-sys"];
+
+pub(super) fn check() -> Result<Findings> {
+    let text = output(&mut cargo(&["metadata", "--format-version", "1", "--locked"]))?;
+    let metadata: Value = serde_json::from_str(&text).context("cargo's metadata is not JSON")?;
+    let graph = Graph::read(&metadata).context("cargo's metadata has another form than expected")?;
+    Ok(graph.check())
+}
+
+/// Packages by id, what they need at run time, and which are ours.
+struct Graph {
+    names: BTreeMap<String, String>,
+    needs: BTreeMap<String, Vec<String>>,
+    ours: BTreeSet<String>,
+}
+
+impl Graph {
+    fn read(metadata: &Value) -> Option<Self> {
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let packages = metadata["packages"].as_array()?;
+        let names = packages.iter().map(|package| Some((text(&package["id"])?, text(&package["name"])?)));
+        let ours = metadata["workspace_members"].as_array()?.iter().map(text);
+        let mut needs = BTreeMap::new();
+        for node in metadata["resolve"]["nodes"].as_array()? {
+            let built_in = node["deps"].as_array()?.iter().filter(|dependency| is_normal(dependency));
+            needs.insert(text(&node["id"])?, built_in.map(|dep| text(&dep["pkg"])).collect::<Option<_>>()?);
+        }
+        Some(Self { names: names.collect::<Option<_>>()?, needs, ours: ours.collect::<Option<_>>()? })
+    }
+
+    fn check(&self) -> Findings {
+        let mut findings = Findings::new();
+        for (krate, forbidden, why) in NEVER_REACH {
+            let reached = self.reach(krate);
+            for name in forbidden.iter().filter(|name| reached.contains(**name)) {
+                findings.push(format!("{krate}: it reaches `{name}`; {why}"));
+            }
+        }
+        for (krate, allowed, why) in ONLY_OURS {
+            for name in self.direct(krate).filter(|name| !allowed.contains(name)) {
+                findings.push(format!("{krate}: it names `{name}`; {why}"));
+            }
+        }
+        for name in NEVER_ANYWHERE.iter().filter(|name| self.names.values().any(|found| found == **name)) {
+            findings.push(format!("Cargo.lock: `{name}` is a C library; the binary stays static"));
+        }
+        findings
+    }
+
+    fn id(&self, krate: &str) -> Option<&String> {
+        self.ours.iter().find(|id| self.names.get(*id).is_some_and(|name| name == krate))
+    }
+
+    /// The crates of ours that `krate` names itself.
+    fn direct(&self, krate: &str) -> impl Iterator<Item = &str> {
+        let needs = self.id(krate).and_then(|id| self.needs.get(id)).map(Vec::as_slice).unwrap_or_default();
+        needs.iter().filter(|id| self.ours.contains(*id)).map(|id| self.names[id].as_str())
+    }
+
+    /// The names of all that `krate` needs, through any number of others.
+    fn reach(&self, krate: &str) -> BTreeSet<&str> {
+        let mut seen = BTreeSet::new();
+        let mut pending: Vec<&String> = self.id(krate).into_iter().collect();
+        while let Some(id) = pending.pop() {
+            let needs = self.needs.get(id).map(Vec::as_slice).unwrap_or_default();
+            pending.extend(needs.iter().filter(|id| seen.insert(*id)));
+        }
+        seen.into_iter().map(|id| self.names[id].as_str()).collect()
+    }
+}
+
+/// Whether a dependency is part of the program, and not only of its tests or its build.
+fn is_normal(dependency: &Value) -> bool {
+    dependency["dep_kinds"].as_array().is_some_and(|kinds| kinds.iter().any(|kind| kind["kind"].is_null()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// `domain` needs `helper` which needs `serde`; `fronts` names `backend`, and tests with it.
+    fn sample(fronts_kind: &Value) -> Graph {
+        let packages =
+            ["domain", "fronts", "backend", "helper", "serde"].map(|name| json!({"id": name, "name": name}));
+        let node = |name: &str, needs: &[(&str, &Value)]| {
+            let deps: Vec<Value> =
+                needs.iter().map(|(pkg, kind)| json!({"pkg": pkg, "dep_kinds": [{"kind": kind}]})).collect();
+            json!({"id": name, "deps": deps})
+        };
+        let normal = Value::Null;
+        let metadata = json!({
+            "packages": packages,
+            "workspace_members": ["domain", "fronts", "backend"],
+            "resolve": {"nodes": [
+                node("domain", &[("helper", &normal)]), node("helper", &[("serde", &normal)]), node("serde", &[]),
+                node("fronts", &[("backend", fronts_kind)]), node("backend", &[]),
+            ]},
+        });
+        Graph::read(&metadata).expect("it has the right form")
+    }
+
+    #[test]
+    fn a_forbidden_crate_is_found_behind_another() {
+        let findings = sample(&json!("dev")).check();
+        assert_eq!(findings.len(), 1, "{findings:?}");
+        assert!(findings[0].starts_with("domain: it reaches `serde`"), "{findings:?}");
+    }
+
+    #[test]
+    fn a_front_below_the_core_is_found_unless_only_tests_need_it() {
+        let findings = sample(&Value::Null).check();
+        assert!(
+            findings.iter().any(|finding| finding.starts_with("fronts: it names `backend`")),
+            "{findings:?}"
+        );
+    }
+
+    #[test]
+    fn the_real_workspace_holds() {
+        assert_eq!(check().expect("cargo answers"), Findings::new());
+    }
+}

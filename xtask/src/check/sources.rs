@@ -1,0 +1,278 @@
+//! What the sources must not contain, and where.
+
+use super::Findings;
+use super::rust_text::RustText;
+use super::tree::File;
+
+/// One Rust file of the repository.
+pub(super) struct Source {
+    /// From the root of the repository.
+    path: String,
+    /// Code and strings in front of the tests, which come last in a file.
+    text: RustText,
+}
+
+/// Something that must not be written.
+struct Rule {
+    /// Where it holds: a path that begins so.
+    within: &'static str,
+    /// Where it does not, each a path that begins so.
+    except: &'static [&'static str],
+    look_in: View,
+    forbidden: &'static [&'static str],
+    why: &'static str,
+}
+
+enum View {
+    Code,
+    Strings,
+}
+
+const RULES: &[Rule] = &[
+    Rule {
+        within: "crates/",
+        except: &["crates/linux/"],
+        look_in: View::Code,
+        forbidden: &["unsafe"],
+        why: "`unsafe` is for crates/linux alone",
+    },
+    Rule {
+        within: "crates/fronts/",
+        except: &[],
+        look_in: View::Code,
+        forbidden: &["backend", "backend_local", "wire", "linux", "agent", "rusqlite"],
+        why: "a front calls the core and nothing below it",
+    },
+    Rule {
+        within: "crates/fronts/",
+        except: &[],
+        look_in: View::Code,
+        forbidden: &["std::fs", "tokio::fs", "OpenOptions", "canonicalize"],
+        why: "a front opens no file of the host",
+    },
+    Rule {
+        within: "crates/fronts/",
+        except: &[],
+        look_in: View::Strings,
+        forbidden: &["SELECT ", "INSERT INTO", "UPDATE ", "DELETE FROM", "CREATE TABLE"],
+        why: "SQL is for the store of the service",
+    },
+    Rule {
+        within: "crates/fronts/",
+        except: &[],
+        look_in: View::Strings,
+        forbidden: &["/proc/", "/sys/", "/var/lib", "/run/"],
+        why: "a front knows no path of the host",
+    },
+    Rule {
+        within: "crates/domain/",
+        except: &[],
+        look_in: View::Code,
+        forbidden: &["serde", "Serialize", "Deserialize"],
+        why: "each border has types of its own and converts",
+    },
+    Rule {
+        within: "crates/agent/",
+        except: &[],
+        look_in: View::Code,
+        forbidden: &["async fn", "tokio"],
+        why: "the agent is one thread around poll(2)",
+    },
+];
+
+/// Where programs are started on purpose: ourselves, as supervisor, server and launcher; the
+/// formatter of ext4, once, for the template of a volume; what `bench` compares us with.
+const MAY_START_PROGRAMS: &[&str] = &[
+    "crates/backend-local/src/volumes/ext4.rs",
+    "crates/cli/src/bench",
+    "crates/cli/src/launcher",
+    "crates/cli/src/run",
+    "crates/cli/src/serve",
+    "crates/cli/src/supervisor",
+    "crates/linux/src/spawn",
+];
+
+/// More lines of code than this usually hold two things.
+const LONG: usize = 600;
+
+pub(super) fn parse(files: &[File]) -> Vec<Source> {
+    let rust = files.iter().filter(|file| file.path.ends_with(".rs"));
+    rust.map(|file| Source::parse(&file.path, &file.text)).collect()
+}
+
+impl Source {
+    fn is_test(&self) -> bool {
+        self.path.contains("/tests/") || self.path.ends_with("/tests.rs")
+    }
+
+    fn parse(path: &str, text: &str) -> Self {
+        Self { path: path.to_owned(), text: RustText::read(before_tests(text)) }
+    }
+}
+
+/// Tests may do what the program may not: start programs, name paths.
+fn before_tests(text: &str) -> &str {
+    text.split("\n#[cfg(test)]").next().unwrap_or(text)
+}
+
+pub(super) fn check(sources: &[Source]) -> Findings {
+    let mut findings = Findings::new();
+    for source in sources.iter().filter(|source| !source.is_test()) {
+        findings.extend(RULES.iter().flat_map(|rule| rule.find(source)));
+        findings.extend(foreign_fronts(source));
+        findings.extend(started_programs(source));
+    }
+    findings
+}
+
+impl Rule {
+    fn find(&self, source: &Source) -> Findings {
+        let excepted = self.except.iter().any(|path| source.path.starts_with(path));
+        if excepted || !source.path.starts_with(self.within) {
+            return Findings::new();
+        }
+        let text = match self.look_in {
+            View::Code => &source.text.code,
+            View::Strings => &source.text.strings,
+        };
+        let lines = text.lines().enumerate();
+        lines
+            .flat_map(|(number, line)| {
+                let found = self.forbidden.iter().filter(move |word| contains(line, word, &self.look_in));
+                found.map(move |word| {
+                    format!("{}:{}: `{}`; {}", source.path, number + 1, word.trim(), self.why)
+                })
+            })
+            .collect()
+    }
+}
+
+/// Whether a line has the word: in code as a whole name at the start of a path, in strings
+/// anywhere.
+fn contains(line: &str, word: &str, view: &View) -> bool {
+    let part_of_name = |character: char| character.is_alphanumeric() || character == '_';
+    line.match_indices(word).any(|(at, _)| match view {
+        View::Strings => true,
+        View::Code => {
+            let before = line[..at].chars().next_back();
+            let after = line[at + word.len()..].chars().next();
+            let whole = !before.is_some_and(part_of_name) && !after.is_some_and(part_of_name);
+            // A crate is meant only where a path begins: `use wire` or `wire::`, not `self.wire`.
+            let path =
+                word.contains("::") || word.chars().any(char::is_whitespace) || is_path_start(line, at, word);
+            whole && path
+        }
+    })
+}
+
+fn is_path_start(line: &str, at: usize, word: &str) -> bool {
+    const NOT_CRATES: &[&str] = &["unsafe", "Serialize", "Deserialize", "OpenOptions", "canonicalize"];
+    let used = line[..at].trim_end().ends_with("use");
+    NOT_CRATES.contains(&word)
+        || used
+        || (line[at + word.len()..].starts_with("::") && !line[..at].ends_with("::"))
+}
+
+/// Programs that are started where none should be.
+fn started_programs(source: &Source) -> Findings {
+    let allowed = MAY_START_PROGRAMS.iter().any(|path| source.path.starts_with(path));
+    if allowed || !source.path.starts_with("crates/") {
+        return Findings::new();
+    }
+    let lines = source.text.code.lines().enumerate();
+    let starts = |line: &str| {
+        let named = ["std::process", "tokio::process"].iter().any(|module| line.contains(module));
+        named && line.contains("Command")
+    };
+    let why = "sandboxes are made by the launcher, commands are started by the agent";
+    lines
+        .filter(|(_, line)| starts(line))
+        .map(|(number, _)| format!("{}:{}: it starts a program; {why}", source.path, number + 1))
+        .collect()
+}
+
+/// A front that names another: each can be deleted without the others noticing.
+fn foreign_fronts(source: &Source) -> Findings {
+    const FRONTS: &[&str] = &["opensandbox", "operator"];
+    let own = FRONTS.iter().find(|front| source.path.starts_with(&format!("crates/fronts/src/{front}")));
+    let Some(own) = own else { return Findings::new() };
+    let others = FRONTS.iter().filter(|front| front != &own);
+    others
+        .filter(|other| source.text.code.contains(&format!("crate::{other}")))
+        .map(|other| format!("{}: it names the front `{other}`; no front knows another", source.path))
+        .collect()
+}
+
+/// Files that have grown too long, as warnings.
+pub(super) fn long_files(sources: &[Source]) -> Vec<String> {
+    let lines = |source: &Source| source.text.code.lines().filter(|line| !line.trim().is_empty()).count();
+    let long = sources.iter().filter(|source| lines(source) > LONG);
+    long.map(|source| format!("{}: {} lines of code, usually two things", source.path, lines(source)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(path: &str, text: &str) -> Vec<String> {
+        check(&[Source::parse(path, text)])
+    }
+
+    #[test]
+    fn unsafe_is_found_as_code_and_only_outside_linux() {
+        assert_eq!(found("crates/agent/src/a.rs", "// unsafe\nlet x = \"unsafe\";"), Findings::new());
+        assert_eq!(found("crates/linux/src/a.rs", "unsafe { f() }"), Findings::new());
+        assert_eq!(
+            found("crates/agent/src/a.rs", "\nunsafe { f() }"),
+            ["crates/agent/src/a.rs:2: `unsafe`; `unsafe` is for crates/linux alone"]
+        );
+        assert_eq!(found("crates/agent/src/a.rs", "#![deny(unsafe_code)]"), Findings::new());
+    }
+
+    #[test]
+    fn a_front_may_not_reach_down() {
+        for text in [
+            "use backend::Backend;",
+            "wire::VERSION",
+            "std::fs::read(x)",
+            "f(\"SELECT 1\")",
+            "f(\"/proc/self\")",
+        ] {
+            assert_eq!(found("crates/fronts/src/x.rs", text).len(), 1, "{text}");
+        }
+        for text in ["use service::Service;", "self.backend.len()", "let agent = headers;", "f(\"/tmp\")"] {
+            assert_eq!(found("crates/fronts/src/x.rs", text), Findings::new(), "{text}");
+        }
+    }
+
+    #[test]
+    fn fronts_do_not_know_each_other() {
+        assert_eq!(found("crates/fronts/src/operator/a.rs", "use crate::opensandbox::x;").len(), 1);
+        assert_eq!(found("crates/fronts/src/router.rs", "use crate::opensandbox::x;"), Findings::new());
+    }
+
+    #[test]
+    fn tests_may_start_programs() {
+        for text in [
+            "use std::process::{Command, Stdio};",
+            "std::process::Command::new(x)",
+            "use tokio::process::Command;",
+        ] {
+            assert_eq!(found("crates/service/src/a.rs", text).len(), 1, "{text}");
+        }
+        assert_eq!(
+            found("crates/agent/src/a.rs", "use crate::command::Command;\nCommand::new(x)"),
+            Findings::new()
+        );
+        let text = "fn a() {}\n\n#[cfg(test)]\nmod tests { use std::process::Command; }";
+        assert_eq!(found("crates/service/src/a.rs", text), Findings::new());
+    }
+
+    #[test]
+    fn only_code_makes_a_file_long() {
+        let long = |line: &str| long_files(&[Source::parse("crates/a.rs", &line.repeat(LONG + 1))]).len();
+        assert_eq!(long("let x = 1;\n"), 1);
+        assert_eq!(long("// a comment\n"), 0);
+    }
+}

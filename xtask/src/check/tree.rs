@@ -1,0 +1,89 @@
+//! What no file of the repository may contain.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use super::Findings;
+use crate::tools::workspace;
+
+/// A text, and why it has no place here.
+const FORBIDDEN: &[(&str, &str)] = &[
+    ("TODO", "an open end belongs into an issue"),
+    ("FIXME", "an open end belongs into an issue"),
+    ("<<<<<<< ", "a merge was not finished"),
+    (">>>>>>> ", "a merge was not finished"),
+    ("/Users/", "a path of somebody's own machine"),
+    ("--index-url", "packages come from wherever the host is told to look"),
+    ("BEGIN PRIVATE KEY", "secrets are not kept in the repository"),
+];
+
+/// Files that must name what they forbid, or are not ours.
+const EXCEPT: &[&str] = &["xtask/src/check/tree.rs", "LICENSE", "Cargo.lock"];
+
+/// What is made, not written.
+const MADE: &[&str] = &[".git", "target", ".venv", "__pycache__", ".pytest_cache"];
+
+/// A text file, by its path from the root of the repository.
+pub(super) struct File {
+    pub path: String,
+    pub text: String,
+}
+
+/// Every text file of the repository.
+pub(super) fn read() -> Result<Vec<File>> {
+    let mut files = Vec::new();
+    collect(&workspace(), "", &mut files)?;
+    Ok(files)
+}
+
+fn collect(root: &Path, below: &str, files: &mut Vec<File>) -> Result<()> {
+    let directory = root.join(below);
+    let about = || format!("could not read `{}`", directory.display());
+    for entry in std::fs::read_dir(&directory).with_context(about)? {
+        let entry = entry.with_context(about)?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let path = if below.is_empty() { name.clone() } else { format!("{below}/{name}") };
+        let kind = entry.file_type().with_context(about)?;
+        if MADE.contains(&name.as_str()) {
+            continue;
+        }
+        if kind.is_dir() {
+            collect(root, &path, files)?;
+        } else if kind.is_file() {
+            // What is not text has nothing to say here.
+            files.extend(std::fs::read_to_string(entry.path()).ok().map(|text| File { path, text }));
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn check(files: &[File]) -> Findings {
+    let ours = files.iter().filter(|file| !EXCEPT.contains(&file.path.as_str()));
+    ours.flat_map(|file| find(&file.path, &file.text)).collect()
+}
+
+fn find(file: &str, text: &str) -> Findings {
+    let lines = text.lines().enumerate();
+    lines
+        .flat_map(|(number, line)| {
+            let found = FORBIDDEN.iter().filter(move |(word, _)| line.contains(word));
+            found.map(move |(word, why)| format!("{file}:{}: `{}`; {why}", number + 1, word.trim()))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn open_ends_and_foreign_paths_are_found_with_their_line() {
+        assert_eq!(
+            find("a.rs", "fine\n// TODO later"),
+            ["a.rs:2: `TODO`; an open end belongs into an issue"]
+        );
+        assert_eq!(find("a.md", "see /Users/me/x").len(), 1);
+        assert_eq!(find("a.md", "see ~/x"), Findings::new());
+    }
+}

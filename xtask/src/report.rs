@@ -1,0 +1,93 @@
+//! What a run of chores tells: each stage with its time, and at the very end all that was
+//! skipped, because a skip that scrolls away is taken for a pass.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+/// What happened so far.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    stages: Vec<Stage>,
+    skipped: Vec<String>,
+}
+
+#[derive(Debug)]
+struct Stage {
+    name: &'static str,
+    took: Duration,
+    passed: bool,
+}
+
+impl Report {
+    /// Runs a stage. A failure is told at once and counted; later stages still run, so that one
+    /// run shows all that is wrong.
+    pub(crate) fn stage(
+        &mut self,
+        name: &'static str,
+        stage: impl FnOnce(&mut Self) -> anyhow::Result<()>,
+    ) -> bool {
+        say(format_args!("== {name}"));
+        let begun = Instant::now();
+        let outcome = stage(self);
+        if let Err(error) = &outcome {
+            say(format_args!("{name} FAILED: {error:#}"));
+        }
+        self.stages.push(Stage { name, took: begun.elapsed(), passed: outcome.is_ok() });
+        outcome.is_ok()
+    }
+
+    pub(crate) fn skip(&mut self, what: &str, why: impl std::fmt::Display) {
+        self.skipped.push(format!("{what}: {why}"));
+    }
+
+    /// Prints times, failures and skips, and says whether everything that ran passed.
+    pub(crate) fn finish(&self) -> bool {
+        say(format_args!("\n{}", self.summary()));
+        self.stages.iter().all(|stage| stage.passed)
+    }
+
+    fn summary(&self) -> String {
+        let mut text = String::new();
+        for stage in &self.stages {
+            let verdict = if stage.passed { "passed" } else { "FAILED" };
+            text.push_str(&format!("{:<12} {verdict} in {:.1} s\n", stage.name, stage.took.as_secs_f64()));
+        }
+        for skipped in &self.skipped {
+            text.push_str(&format!("SKIPPED {skipped}\n"));
+        }
+        let failed = self.stages.iter().filter(|stage| !stage.passed).count();
+        text.push_str(&match (failed, self.skipped.len()) {
+            (0, 0) => "everything passed".to_owned(),
+            (0, skipped) => format!("everything that ran passed, {skipped} skipped"),
+            (failed, _) => format!("{failed} of {} stages FAILED", self.stages.len()),
+        });
+        text
+    }
+}
+
+/// Writes a line for whoever watches. If standard error is gone, so are they.
+pub(crate) fn say(text: std::fmt::Arguments<'_>) {
+    writeln!(std::io::stderr().lock(), "{text}").ok();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn skips_are_told_last_and_failures_decide() {
+        let mut report = Report::default();
+        report.stage("first", |report| {
+            report.skip("nginx", "not installed");
+            Ok(())
+        });
+        assert!(report.finish());
+        let summary = report.summary();
+        let last: Vec<&str> = summary.lines().rev().take(2).collect();
+        assert_eq!(last, ["everything that ran passed, 1 skipped", "SKIPPED nginx: not installed"]);
+
+        report.stage("second", |_| anyhow::bail!("broken"));
+        assert!(!report.finish());
+        assert!(report.summary().ends_with("1 of 2 stages FAILED"));
+    }
+}

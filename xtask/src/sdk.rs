@@ -1,0 +1,83 @@
+//! The tests with vendors' own, unmodified clients: a virtual environment with pinned versions,
+//! a server, pytest.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::report::Report;
+use crate::server::{Access, Server};
+use crate::tools::{run, workspace};
+
+const TESTS: &str = "tests/sdk";
+const REQUIREMENTS: &str = "tests/sdk/requirements.txt";
+
+/// Makes the environment, or uses the one that was made for the same requirements.
+pub(crate) fn environment() -> Result<PathBuf> {
+    let root = workspace();
+    let directory = root.join("target/venv");
+    let python = directory.join("bin/python");
+    let wanted = fs::read_to_string(root.join(REQUIREMENTS)).context("could not read the requirements")?;
+    let mark = directory.join("requirements.installed");
+    if python.exists() && fs::read_to_string(&mark).is_ok_and(|installed| installed == wanted) {
+        return Ok(python);
+    }
+    run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&directory))?;
+    run(Command::new(&python)
+        .args([
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--requirement",
+            REQUIREMENTS,
+        ])
+        .current_dir(&root))?;
+    fs::write(mark, wanted).context("could not note what was installed")?;
+    Ok(python)
+}
+
+/// Runs the suite against `binary`.
+pub(crate) fn test(binary: &Path, report: &mut Report) -> Result<()> {
+    if !workspace().join(REQUIREMENTS).exists() {
+        report.skip("SDK tests", format_args!("there is no {REQUIREMENTS}"));
+        return Ok(());
+    }
+    let python = match environment() {
+        Ok(python) => python,
+        Err(why) => {
+            report.skip("SDK tests", format_args!("{why:#}"));
+            return Ok(());
+        }
+    };
+    let directories = [tempfile::tempdir(), tempfile::tempdir()];
+    let [keyed, keyless] = directories.map(|made| made.context("could not make a directory for a server"));
+    let (keyed, keyless) = (keyed?, keyless?);
+    let server = Server::start(binary, keyed.path(), Access::Keyed)?;
+    let open_server = Server::start(binary, keyless.path(), Access::Keyless)?;
+    let secrets = keyed.path().join("secrets");
+    let tested = run(Command::new(python)
+        .args(["-m", "pytest", "--quiet", TESTS])
+        .current_dir(workspace())
+        .env("CORACLE_URL", &server.url)
+        .envs(server.key.iter().map(|key| ("CORACLE_API_KEY", key)))
+        .env("CORACLE_KEYLESS_URL", &open_server.url)
+        // The tests write every token they are given here, one per line.
+        .env("CORACLE_TEST_SECRETS", &secrets)
+        .env("PYTHONDONTWRITEBYTECODE", "1"));
+    let secrets = read_secrets(&secrets);
+    let finished = [server.finish(&secrets), open_server.finish(&secrets)];
+    finished.into_iter().fold(tested, |before, finished| before.and(finished))?;
+    if secrets.is_empty() {
+        bail!("the tests saw no token, so the log was searched for none");
+    }
+    Ok(())
+}
+
+fn read_secrets(file: &Path) -> Vec<String> {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
+}

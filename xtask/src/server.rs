@@ -1,0 +1,209 @@
+//! A server under test: `coracle serve` on a free port with a state directory of its own, and
+//! what must be true when it has gone.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+
+use crate::report::say;
+use crate::tools::run;
+
+/// What the server prints when it is ready, before its address.
+const READY: &str = "coracle listening on ";
+const START: Duration = Duration::from_secs(60);
+const STOP: Duration = Duration::from_secs(30);
+
+/// Whether clients of a server need a key.
+#[derive(Clone, Copy)]
+pub(crate) enum Access {
+    Keyed,
+    Keyless,
+}
+
+/// A running server.
+pub(crate) struct Server {
+    process: Child,
+    binary: PathBuf,
+    state: PathBuf,
+    log: PathBuf,
+    /// `None`: whoever reaches it may use it.
+    pub(crate) key: Option<String>,
+    pub(crate) url: String,
+    before: Remains,
+}
+
+impl Server {
+    /// Starts a server in `directory` and waits until it says that it is ready.
+    pub(crate) fn start(binary: &Path, directory: &Path, access: Access) -> Result<Self> {
+        let state = directory.join("state");
+        let log = directory.join("server.log");
+        let key = match access {
+            Access::Keyed => Some(format!("key-{:032x}", u128::from_ne_bytes(random()?))),
+            Access::Keyless => None,
+        };
+        let before = Remains::now(&state);
+        let mut process = Command::new(binary)
+            .args(["serve", "--listen", "127.0.0.1:0", "--state-dir"])
+            .arg(&state)
+            .envs(key.iter().map(|key| ("CORACLE_API_KEY", key)))
+            // Everything it could ever log, so that a secret in a rare line is found too.
+            .env("CORACLE_LOG", "trace")
+            .stdout(Stdio::piped())
+            .stderr(fs::File::create(&log).context("could not make the log")?)
+            .spawn()
+            .with_context(|| format!("could not start `{}`", binary.display()))?;
+        let url = ready_line(&mut process);
+        let mut server =
+            Self { process, binary: binary.to_owned(), state, log, key, url: String::new(), before };
+        server.url = url.with_context(|| {
+            let log = fs::read_to_string(&server.log).unwrap_or_default();
+            format!("the server did not start; its log:\n{}", tail(&log))
+        })?;
+        Ok(server)
+    }
+
+    /// Removes what clients left, ends the server, and looks at what it leaves behind. None of
+    /// `secrets` may have come into its log.
+    pub(crate) fn finish(mut self, secrets: &[String]) -> Result<()> {
+        run(Command::new(&self.binary)
+            .args(["rm", "--all", "--url", &self.url])
+            .envs(self.key.iter().map(|key| ("CORACLE_API_KEY", key)))
+            .stdout(Stdio::null()))
+        .context("could not remove the sandboxes that the tests left")?;
+        let status = self.stop()?;
+        if !status.success() {
+            bail!("the server ended with {status}");
+        }
+        let left = Remains::now(&self.state).beyond(&self.before);
+        if !left.is_empty() {
+            bail!("the server left behind:\n{}", left.join("\n"));
+        }
+        let log = fs::read_to_string(&self.log).context("could not read the log")?;
+        let leaked = secrets.iter().chain(&self.key).filter(|secret| log.contains(secret.as_str())).count();
+        if leaked > 0 {
+            bail!("{leaked} keys or tokens are in the server's log");
+        }
+        Ok(())
+    }
+
+    /// Tells the server to end and waits for it. One that has ended already stays as it is.
+    fn stop(&mut self) -> Result<ExitStatus> {
+        if let Some(status) = self.process.try_wait()? {
+            return Ok(status);
+        }
+        let pid = i32::try_from(self.process.id()).ok().and_then(Pid::from_raw);
+        let pid = pid.context("a process has an id")?;
+        let ended = pidfd_open(pid, PidfdFlags::empty()).context("could not watch the server")?;
+        kill_process(pid, Signal::TERM).context("could not stop the server")?;
+        let time = Timespec { tv_sec: STOP.as_secs().cast_signed(), tv_nsec: 0 };
+        if poll(&mut [PollFd::new(&ended, PollFlags::IN)], Some(&time))? == 0 {
+            self.process.kill().context("could not kill the server")?;
+            self.process.wait()?;
+            bail!("the server did not end within {} s and was killed", STOP.as_secs());
+        }
+        Ok(self.process.wait()?)
+    }
+}
+
+impl Drop for Server {
+    /// Whoever gives up half-way leaves no server behind.
+    fn drop(&mut self) {
+        if let Err(error) = self.stop() {
+            say(format_args!("{error:#}"));
+        }
+    }
+}
+
+/// Reads the address from the one line on standard output.
+fn ready_line(process: &mut Child) -> Result<String> {
+    let stdout = process.stdout.take().context("standard output is a pipe")?;
+    let (found, lines) = mpsc::channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            found.send(line).ok();
+        }
+    });
+    let begun = Instant::now();
+    loop {
+        let left = START.saturating_sub(begun.elapsed());
+        let line = lines.recv_timeout(left).context("it did not say that it is ready")?;
+        if let Some(url) = line.strip_prefix(READY) {
+            return Ok(url.trim().to_owned());
+        }
+    }
+}
+
+fn random() -> Result<[u8; 16]> {
+    let mut bytes = [0; 16];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .context("could not get random bytes")?;
+    Ok(bytes)
+}
+
+fn tail(log: &str) -> String {
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(40)..].join("\n")
+}
+
+/// What a server could leave on the host: mounts, loop devices, groups, processes.
+#[derive(Clone, Default)]
+struct Remains(BTreeSet<String>);
+
+impl Remains {
+    fn now(state: &Path) -> Self {
+        let mut found = BTreeSet::new();
+        let state = state.to_string_lossy();
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        found.extend(
+            mounts.lines().filter(|line| line.contains(state.as_ref())).map(|line| format!("mount {line}")),
+        );
+        for device in entries(Path::new("/sys/block")) {
+            let file = fs::read_to_string(device.join("loop/backing_file")).unwrap_or_default();
+            if file.contains(state.as_ref()) {
+                found.insert(format!("loop device {}", device.display()));
+            }
+        }
+        for process in entries(Path::new("/proc")) {
+            let words = fs::read(process.join("cmdline")).unwrap_or_default();
+            let words = String::from_utf8_lossy(&words).replace('\0', " ");
+            if words.contains(state.as_ref()) {
+                found.insert(format!("process {} {words}", process.display()));
+            }
+        }
+        groups(Path::new("/sys/fs/cgroup"), 0, &mut found);
+        Self(found)
+    }
+
+    fn beyond(&self, before: &Self) -> Vec<String> {
+        self.0.difference(&before.0).cloned().collect()
+    }
+}
+
+fn entries(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten();
+    entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
+}
+
+/// Our groups, in every hierarchy: all directories below one called `coracle`.
+fn groups(directory: &Path, depth: usize, found: &mut BTreeSet<String>) {
+    const DEEPEST: usize = 6;
+    for entry in entries(directory).into_iter().filter(|entry| entry.is_dir()) {
+        // The instance's own group may stay: it is empty and is used again.
+        let ours =
+            entry.ancestors().skip(2).any(|parent| parent.file_name().is_some_and(|name| name == "coracle"));
+        if ours {
+            found.insert(format!("group {}", entry.display()));
+        }
+        if depth < DEEPEST {
+            groups(&entry, depth + 1, found);
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! `cargo xtask vm`: the limit tests on a kernel with cgroup v2 only.
+//!
+//! The host at hand may have v1 groups, and a directory that imitates cgroup files would prove
+//! nothing. So Debian's kernel is booted under qemu's software emulation, with the real static
+//! binary and the end-to-end tests on its disk. The machine has no network; it reports over its
+//! serial console and switches itself off.
+//!
+//! ```text
+//!  kernel.rs: the package ─► vmlinuz, modules     disk.rs: userland, coracle, e2e ─► ext4 image
+//!                      └────► cpio.rs ─► initramfs ─► console.rs: qemu ─► VM PASS | VM FAIL ◄─┘
+//! ```
+
+mod console;
+mod cpio;
+mod disk;
+mod kernel;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, bail};
+
+/// How a run of the machine ended.
+#[derive(Debug)]
+pub(crate) enum VmOutcome {
+    Passed {
+        checks: usize,
+    },
+    Failed {
+        checks: usize,
+        failures: Vec<String>,
+    },
+    /// The machine could not be made here, and why.
+    Skipped(String),
+}
+
+impl VmOutcome {
+    /// The one line for the end of a log.
+    pub(crate) fn line(&self) -> String {
+        match self {
+            Self::Passed { checks } => format!("vm: all {checks} checks passed with cgroup v2"),
+            Self::Failed { checks, failures } => {
+                format!("vm: {} of {checks} checks FAILED: {}", failures.len(), failures.join("; "))
+            }
+            Self::Skipped(reason) => format!("vm: SKIPPED, {reason}"),
+        }
+    }
+}
+
+/// Why there is no machine: the host lacks something, or something broke.
+///
+/// Only the first is a reason to skip; the second is an error of ours.
+pub(crate) struct Missing(pub(crate) String);
+
+/// Boots the machine, runs the limit tests in it and says how they ended.
+///
+/// `--binary PATH` names the static binary; without it the release build is made and used.
+pub(crate) fn vm(args: &[String]) -> anyhow::Result<VmOutcome> {
+    let directory = workspace().join("target/vm");
+    std::fs::create_dir_all(&directory).context("could not make target/vm")?;
+    if let Err(Missing(reason)) = install_tools() {
+        return Ok(VmOutcome::Skipped(reason));
+    }
+    let kernel = match kernel::unpack(&directory)? {
+        Ok(kernel) => kernel,
+        Err(Missing(reason)) => return Ok(VmOutcome::Skipped(reason)),
+    };
+    let disk = disk::build(&directory, &programs(args)?)?;
+    let initramfs = kernel::initramfs(&kernel, &directory)?;
+    let report = console::boot(&kernel.image, &initramfs, &disk)?;
+    Ok(report.outcome())
+}
+
+/// What is tested in the machine, and with what.
+pub(crate) struct Programs {
+    pub(crate) coracle: PathBuf,
+    pub(crate) e2e: PathBuf,
+    pub(crate) attacks: PathBuf,
+}
+
+fn programs(args: &[String]) -> anyhow::Result<Programs> {
+    let coracle = match args {
+        [] => built(&["build", "--release", "--package", "cli", "--bin", "coracle"], "coracle")?,
+        [flag, path] if flag == "--binary" => PathBuf::from(path),
+        _ => bail!("usage: cargo xtask vm [--binary PATH]"),
+    };
+    Ok(Programs {
+        coracle,
+        e2e: built(&["test", "--package", "e2e", "--no-run"], "all")?,
+        attacks: built(&["build", "--package", "e2e", "--bin", "attacks"], "attacks")?,
+    })
+}
+
+/// Runs cargo and returns where it put the executable of target `name`.
+fn built(command: &[&str], name: &str) -> anyhow::Result<PathBuf> {
+    let output = Command::new(env!("CARGO"))
+        .args(command)
+        .args(["--locked", "--message-format=json-render-diagnostics"])
+        .current_dir(workspace())
+        .stderr(std::process::Stdio::inherit())
+        .output()
+        .context("could not run cargo")?;
+    if !output.status.success() {
+        bail!("cargo {} failed", command.join(" "));
+    }
+    let messages = String::from_utf8_lossy(&output.stdout);
+    executable(&messages, name).with_context(|| format!("cargo built no executable `{name}`"))
+}
+
+/// Finds the executable of target `name` in cargo's messages, one JSON object per line.
+fn executable(messages: &str, name: &str) -> Option<PathBuf> {
+    let target = format!("\"name\":\"{name}\"");
+    let line = messages.lines().rfind(|line| line.contains(&target) && line.contains("\"executable\":\""))?;
+    let (_, rest) = line.split_once("\"executable\":\"")?;
+    let (path, _) = rest.split_once('"')?;
+    Some(PathBuf::from(path))
+}
+
+/// Makes sure that qemu, a static busybox and mke2fs are there, by apt if this is root.
+fn install_tools() -> Result<(), Missing> {
+    if !cfg!(target_arch = "x86_64") {
+        return Err(Missing("the machine is made for x86-64 hosts only".to_owned()));
+    }
+    let wanted = [
+        ("qemu-system-x86_64", "qemu-system-x86"),
+        ("busybox", "busybox-static"),
+        ("mke2fs", "e2fsprogs"),
+        ("dpkg-deb", "dpkg"),
+        ("apt-get", "apt"),
+    ];
+    let packages: Vec<&str> = wanted
+        .into_iter()
+        .filter(|(program, _)| find(program).is_none())
+        .map(|(_, package)| package)
+        .collect();
+    if packages.is_empty() {
+        return Ok(());
+    }
+    if find("apt-get").is_none() {
+        return Err(Missing("qemu is not installed, and this is no Debian to install it on".to_owned()));
+    }
+    let install = ["install", "--yes", "--quiet", "--no-install-recommends"];
+    let installed = apt_get(&[&install, packages.as_slice()].concat())
+        || (apt_get(&["update", "--quiet"]) && apt_get(&[&install, packages.as_slice()].concat()));
+    if installed {
+        return Ok(());
+    }
+    Err(Missing(format!("apt-get could not install {} (as root it might)", packages.join(", "))))
+}
+
+/// Runs apt-get quietly and says whether it succeeded.
+pub(crate) fn apt_get(args: &[&str]) -> bool {
+    Command::new("apt-get")
+        .args(args)
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+/// Where a program is, in the usual directories.
+pub(crate) fn find(program: &str) -> Option<PathBuf> {
+    ["/usr/bin", "/usr/sbin", "/bin", "/sbin"]
+        .into_iter()
+        .map(|directory| Path::new(directory).join(program))
+        .find(|path| path.exists())
+}
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_executable_is_found_among_cargos_messages() {
+        let messages = concat!(
+            r#"{"reason":"compiler-artifact","target":{"name":"other"},"executable":"/t/other"}"#,
+            "\n",
+            r#"{"reason":"compiler-artifact","target":{"name":"all"},"executable":"/t/all-123"}"#,
+            "\n",
+            r#"{"reason":"compiler-artifact","target":{"name":"all"},"executable":null}"#,
+        );
+        assert_eq!(executable(messages, "all"), Some(PathBuf::from("/t/all-123")));
+        assert_eq!(executable(messages, "none"), None);
+    }
+}

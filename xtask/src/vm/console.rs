@@ -1,0 +1,133 @@
+//! Runs qemu and reads what the machine says on its serial console.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+
+use super::VmOutcome;
+
+/// Emulation is some twenty times slower than the processor; a boot takes about ten seconds.
+const DEADLINE: Duration = Duration::from_secs(600);
+
+const COMMAND_LINE: &str = "console=ttyS0 quiet loglevel=1 panic=-1 cgroup_no_v1=all mitigations=off";
+
+/// What the machine reported.
+#[derive(Default)]
+pub(crate) struct Report {
+    passed: usize,
+    failures: Vec<String>,
+    complete: bool,
+    /// The last lines of all, for a machine that never came up.
+    tail: Vec<String>,
+}
+
+/// Boots the machine and listens until it switches itself off or its time is over.
+pub(crate) fn boot(kernel: &Path, initramfs: &Path, disk: &Path) -> anyhow::Result<Report> {
+    let mut machine = start(kernel, initramfs, disk)?;
+    let console = machine.stdout.take().expect("the console is a pipe");
+    let (sender, lines) = mpsc::channel();
+    let reader = std::thread::spawn(move || {
+        for line in BufReader::new(console).split(b'\n').map_while(Result::ok) {
+            if sender.send(String::from_utf8_lossy(&line).trim_end().to_owned()).is_err() {
+                break;
+            }
+        }
+    });
+    let mut report = Report::default();
+    let end = Instant::now() + DEADLINE;
+    loop {
+        match lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            Ok(line) => report.hear(&line)?,
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {
+                report.failures.push(format!("the machine did not end within {} s", DEADLINE.as_secs()));
+                break;
+            }
+        }
+    }
+    machine.kill().context("could not end qemu")?;
+    machine.wait().context("could not wait for qemu")?;
+    reader.join().expect("the reader of the console does not panic");
+    Ok(report)
+}
+
+fn start(kernel: &Path, initramfs: &Path, disk: &Path) -> anyhow::Result<Child> {
+    Command::new("qemu-system-x86_64")
+        .args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "1536"])
+        .args(["-display", "none", "-monitor", "none", "-serial", "stdio", "-nic", "none", "-no-reboot"])
+        .arg("-kernel")
+        .arg(kernel)
+        .arg("-initrd")
+        .arg(initramfs)
+        .arg("-append")
+        .arg(COMMAND_LINE)
+        .arg("-drive")
+        .arg(format!("file={},format=raw,if=virtio,cache=unsafe", disk.display()))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("could not start qemu")
+}
+
+impl Report {
+    /// Takes one line of the console; those meant for people are passed on.
+    fn hear(&mut self, line: &str) -> anyhow::Result<()> {
+        // The firmware's escape sequences may stand before our words.
+        if let Some((_, words)) = line.split_once("VM ") {
+            writeln!(std::io::stderr(), "vm: {words}")?;
+            if words.starts_with("PASS ") {
+                self.passed += 1;
+            } else if let Some(name) = words.strip_prefix("FAIL ") {
+                self.failures.push(name.to_owned());
+            } else if words == "DONE" {
+                self.complete = true;
+            }
+        }
+        self.tail.push(line.to_owned());
+        if self.tail.len() > 40 {
+            self.tail.remove(0);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn outcome(mut self) -> VmOutcome {
+        if !self.complete {
+            self.failures.push(format!("the machine ended before its last check:\n{}", self.tail.join("\n")));
+        }
+        let checks = self.passed + self.failures.len();
+        if self.failures.is_empty() {
+            VmOutcome::Passed { checks }
+        } else {
+            VmOutcome::Failed { checks, failures: self.failures }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(lines: &[&str]) -> VmOutcome {
+        let mut report = Report::default();
+        for line in lines {
+            report.hear(line).expect("standard error can be written");
+        }
+        report.outcome()
+    }
+
+    #[test]
+    fn all_checks_must_pass_and_the_last_word_must_come() {
+        assert!(matches!(report(&["\u{1b}cVM PASS a", "VM DONE"]), VmOutcome::Passed { checks: 1 }));
+        assert!(matches!(report(&["VM PASS a"]), VmOutcome::Failed { .. }));
+        let VmOutcome::Failed { checks, failures } =
+            report(&["VM PASS a", "VM FAIL b (status 1)", "VM DONE"])
+        else {
+            panic!("a failure was not seen");
+        };
+        assert_eq!((checks, failures), (2, vec!["b (status 1)".to_owned()]));
+    }
+}

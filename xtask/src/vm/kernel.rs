@@ -1,0 +1,132 @@
+//! Debian's kernel: taken from its package without installing it, with the modules the machine
+//! needs packed into a memory disk.
+
+use std::fs::{self, File};
+use std::io::BufWriter;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, bail};
+
+use super::cpio::Archive;
+use super::{Missing, apt_get, find};
+
+/// The small kernel for virtual machines; it depends on the package of its newest version.
+const PACKAGE: &str = "linux-image-cloud-amd64";
+
+/// Where the modules that are loaded, and those they depend on, live in the kernel's tree.
+const MODULE_TREES: [&str; 8] = [
+    "kernel/drivers/virtio",
+    "kernel/drivers/block",
+    "kernel/fs/overlayfs",
+    "kernel/fs/btrfs",
+    "kernel/lib",
+    "kernel/crypto",
+    "kernel/arch/x86/crypto",
+    "kernel/drivers/net",
+];
+
+/// An unpacked kernel.
+pub(crate) struct Kernel {
+    pub(crate) image: PathBuf,
+    /// `lib/modules/VERSION`.
+    modules: PathBuf,
+    version: String,
+}
+
+/// Downloads and unpacks the kernel, unless an earlier run did.
+pub(crate) fn unpack(directory: &Path) -> anyhow::Result<Result<Kernel, Missing>> {
+    let tree = directory.join("kernel");
+    if let Some(kernel) = unpacked(&tree) {
+        return Ok(Ok(kernel));
+    }
+    let Some(package) = newest().or_else(|| apt_get(&["update", "--quiet"]).then(newest).flatten()) else {
+        return Ok(Err(Missing(format!("apt knows no package `{PACKAGE}`"))));
+    };
+    let downloaded = Command::new("apt-get")
+        .args(["download", "--quiet", &package])
+        .current_dir(directory)
+        .output()
+        .context("could not run apt-get")?;
+    if !downloaded.status.success() {
+        return Ok(Err(Missing(format!("apt-get could not download `{package}`"))));
+    }
+    extract(directory, &package, &tree)?;
+    unpacked(&tree).map(Ok).with_context(|| format!("package `{package}` holds no kernel"))
+}
+
+/// Unpacks beside the final place and renames, so that a killed run leaves no half tree.
+fn extract(directory: &Path, package: &str, tree: &Path) -> anyhow::Result<()> {
+    let archive = fs::read_dir(directory)?
+        .filter_map(|entry| entry.ok().map(|entry| entry.path()))
+        .find(|path| path.to_string_lossy().contains(&format!("{package}_")))
+        .with_context(|| format!("the download of `{package}` left no file"))?;
+    let partial = tree.with_extension("partial");
+    let status = Command::new("dpkg-deb").arg("--extract").args([&archive, &partial]).status()?;
+    if !status.success() {
+        bail!("dpkg-deb could not unpack `{}`", archive.display());
+    }
+    fs::rename(&partial, tree).context("could not put the kernel in place")
+}
+
+fn unpacked(tree: &Path) -> Option<Kernel> {
+    let modules = fs::read_dir(tree.join("lib/modules")).ok()?.next()?.ok()?;
+    let version = modules.file_name().into_string().ok()?;
+    let image = tree.join("boot").join(format!("vmlinuz-{version}"));
+    image.exists().then(|| Kernel { image, modules: modules.path(), version })
+}
+
+/// The package of the newest version, which the general one depends on.
+fn newest() -> Option<String> {
+    let output = Command::new("apt-cache").args(["depends", PACKAGE]).output().ok()?;
+    String::from_utf8_lossy(&output.stdout).lines().find_map(|line| {
+        line.trim().strip_prefix("Depends: linux-image-").map(|rest| format!("linux-image-{rest}"))
+    })
+}
+
+/// Packs busybox, the modules and `init.sh` into a memory disk.
+pub(crate) fn initramfs(kernel: &Kernel, directory: &Path) -> anyhow::Result<PathBuf> {
+    let root = directory.join("modules");
+    let modules = root.join("lib/modules").join(&kernel.version);
+    for tree in MODULE_TREES {
+        copy_tree(&kernel.modules.join(tree), &modules.join(tree))?;
+    }
+    for list in ["modules.order", "modules.builtin"] {
+        fs::copy(kernel.modules.join(list), modules.join(list))?;
+    }
+    let busybox = find("busybox").context("busybox is gone")?;
+    let indexed = Command::new(&busybox)
+        .arg("depmod")
+        .arg("-b")
+        .args([&root, &PathBuf::from(&kernel.version)])
+        .status()?;
+    if !indexed.success() {
+        bail!("depmod could not index the modules");
+    }
+    let path = directory.join("initramfs.cpio");
+    let mut archive = Archive::new(BufWriter::new(File::create(&path)?));
+    for name in ["bin", "dev", "proc", "sys", "disk"] {
+        archive.directory(name)?;
+    }
+    archive.tree("lib", &root.join("lib"))?;
+    archive.program("bin/busybox", &fs::read(&busybox)?)?;
+    archive.program("init", include_bytes!("../../vm/init.sh"))?;
+    archive.finish()?;
+    Ok(path)
+}
+
+/// Copies a directory's files; one that this kernel does not have is built in, and needs no copy.
+fn copy_tree(from: &Path, to: &Path) -> anyhow::Result<()> {
+    let Ok(entries) = fs::read_dir(from) else { return Ok(()) };
+    fs::create_dir_all(to)?;
+    for entry in entries {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy_tree(&entry.path(), &target)?;
+        } else {
+            fs::copy(entry.path(), target)?;
+        }
+    }
+    Ok(())
+}
