@@ -441,7 +441,7 @@ mod tests {
         ) {
             let temporary = tempfile::tempdir().expect("a temporary directory");
             let directory = std::fs::File::open(temporary.path()).expect("it was just made");
-            let mut journal = Journal::new("test", Retention { first, last });
+            let mut journal = Journal::new("test", Retention { first, last, hold: false });
             let (mut written, mut now, mut live) = (Vec::new(), 0, Cursor::at(0));
             for (number, (stream, length, later)) in pieces.iter().enumerate() {
                 let stream = StreamTag::from_byte(*stream).expect("the range is the three tags");
