@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use serde_json::json;
 
-use super::{Rounds, pause};
 use super::client::Client;
 use super::floor::{Floor, Task};
 use super::report::Report;
 use super::server::Server;
 use super::statistics::Samples;
+use super::{Rounds, pause};
 
 /// Real traffic leaves pauses in which a kernel's grace periods show; a tight loop hides them.
 const PAUSE: Duration = Duration::from_millis(100);

@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde_json::json;
 
-use super::{Rounds, pause};
 use super::client::Client;
 use super::peers::find;
 use super::report::Report;
 use super::server::Server;
 use super::statistics::Samples;
+use super::{Rounds, pause};
 
 /// The growth of the server's memory that a transfer may cause, in MiB: buffers, not the file.
 const FLAT: f64 = 32.0;
