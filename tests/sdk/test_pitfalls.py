@@ -221,7 +221,7 @@ def test_a_client_that_leaves_does_not_end_its_command(box):
 
 def test_large_interleaved_output_is_complete_and_in_order(box):
     script = "for n in $(seq 512); do printf '%s' $n; printf 'é%.0s' $(seq 2000); echo; printf '%s\\n' $n >&2; done"
-    happened = box.run(f"bash -c \"{script}\"")
+    happened = box.run(script)
     assert texts(happened) == [f"{n}{'é' * 2000}\n" for n in range(1, 513)]
     assert texts(happened, "stderr") == [f"{n}\n" for n in range(1, 513)]
 
@@ -252,12 +252,13 @@ def test_a_request_id_is_on_every_answer(api, box):
 
 
 def test_a_body_that_is_too_long_is_refused(api):
-    answer = api.post("/v1/sandboxes", content=b" " * (2 << 20))
+    answer = api.post("/v1/sandboxes", content=b" " * (8 << 20))
     assert answer.status_code == 413 and answer.json()["code"]
 
 
 def test_headers_that_are_too_long_are_refused(api):
     try:
         assert api.get("/health", headers={"X-Long": "x" * 100_000}).status_code == 431
-    except (httpx.WriteError, httpx.ReadError):
+    except httpx.TransportError:
         pass  # The server hung up while the header was still being sent, which is refusal enough.
+    assert api.get("/health", headers={"X-Long": "x" * 60_000}).status_code == 200

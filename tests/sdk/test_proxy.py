@@ -1,6 +1,6 @@
 """Ports of a sandbox through the server: HTTP, streams, WebSocket."""
 
-import threading
+import socket
 
 import httpx
 import pytest
@@ -136,20 +136,21 @@ def test_redirects_stay_below_the_port(service, box):
     assert answer.headers["location"] == f"/v1/sandboxes/{box.id}/proxy/8000/target?x=1"
 
 
-def test_both_directions_stream(service):
-    begun = threading.Event()
-
-    def body():
+def test_both_directions_stream(service, box):
+    address, path = box.endpoint(8000)["endpoint"].split("/", 1)
+    name, port = address.split(":")
+    token = box.endpoint(8000)["headers"]["X-Coracle-Access-Token"]
+    head = f"POST /{path}/stream HTTP/1.1\r\nHost: {address}\r\nX-Coracle-Access-Token: {token}\r\nContent-Length: 4\r\n\r\n"
+    with socket.create_connection((name, int(port)), timeout=20) as connection:
+        connection.sendall(head.encode())
+        seen = b""
         # The second half is sent only after the first half of the answer has arrived.
-        assert begun.wait(20)
-        yield b"word"
-
-    with service.stream("POST", "/stream", content=body(), headers={"Content-Length": "4"}) as answer:
-        pieces = []
-        for piece in answer.iter_text():
-            pieces.append(piece)
-            begun.set()
-    assert "".join(pieces) == "firstsecond"
+        for awaited, sent in [(b"first", b"word"), (b"second", b"")]:
+            while awaited not in seen:
+                piece = connection.recv(4096)
+                assert piece, seen
+                seen += piece
+            connection.sendall(sent)
 
 
 def test_large_bodies_pass(service):
@@ -169,11 +170,11 @@ def test_a_service_that_hangs_up(service):
 def test_a_websocket_passes_through(service, box):
     endpoint = box.endpoint(8000)
     url = f"ws://{endpoint['endpoint']}/ws"
-    with connect(url, additional_headers=endpoint["headers"], subprotocols=["chat"], max_size=None) as socket:
-        assert socket.subprotocol == "chat"
+    with connect(url, additional_headers=endpoint["headers"], subprotocols=["chat"], max_size=None) as client:
+        assert client.subprotocol == "chat"
         for message in ["text", b"\x00binary", "x" * 300_000]:
-            socket.send(message)
-            assert socket.recv(timeout=20) == message
+            client.send(message)
+            assert client.recv(timeout=20) == message
 
 
 @pytest.mark.skipif(not KEY, reason="the server has no key")

@@ -13,7 +13,8 @@ class Client:
     def __init__(self, box, session, query="pty=1"):
         endpoint = box.endpoint(44772)
         url = f"ws://{endpoint['endpoint']}/pty/{session}/ws?{query}"
-        self.socket = connect(url, additional_headers=endpoint["headers"], open_timeout=20)
+        self.connection = connect(url, additional_headers=endpoint["headers"], open_timeout=20)
+        self.socket = self.connection.__enter__()
         self.seen = b""
 
     def word(self):
@@ -71,9 +72,11 @@ def test_a_shell_on_a_terminal(box, session):
 def test_a_signal_reaches_the_foreground(box, session):
     client = Client(box, session)
     client.word()
-    client.type("sleep 600; echo after-$?-it\n")
-    client.until(b"sleep 600")
+    # The word comes from the process that is to be interrupted, and not from the echo of the line.
+    client.type("sh -c 'echo wo''rd; exec sleep 600'\n")
+    client.until(b"word\r\n")
     client.type("\x03")
+    client.type("echo after-$?-it\n")
     client.until(b"after-130-it")
 
 

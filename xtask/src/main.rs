@@ -20,6 +20,7 @@ usage: cargo xtask CHORE
 
   test    set up what is needed and run every test there is
   check   check the invariants of ARCHITECTURE.md
+  sdk     run only the tests with the official SDK; `--binary PATH` names the program
   vm      run the limit tests on a kernel with cgroup v2 only, under emulation";
 
 fn main() -> ExitCode {
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
     let passed = match args.split_first() {
         Some((chore, [])) if chore == "test" => test::test(),
         Some((chore, [])) if chore == "check" => check::check().map(|()| true),
+        Some((chore, rest)) if chore == "sdk" => test::sdk_alone(rest),
         Some((chore, rest)) if chore == "vm" => run_vm(rest),
         _ => {
             say(format_args!("{USAGE}"));

@@ -5,10 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::report::Report;
-use crate::server::Server;
+use crate::server::{Access, Server};
 use crate::tools::{run, workspace};
 
 const TESTS: &str = "tests/sdk";
@@ -53,20 +53,31 @@ pub(crate) fn test(binary: &Path, report: &mut Report) -> Result<()> {
             return Ok(());
         }
     };
-    let directory = tempfile::tempdir().context("could not make a directory for the server")?;
-    let server = Server::start(binary, directory.path())?;
-    let secrets = directory.path().join("secrets");
+    let directories = [tempfile::tempdir(), tempfile::tempdir()];
+    let [keyed, keyless] = directories.map(|made| made.context("could not make a directory for a server"));
+    let (keyed, keyless) = (keyed?, keyless?);
+    let server = Server::start(binary, keyed.path(), Access::Keyed)?;
+    let open_server = Server::start(binary, keyless.path(), Access::Keyless)?;
+    let secrets = keyed.path().join("secrets");
     let tested = run(Command::new(python)
-        .args(["-m", "pytest", "--quiet", "-p", "no:cacheprovider", TESTS])
+        .args(["-m", "pytest", "--quiet", TESTS])
         .current_dir(workspace())
         .env("CORACLE_URL", &server.url)
-        .env("CORACLE_API_KEY", server.key())
-        .env("CORACLE_BIN", binary)
+        .envs(server.key.iter().map(|key| ("CORACLE_API_KEY", key)))
+        .env("CORACLE_KEYLESS_URL", &open_server.url)
         // The tests write every token they are given here, one per line.
         .env("CORACLE_TEST_SECRETS", &secrets)
         .env("PYTHONDONTWRITEBYTECODE", "1"));
-    let secrets = fs::read_to_string(secrets).unwrap_or_default();
-    let secrets: Vec<String> = secrets.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect();
-    let finished = server.finish(&secrets);
-    tested.and(finished)
+    let secrets = read_secrets(&secrets);
+    let finished = [server.finish(&secrets), open_server.finish(&secrets)];
+    finished.into_iter().fold(tested, |before, finished| before.and(finished))?;
+    if secrets.is_empty() {
+        bail!("the tests saw no token, so the log was searched for none");
+    }
+    Ok(())
+}
+
+fn read_secrets(file: &Path) -> Vec<String> {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
 }

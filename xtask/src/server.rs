@@ -10,8 +10,10 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
+use crate::report::say;
 use crate::tools::run;
 
 /// What the server prints when it is ready, before its address.
@@ -19,28 +21,39 @@ const READY: &str = "coracle listening on ";
 const START: Duration = Duration::from_secs(60);
 const STOP: Duration = Duration::from_secs(30);
 
+/// Whether clients of a server need a key.
+#[derive(Clone, Copy)]
+pub(crate) enum Access {
+    Keyed,
+    Keyless,
+}
+
 /// A running server.
 pub(crate) struct Server {
     process: Child,
     binary: PathBuf,
     state: PathBuf,
     log: PathBuf,
-    key: String,
+    /// `None`: whoever reaches it may use it.
+    pub(crate) key: Option<String>,
     pub(crate) url: String,
     before: Remains,
 }
 
 impl Server {
     /// Starts a server in `directory` and waits until it says that it is ready.
-    pub(crate) fn start(binary: &Path, directory: &Path) -> Result<Self> {
+    pub(crate) fn start(binary: &Path, directory: &Path, access: Access) -> Result<Self> {
         let state = directory.join("state");
         let log = directory.join("server.log");
-        let key = format!("key-{:032x}", u128::from_ne_bytes(random()?));
+        let key = match access {
+            Access::Keyed => Some(format!("key-{:032x}", u128::from_ne_bytes(random()?))),
+            Access::Keyless => None,
+        };
         let before = Remains::now(&state);
         let mut process = Command::new(binary)
             .args(["serve", "--listen", "127.0.0.1:0", "--state-dir"])
             .arg(&state)
-            .env("CORACLE_API_KEY", &key)
+            .envs(key.iter().map(|key| ("CORACLE_API_KEY", key)))
             // Everything it could ever log, so that a secret in a rare line is found too.
             .env("CORACLE_LOG", "trace")
             .stdout(Stdio::piped())
@@ -48,64 +61,64 @@ impl Server {
             .spawn()
             .with_context(|| format!("could not start `{}`", binary.display()))?;
         let url = ready_line(&mut process);
-        let server = Self { process, binary: binary.to_owned(), state, log, key, url: String::new(), before };
-        match url {
-            Ok(url) => Ok(Self { url, ..server }),
-            Err(error) => {
-                let log = fs::read_to_string(&server.log).unwrap_or_default();
-                server.stop()?;
-                Err(error.context(format!("the server did not start; its log:\n{}", tail(&log))))
-            }
-        }
-    }
-
-    pub(crate) fn key(&self) -> &str {
-        &self.key
+        let mut server =
+            Self { process, binary: binary.to_owned(), state, log, key, url: String::new(), before };
+        server.url = url.with_context(|| {
+            let log = fs::read_to_string(&server.log).unwrap_or_default();
+            format!("the server did not start; its log:\n{}", tail(&log))
+        })?;
+        Ok(server)
     }
 
     /// Removes what clients left, ends the server, and looks at what it leaves behind. None of
     /// `secrets` may have come into its log.
-    pub(crate) fn finish(self, secrets: &[String]) -> Result<()> {
-        let (binary, url, key) = (self.binary.clone(), self.url.clone(), self.key.clone());
-        run(Command::new(binary)
-            .args(["rm", "--all", "--url", &url])
-            .env("CORACLE_API_KEY", &key)
+    pub(crate) fn finish(mut self, secrets: &[String]) -> Result<()> {
+        run(Command::new(&self.binary)
+            .args(["rm", "--all", "--url", &self.url])
+            .envs(self.key.iter().map(|key| ("CORACLE_API_KEY", key)))
             .stdout(Stdio::null()))
         .context("could not remove the sandboxes that the tests left")?;
-        let (before, state, log) = (self.before.clone(), self.state.clone(), self.log.clone());
         let status = self.stop()?;
         if !status.success() {
             bail!("the server ended with {status}");
         }
-        let left = Remains::now(&state).beyond(&before);
+        let left = Remains::now(&self.state).beyond(&self.before);
         if !left.is_empty() {
             bail!("the server left behind:\n{}", left.join("\n"));
         }
-        let log = fs::read_to_string(log).context("could not read the log")?;
-        let leaked = secrets.iter().chain([&key]).filter(|secret| log.contains(secret.as_str())).count();
+        let log = fs::read_to_string(&self.log).context("could not read the log")?;
+        let leaked = secrets.iter().chain(&self.key).filter(|secret| log.contains(secret.as_str())).count();
         if leaked > 0 {
             bail!("{leaked} keys or tokens are in the server's log");
         }
         Ok(())
     }
 
-    /// Tells the server to end and waits for it.
-    fn stop(mut self) -> Result<ExitStatus> {
+    /// Tells the server to end and waits for it. One that has ended already stays as it is.
+    fn stop(&mut self) -> Result<ExitStatus> {
+        if let Some(status) = self.process.try_wait()? {
+            return Ok(status);
+        }
         let pid = i32::try_from(self.process.id()).ok().and_then(Pid::from_raw);
         let pid = pid.context("a process has an id")?;
+        let ended = pidfd_open(pid, PidfdFlags::empty()).context("could not watch the server")?;
         kill_process(pid, Signal::TERM).context("could not stop the server")?;
-        let (ended, waits) = mpsc::channel();
-        // A thread waits, so that the wait can have an end.
-        let waiter = std::thread::spawn(move || {
-            let status = self.process.wait();
-            ended.send(()).ok();
-            status
-        });
-        if waits.recv_timeout(STOP).is_err() {
-            kill_process(pid, Signal::KILL).context("could not kill the server")?;
+        let time = Timespec { tv_sec: STOP.as_secs().cast_signed(), tv_nsec: 0 };
+        if poll(&mut [PollFd::new(&ended, PollFlags::IN)], Some(&time))? == 0 {
+            self.process.kill().context("could not kill the server")?;
+            self.process.wait()?;
             bail!("the server did not end within {} s and was killed", STOP.as_secs());
         }
-        Ok(waiter.join().expect("waiting does not panic")?)
+        Ok(self.process.wait()?)
+    }
+}
+
+impl Drop for Server {
+    /// Whoever gives up half-way leaves no server behind.
+    fn drop(&mut self) {
+        if let Err(error) = self.stop() {
+            say(format_args!("{error:#}"));
+        }
     }
 }
 

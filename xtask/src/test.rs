@@ -37,6 +37,18 @@ pub(crate) fn test() -> Result<bool> {
     Ok(report.finish())
 }
 
+/// Only the SDK tests, against a binary that was named or is built.
+pub(crate) fn sdk_alone(args: &[String]) -> Result<bool> {
+    let binary = match args {
+        [] => build()?,
+        [flag, path] if flag == "--binary" => PathBuf::from(path),
+        _ => bail!("usage: cargo xtask sdk [--binary PATH]"),
+    };
+    let mut report = Report::default();
+    report.stage("SDK tests", |report| sdk::test(&binary, report));
+    Ok(report.finish())
+}
+
 /// Builds the one binary as it is shipped, and says where it is.
 fn build() -> Result<PathBuf> {
     run(&mut cargo(&["build", "--release", "--locked", "--package", "cli"]))?;

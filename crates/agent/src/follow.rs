@@ -28,9 +28,11 @@ impl Agent {
     pub(crate) fn unfollow(&mut self, process: u64, connection: u64) {
         let Some(process) = self.processes.get_mut(&process) else { return };
         process.followers.retain(|follower| *follower != connection);
-        if process.followers.is_empty() && process.ended.is_some() {
-            process.journal.close();
+        if process.followers.is_empty() {
+            process.journal.rest();
         }
+        let number = process.number;
+        self.balance(number);
     }
 
     /// Moves a follower on as far as its socket takes it.
@@ -64,10 +66,12 @@ impl Agent {
             self.push(connection);
             return;
         }
+        let number = process.number;
         match following.flush() {
             Ok(()) => following.set_interest(more),
-            Err(_) => self.close(connection),
+            Err(_) => return self.close(connection),
         }
+        self.balance(number);
     }
 
     /// Tells the followers that there is more.

@@ -24,6 +24,7 @@ mod exec;
 mod fault;
 mod files;
 mod follow;
+mod hold;
 mod identity;
 mod input;
 mod journal;

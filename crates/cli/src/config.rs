@@ -315,7 +315,7 @@ fn check_limits(raw: &RawLimits) -> Result<Limits> {
         max_sandboxes: positive("limits.max_sandboxes", raw.max_sandboxes, 2000)?,
         max_commands: positive("limits.max_commands", raw.max_commands, 64)?,
         concurrent_requests: positive("limits.concurrent_requests", raw.concurrent_requests, 1024)?,
-        json_body: bytes("limits.json_body", raw.json_body.as_ref(), Bytes::mib(4))?,
+        json_body: bytes("limits.json_body", raw.json_body.as_ref(), Bytes::mib(1))?,
     })
 }
 

@@ -72,14 +72,7 @@ impl LoopDevice {
     /// The device that already has `file` behind it.
     pub fn find(file: &File) -> io::Result<Option<Self>> {
         let wanted = file.metadata()?;
-        for entry in fs::read_dir("/sys/block")? {
-            let name = entry?.file_name();
-            let number = name.to_str().and_then(|name| name.strip_prefix("loop"));
-            let Some(number) = number.and_then(|digits| digits.parse().ok()) else { continue };
-            // Only an attached device has this directory, and opening the others would cost.
-            if !Path::new("/sys/block").join(&name).join("loop").exists() {
-                continue;
-            }
+        for number in numbers()?.into_iter().filter(|number| is_attached(*number)) {
             let Some(candidate) = Self::open(number, OpenOptions::new().read(true))? else { continue };
             // Asked after opening: while we hold it open it cannot be cleared.
             if candidate.is_backed_by(&wanted)? {
@@ -161,10 +154,6 @@ impl LoopDevice {
     pub fn path(&self) -> PathBuf {
         device_path(self.number)
     }
-
-    pub fn number(&self) -> u32 {
-        self.number
-    }
 }
 
 impl AsFd for LoopDevice {
@@ -173,18 +162,37 @@ impl AsFd for LoopDevice {
     }
 }
 
-/// Removes the device node `number` if it was made on demand and nobody uses it any more.
-pub fn forget(number: u32) -> io::Result<()> {
-    if number < ALWAYS_THERE {
-        return Ok(());
-    }
+/// Removes the device nodes that were made on demand and have no file behind them any more. The
+/// kernel makes new ones when they are needed.
+pub fn forget_unused() -> io::Result<()> {
     let control = OpenOptions::new().read(true).write(true).open("/dev/loop-control")?;
-    let argument = usize::try_from(number).map_err(io::Error::other)?;
-    // SAFETY: this request takes the number itself as its argument.
-    match unsafe { ioctl::ioctl(&control, IntegerSetter::<CONTROL_REMOVE>::new_usize(argument)) } {
-        Ok(()) | Err(rustix::io::Errno::BUSY | rustix::io::Errno::NODEV) => Ok(()),
-        Err(error) => Err(error.into()),
+    for number in numbers()? {
+        if number >= ALWAYS_THERE && !is_attached(number) {
+            let argument = usize::try_from(number).map_err(io::Error::other)?;
+            // SAFETY: this request takes the number itself as its argument.
+            match unsafe { ioctl::ioctl(&control, IntegerSetter::<CONTROL_REMOVE>::new_usize(argument)) } {
+                Ok(()) | Err(rustix::io::Errno::BUSY | rustix::io::Errno::NODEV) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
+    Ok(())
+}
+
+/// The numbers of all devices, attached or not.
+fn numbers() -> io::Result<Vec<u32>> {
+    let mut numbers = Vec::new();
+    for entry in fs::read_dir("/sys/block")? {
+        let name = entry?.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix("loop"));
+        numbers.extend(number.and_then(|digits| digits.parse::<u32>().ok()));
+    }
+    Ok(numbers)
+}
+
+/// Only an attached device has this directory.
+fn is_attached(number: u32) -> bool {
+    Path::new(&format!("/sys/block/loop{number}/loop")).exists()
 }
 
 fn free_number(control: &File) -> io::Result<u32> {

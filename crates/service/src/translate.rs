@@ -102,7 +102,7 @@ fn terminal(size: Size) -> wire::process::TerminalSize {
 }
 
 fn retention(retention: Retention) -> wire::process::Retention {
-    wire::process::Retention { first: retention.first, last: retention.last }
+    wire::process::Retention { first: retention.first, last: retention.last, hold: false }
 }
 
 /// Whole milliseconds, and never none: a deadline of zero would mean something else.

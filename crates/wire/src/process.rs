@@ -83,6 +83,10 @@ pub struct TerminalSize {
 pub struct Retention {
     pub first: u64,
     pub last: u64,
+    /// While somebody follows, nothing is dropped that was not sent: the command waits for its
+    /// slowest reader, as it would with a pipe.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub hold: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -43,7 +43,7 @@ fn followers_that_come_while_it_runs_see_every_byte() {
 fn what_is_beyond_the_bound_is_an_exact_gap() {
     both_ways(|agent| {
         let mut start = shell("much", "seq 1 500000");
-        start.retention = Retention { first: 1000, last: 100_000 };
+        start.retention = Retention { first: 1000, last: 100_000, hold: false };
         let live = agent.run(start);
         let written = live.ended.written;
         live.bytes_from(0);
@@ -71,7 +71,7 @@ fn what_is_beyond_the_bound_is_an_exact_gap() {
 fn a_follower_that_does_not_read_stalls_nobody() {
     both_ways(|agent| {
         let mut start = shell("flood", "head -c 52428800 /dev/zero; echo end");
-        start.retention = Retention { first: 1 << 20, last: 1 << 20 };
+        start.retention = Retention { first: 1 << 20, last: 1 << 20, hold: false };
         start.follow = false;
         agent.start(start);
         let mut sleeper = agent.follow("flood", 0);
@@ -82,6 +82,24 @@ fn a_follower_that_does_not_read_stalls_nobody() {
         let mut byte = [0];
         sleeper.stream().read_exact(&mut byte).unwrap();
         assert_eq!(agent.reply(Request::Ping), Reply::Ok);
+    });
+}
+
+#[test]
+fn a_held_command_waits_for_its_reader_and_loses_nothing() {
+    both_ways(|agent| {
+        // Far more than is kept, so every byte can only arrive if the command waited.
+        let mut start = shell("held", "head -c 20000000 /dev/zero; echo end");
+        start.retention = Retention { first: 0, last: 1 << 20, hold: true };
+        let mut talk = agent.start(start);
+        // Each answer is a turn of the agent's loop in which it could have read a whole pipe: in
+        // so many turns everything would have been read, and most of it dropped.
+        for _ in 0..1000 {
+            assert_eq!(agent.reply(Request::Ping), Reply::Ok);
+        }
+        let output = talk.output();
+        assert_eq!(output.gaps, []);
+        assert_eq!(output.ended.written, 20_000_004);
     });
 }
 

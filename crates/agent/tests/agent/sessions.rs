@@ -28,7 +28,7 @@ fn run(process: &str, text: &str) -> RunInSession {
         text: text.to_owned(),
         directory: None,
         deadline_ms: None,
-        retention: Retention { first: 1 << 20, last: 1 << 20 },
+        retention: Retention { first: 1 << 20, last: 1 << 20, hold: false },
         follow: true,
         queue: false,
     }

@@ -34,14 +34,9 @@ const BYTES_PER_INODE: u64 = 8 << 10;
 pub struct Ext4 {
     directory: PathBuf,
     settings: Settings,
-    mounted: BTreeMap<String, Mounted>,
+    /// Where each image is mounted.
+    mounted: BTreeMap<String, PathBuf>,
     numbered: u64,
-}
-
-#[derive(Debug)]
-struct Mounted {
-    target: PathBuf,
-    device: u32,
 }
 
 impl Ext4 {
@@ -51,6 +46,8 @@ impl Ext4 {
             make_directory(&directory.join(part), 0o700)?;
         }
         formatter()?;
+        // Removing a node with each volume would take longer than all the rest of its removal.
+        loopdev::forget_unused().during("forget devices of", &directory)?;
         let mut images = Self { directory, settings, mounted: BTreeMap::new(), numbered: 0 };
         images.adopt()?;
         Ok(images)
@@ -114,34 +111,32 @@ impl Ext4 {
         let (from, to) = (self.image(&prepared.name), self.image(id));
         // The device is attached to the file and not to its name, so it is not disturbed.
         fs::rename(&from, &to).during("assign the volume", &to)?;
-        let mounted = self.mounted.remove(&prepared.name).expect("a prepared volume is mounted");
-        let volume = Volume::at(&mounted.target);
-        self.mounted.insert(id.to_owned(), mounted);
+        let target = self.mounted.remove(&prepared.name).expect("a prepared volume is mounted");
+        let volume = Volume::at(&target);
+        self.mounted.insert(id.to_owned(), target);
         Ok(volume)
     }
 
     pub(super) fn volume(&self, id: &str) -> Result<Volume, VolumeError> {
-        let mounted = self.mounted.get(id).ok_or_else(|| VolumeError::Unknown(id.to_owned()))?;
-        Ok(Volume::at(&mounted.target))
+        let target = self.mounted.get(id).ok_or_else(|| VolumeError::Unknown(id.to_owned()))?;
+        Ok(Volume::at(target))
     }
 
     pub(super) fn usage(&self, id: &str) -> Result<DiskUsage, VolumeError> {
-        let mounted = self.mounted.get(id).ok_or_else(|| VolumeError::Unknown(id.to_owned()))?;
-        let status = rustix::fs::statvfs(&mounted.target)
-            .map_err(io::Error::from)
-            .during("measure the space of", &mounted.target)?;
+        let target = self.mounted.get(id).ok_or_else(|| VolumeError::Unknown(id.to_owned()))?;
+        let status =
+            rustix::fs::statvfs(target).map_err(io::Error::from).during("measure the space of", target)?;
         let blocks = status.f_blocks.saturating_sub(status.f_bfree);
         let limit = fs::metadata(self.image(id)).during("measure", &self.image(id))?.len();
         Ok(DiskUsage { used: Bytes(blocks.saturating_mul(status.f_frsize)), limit: Bytes(limit) })
     }
 
     pub(super) fn remove(&mut self, name: &str) -> Result<(), VolumeError> {
-        if let Some(Mounted { target, device }) = self.mounted.remove(name) {
+        if let Some(target) = self.mounted.remove(name) {
             rustix::mount::unmount(&target, UnmountFlags::DETACH)
                 .map_err(io::Error::from)
                 .during("unmount", &target)?;
             fs::remove_dir(&target).during("remove", &target)?;
-            loopdev::forget(device).during("forget the device of", &target)?;
         }
         let image = self.image(name);
         match fs::remove_file(&image) {
@@ -169,8 +164,7 @@ impl Ext4 {
         rustix::mount::mount(device.path(), &target, c"ext4", flags, Some(c"discard"))
             .map_err(io::Error::from)
             .during("mount", &image)?;
-        let mounted = Mounted { target: target.clone(), device: device.number() };
-        self.mounted.insert(name.to_owned(), mounted);
+        self.mounted.insert(name.to_owned(), target.clone());
         Ok(target)
     }
 

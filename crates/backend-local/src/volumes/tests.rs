@@ -328,45 +328,58 @@ fn trees_are_named_after_their_mount_points() {
 #[test]
 #[ignore = "a soak of a minute or more"]
 fn soak() {
-    const ROUNDS: usize = 2000;
-    const ALIVE: usize = 200;
-    let dir = TempDir::new().unwrap();
-    in_launcher(|| {
-        let pool = Some(Bytes::mib(20 << 10));
-        let mut volumes = Volumes::open(dir.path(), Settings { pool, ..settings(Kind::Btrfs) }).unwrap();
-        let mut times = Times::new();
-        for round in 0..ROUNDS {
-            let prepared = timed(&mut times, "prepare", || volumes.prepare(LIMIT).unwrap());
-            let id = format!("s{round}");
-            let limit = Bytes::mib(64);
-            let volume = timed(&mut times, "assign", || volumes.assign(prepared, &id, limit).unwrap());
-            let size = (round * 7919) % (4 << 20);
-            std::fs::write(volume.tree("root").0.join("data"), vec![3; size]).unwrap();
-            timed(&mut times, "usage", || volumes.usage(&id).unwrap());
-            if round >= ALIVE {
-                let old = format!("s{}", round - ALIVE);
-                timed(&mut times, "remove", || volumes.remove(&old).unwrap());
+    for (kind, rounds, alive) in [(Kind::Ext4, 300, 100), (Kind::Btrfs, 2000, 200)] {
+        let dir = TempDir::new().unwrap();
+        in_launcher(|| {
+            let pool = Some(Bytes::mib(20 << 10));
+            let mut volumes = Volumes::open(dir.path(), Settings { pool, ..settings(kind) }).unwrap();
+            turn_over(&mut volumes, rounds, alive);
+            if kind == Kind::Btrfs {
+                report(dir.path(), "200 alive, 1800 removed");
             }
+            for id in volumes.list().unwrap() {
+                volumes.remove(&id).unwrap();
+            }
+            if kind == Kind::Btrfs {
+                wait_until_freed(dir.path());
+            }
+            close(dir.path(), volumes);
+        });
+    }
+}
+
+/// Makes, fills and removes volumes, of which `alive` live at once, and prints the times.
+fn turn_over(volumes: &mut Volumes, rounds: usize, alive: usize) {
+    let mut times = Times::new();
+    for round in 0..rounds {
+        let prepared = timed(&mut times, "prepare", || volumes.prepare(LIMIT).unwrap());
+        let id = format!("s{round}");
+        let volume = timed(&mut times, "assign", || volumes.assign(prepared, &id, LIMIT).unwrap());
+        let size = (round * 7919) % (4 << 20);
+        std::fs::write(volume.tree("root").0.join("data"), vec![3; size]).unwrap();
+        timed(&mut times, "usage", || volumes.usage(&id).unwrap());
+        if round >= alive {
+            let old = format!("s{}", round - alive);
+            timed(&mut times, "remove", || volumes.remove(&old).unwrap());
         }
-        for (name, mut spent) in times {
-            spent.sort();
-            let at = |percent: usize| spent[(spent.len() - 1) * percent / 100].as_secs_f64() * 1e3;
-            eprintln!("{name:8} p50 {:.3} p99 {:.3} max {:.3} ms", at(50), at(99), at(100));
-        }
-        report(dir.path(), "200 alive, 1800 removed");
-        for id in volumes.list().unwrap() {
-            volumes.remove(&id).unwrap();
-        }
-        let root = File::open(dir.path().join("pool")).unwrap();
-        let start = std::time::Instant::now();
-        while quota_groups(&root) > 1 {
-            // Each commit lets the kernel's cleaner go on.
-            rustix::fs::syncfs(&root).unwrap();
-            assert!(start.elapsed().as_secs() < 120, "removed volumes must be freed");
-        }
-        report(dir.path(), &format!("all removed, freed after {:.1} s", start.elapsed().as_secs_f64()));
-        close(dir.path(), volumes);
-    });
+    }
+    eprintln!("{:?}, {rounds} rounds, {alive} alive", volumes.kind());
+    for (name, mut spent) in times {
+        spent.sort();
+        let at = |percent: usize| spent[(spent.len() - 1) * percent / 100].as_secs_f64() * 1e3;
+        eprintln!("{name:8} p50 {:.3} p99 {:.3} max {:.3} ms", at(50), at(99), at(100));
+    }
+}
+
+fn wait_until_freed(dir: &Path) {
+    let root = File::open(dir.join("pool")).unwrap();
+    let start = std::time::Instant::now();
+    while quota_groups(&root) > 1 {
+        // Each commit lets the kernel's cleaner go on.
+        rustix::fs::syncfs(&root).unwrap();
+        assert!(start.elapsed().as_secs() < 120, "removed volumes must be freed");
+    }
+    report(dir, &format!("all removed, freed after {:.1} s", start.elapsed().as_secs_f64()));
 }
 
 type Times = std::collections::BTreeMap<&'static str, Vec<std::time::Duration>>;

@@ -69,7 +69,9 @@ fn show(bytes: &[u8]) -> io::Result<()> {
 
 fn window_size() -> Result<Size> {
     let size = termios::tcgetwinsize(io::stdout()).context("could not ask for the size of the terminal")?;
-    Ok(Size { columns: size.ws_col.max(1), rows: size.ws_row.max(1) })
+    // A terminal that does not know its size says 0, as over a serial line.
+    let or = |count, usual| if count == 0 { usual } else { count };
+    Ok(Size { columns: or(size.ws_col, 80), rows: or(size.ws_row, 24) })
 }
 
 /// How the terminal was before, for whoever has to put it back.

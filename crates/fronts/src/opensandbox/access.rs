@@ -1,5 +1,6 @@
 //! Who calls, on which sandbox, with which body: what handlers of the lifecycle API start from.
 
+use std::convert::Infallible;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -43,10 +44,27 @@ impl FromRequestParts<Front> for Addressed {
 
     async fn from_request_parts(parts: &mut Parts, front: &Front) -> Result<Self, Problem> {
         let Caller(owner) = Caller::from_request_parts(parts, front).await?;
-        let params = RawPathParams::from_request_parts(parts, front).await.ok();
-        let id = params.iter().flatten().find(|(name, _)| *name == "id").map_or("", |(_, value)| value);
-        let id = SandboxId::parse(id).ok().ok_or_else(|| Problem::no_sandbox(id))?;
+        let id = param(parts, "id").await;
+        let id = SandboxId::parse(&id).ok().ok_or_else(|| Problem::no_sandbox(&id))?;
         Ok(Self { owner, id })
+    }
+}
+
+/// A part of the path. One that is not text is read as nothing, which names nothing.
+pub(super) async fn param(parts: &mut Parts, name: &str) -> String {
+    let params = RawPathParams::from_request_parts(parts, &()).await.ok();
+    let found = params.iter().flatten().find(|(key, _)| *key == name);
+    found.map(|(_, value)| value.to_owned()).unwrap_or_default()
+}
+
+/// The port that the path names, as it was written.
+pub(super) struct PortText(pub(super) String);
+
+impl FromRequestParts<Front> for PortText {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Front) -> Result<Self, Infallible> {
+        Ok(Self(param(parts, "port").await))
     }
 }
 

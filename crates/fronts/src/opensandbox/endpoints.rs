@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use http::{HeaderMap, StatusCode, Uri};
 use serde::Serialize;
 
 use super::Front;
-use super::access::{Addressed, token_of};
+use super::access::{Addressed, PortText, token_of};
 use super::problem::Problem;
 use super::query::Query;
 use crate::auth;
@@ -25,7 +25,7 @@ pub(super) struct Endpoint {
 pub(super) async fn resolve(
     State(front): State<Front>,
     at: Addressed,
-    Path((_, port)): Path<(String, String)>,
+    PortText(port): PortText,
     uri: Uri,
     headers: HeaderMap,
 ) -> Result<Json<Endpoint>, Problem> {

@@ -8,6 +8,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, any};
 use domain::{Owner, SandboxId};
 use http::{StatusCode, Uri, uri::PathAndQuery};
+use hyper::upgrade::OnUpgrade;
 use service::Sandbox;
 use tower::ServiceExt;
 
@@ -123,6 +124,12 @@ async fn execute(execd: Router, scope: Scope, path: &str, mut request: Request) 
         return Problem::invalid("this path cannot be used").into_response();
     };
     *request.uri_mut() = uri;
+    // The outer router leaves the parameters of its own path there.
+    let upgrade = request.extensions_mut().remove::<OnUpgrade>();
+    request.extensions_mut().clear();
+    if let Some(upgrade) = upgrade {
+        request.extensions_mut().insert(upgrade);
+    }
     request.extensions_mut().insert(scope);
     execd.oneshot(request).await.into_response()
 }

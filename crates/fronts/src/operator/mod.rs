@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -57,12 +58,17 @@ async fn measurements(State(front): State<Front>, headers: HeaderMap) -> Respons
 }
 
 /// `GET /coracle/v1/sandboxes/{id}`: what this sandbox is made of and what really holds for it.
-async fn sandbox(State(front): State<Front>, Path(id): Path<String>, headers: HeaderMap) -> Response {
+async fn sandbox(
+    State(front): State<Front>,
+    id: Result<Path<String>, PathRejection>,
+    headers: HeaderMap,
+) -> Response {
     let owner = match front.owner(&headers) {
         Ok(owner) => owner,
         Err(refusal) => return refuse(refusal),
     };
     let not_found = || answer::error(StatusCode::NOT_FOUND, "SANDBOX_NOT_FOUND", "there is no such sandbox");
+    let id = id.map(|Path(id)| id).unwrap_or_default();
     let Ok(id) = SandboxId::parse(&id) else { return not_found() };
     match front.service.get(&owner, &id) {
         Ok(sandbox) => {

@@ -8,7 +8,7 @@ use tokio::io::{AsyncWrite, AsyncWriteExt};
 
 use super::base_name;
 use crate::client::{FileInfo, Kind, Sandbox};
-use crate::output::{Printer, WithHint};
+use crate::output::Printer;
 
 pub(super) async fn to_standard_output(sandbox: &Sandbox, path: &str, printer: &Printer) -> Result<()> {
     let found = existing(sandbox, path).await?;
@@ -36,8 +36,7 @@ pub(super) async fn to_local(
 }
 
 async fn existing(sandbox: &Sandbox, path: &str) -> Result<FileInfo> {
-    let found = sandbox.stat(path).await?;
-    found.ok_or_else(|| anyhow!("there is no `{path}` in the sandbox")).hint("paths inside are absolute")
+    sandbox.stat(path).await?.ok_or_else(|| anyhow!("there is no `{path}` in the sandbox"))
 }
 
 async fn directory(sandbox: &Sandbox, source: &str, target: &Path, printer: &Printer) -> Result<()> {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::response::Response;
 use domain::process::{Command, Directory, Missing, Process};
 use domain::{Exit, Identity};
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use service::{ProcessStatus, ServiceError};
 
 use super::fault::{Fault, Wish, process_id};
-use super::{Scope, run as stream};
+use super::{Name, Scope, run as stream};
 use crate::opensandbox::Front;
 use crate::opensandbox::types::{ended, rfc3339};
 use crate::opensandbox::wish::check_environment;
@@ -134,7 +134,7 @@ pub(super) struct StatusBody {
 pub(super) async fn status(
     State(front): State<Front>,
     scope: Scope,
-    Path(process): Path<String>,
+    Name(process): Name,
 ) -> Result<Json<StatusBody>, Fault> {
     let process = process_id(&process)?;
     let status = front.service.status(&scope.owner, &scope.id, &process).await?;

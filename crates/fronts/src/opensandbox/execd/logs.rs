@@ -1,7 +1,7 @@
 //! What a command has printed, from a byte offset on: up to now, or as it comes.
 
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use domain::{Position, ProcessId};
@@ -9,8 +9,8 @@ use futures_util::{Stream, stream};
 use http::{HeaderName, HeaderValue, Uri, header};
 use service::{Event, Following, ServiceError};
 
-use super::Scope;
 use super::fault::{Fault, process_id};
+use super::{Name, Scope};
 use crate::opensandbox::Front;
 use crate::opensandbox::lines::incomplete_suffix;
 use crate::opensandbox::query::Query;
@@ -23,7 +23,7 @@ const LONGEST_CUT: u64 = 3;
 pub(super) async fn read(
     State(front): State<Front>,
     scope: Scope,
-    Path(process): Path<String>,
+    Name(process): Name,
     uri: Uri,
 ) -> Result<Response, Fault> {
     let process = process_id(&process)?;

@@ -18,8 +18,10 @@ mod session;
 mod socket;
 mod upload;
 
+use std::convert::Infallible;
+
 use axum::Router;
-use axum::extract::{FromRequestParts, MatchedPath, RawPathParams, Request};
+use axum::extract::{FromRequestParts, MatchedPath, Request};
 use axum::middleware::{Next, from_fn};
 use axum::response::Response;
 use axum::routing::{MethodRouter, any, get, post};
@@ -29,6 +31,7 @@ use http::request::Parts;
 
 use self::fault::Fault;
 use super::Front;
+use super::access::param;
 use crate::answer;
 use crate::settings::Lines;
 use crate::trace::Route;
@@ -66,18 +69,26 @@ impl FromRequestParts<Front> for Actor {
 
     async fn from_request_parts(parts: &mut Parts, front: &Front) -> Result<Self, Fault> {
         let Scope { owner, id, .. } = Scope::from_request_parts(parts, front).await?;
-        let params = RawPathParams::from_request_parts(parts, front).await.ok();
-        let named = |wanted: &str| {
-            let value = params.iter().flatten().find(|(name, _)| *name == wanted).map(|(_, value)| value);
-            value.map(|value| {
-                value.parse::<u32>().ok().ok_or_else(|| Fault::invalid("a uid or gid is a number"))
-            })
+        let number = async |parts: &mut Parts, name: &str| match param(parts, name).await.as_str() {
+            "" => Ok(None),
+            text => text.parse::<u32>().map(Some).or(Err(Fault::invalid("a uid or gid is a number"))),
         };
-        let identity = match (named("uid").transpose()?, named("gid").transpose()?) {
+        let identity = match (number(parts, "uid").await?, number(parts, "gid").await?) {
             (Some(uid), Some(gid)) => Identity::Ids { uid, gid },
             _ => Identity::Default,
         };
         Ok(Self { owner, id, identity })
+    }
+}
+
+/// What the path names: a command, a session, a terminal.
+pub(super) struct Name(pub(super) String);
+
+impl FromRequestParts<Front> for Name {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Front) -> Result<Self, Infallible> {
+        Ok(Self(param(parts, "name").await))
     }
 }
 
@@ -100,20 +111,20 @@ fn table() -> Vec<(&'static str, MethodRouter<Front>)> {
     vec![
         ("/ping", get(ping)),
         ("/command", post(command::run).delete(interrupt::interrupt)),
-        ("/command/status/{process}", get(command::status)),
-        ("/command/{process}/logs", get(logs::read)),
+        ("/command/status/{name}", get(command::status)),
+        ("/command/{name}/logs", get(logs::read)),
         ("/session", post(session::open)),
-        ("/session/{session}", axum::routing::delete(session::close)),
-        ("/session/{session}/run", post(session::run)),
+        ("/session/{name}", axum::routing::delete(session::close)),
+        ("/session/{name}/run", post(session::run)),
         ("/pty", post(pty::create)),
-        ("/pty/{terminal}", get(pty::look).delete(pty::delete)),
-        ("/pty/{terminal}/ws", get(pty::attach)),
+        ("/pty/{name}", get(pty::look).delete(pty::delete)),
+        ("/pty/{name}/ws", get(pty::attach)),
         ("/metrics", get(measure::once)),
         ("/metrics/watch", get(measure::watch)),
         ("/code", any(no_kernels)),
         ("/code/context", any(no_kernels)),
         ("/code/contexts", any(no_kernels)),
-        ("/code/contexts/{context}", any(no_kernels)),
+        ("/code/contexts/{name}", any(no_kernels)),
         ("/v1/isolated/capabilities", get(no_isolation)),
         ("/v1/isolated/{*rest}", any(not_isolated)),
     ]

@@ -8,19 +8,18 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::Json;
+use axum::extract::State;
 use axum::extract::ws::WebSocketUpgrade;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
-use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use domain::{Owner, ProcessId, SandboxId};
 use http::{StatusCode, Uri};
 use serde::{Deserialize, Serialize};
-use service::{ErrorKind, Reach};
 use tokio::sync::watch;
 
 use super::fault::{Fault, Wish};
-use super::interrupt::SIGKILL;
-use super::{Scope, socket};
+use super::interrupt::kill;
+use super::{Name, Scope, socket};
 use crate::opensandbox::Front;
 use crate::opensandbox::query::Query;
 use crate::trace::unique_hex;
@@ -201,7 +200,7 @@ pub(super) struct Look {
 pub(super) async fn look(
     State(front): State<Front>,
     scope: Scope,
-    Path(name): Path<String>,
+    Name(name): Name,
 ) -> Result<Json<Look>, Fault> {
     let terminal = find(&front, &scope, &name).await?;
     let running = terminal.process.lock().await.clone();
@@ -220,21 +219,16 @@ pub(super) async fn look(
 pub(super) async fn delete(
     State(front): State<Front>,
     scope: Scope,
-    Path(name): Path<String>,
+    Name(name): Name,
 ) -> Result<StatusCode, Fault> {
     let terminal = find(&front, &scope, &name).await?;
     let running = terminal.process.lock().await.clone();
-    if let Some(Running { process, .. }) = running {
-        let killed = front.service.signal(&scope.owner, &scope.id, &process, SIGKILL, Reach::Tree).await;
-        match killed {
-            // It may have ended by itself.
-            Err(error) if !matches!(error.kind(), ErrorKind::NoProcess | ErrorKind::Invalid) => {
-                return Err(error.into());
-            }
-            _ => {}
-        }
-    }
     front.terminals.remove(&scope.id, &name);
+    if let Some(Running { process, .. }) = running {
+        // A process that is forgotten cannot be found again by its tag.
+        kill(&front, &scope, &process).await?;
+        front.service.forget(&scope.owner, &scope.id, &process).await?;
+    }
     Ok(StatusCode::OK)
 }
 
@@ -242,7 +236,7 @@ pub(super) async fn delete(
 pub(super) async fn attach(
     State(front): State<Front>,
     scope: Scope,
-    Path(name): Path<String>,
+    Name(name): Name,
     uri: Uri,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, Fault> {

@@ -1,7 +1,7 @@
 //! Shells that are kept open between runs.
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::response::Response;
 use domain::process::Missing;
 use domain::{Identity, Retention, SessionId};
@@ -11,7 +11,7 @@ use service::{Busy, OpenSession, Run};
 
 use super::command::{directory, refuse, timeout};
 use super::fault::{Fault, Wish};
-use super::{Scope, run as stream};
+use super::{Name, Scope, run as stream};
 use crate::opensandbox::Front;
 
 #[derive(Deserialize)]
@@ -53,7 +53,7 @@ pub(super) struct RunBody {
 pub(super) async fn run(
     State(front): State<Front>,
     scope: Scope,
-    Path(session): Path<String>,
+    Name(session): Name,
     Wish(body): Wish<RunBody>,
 ) -> Result<Response, Fault> {
     let session = session_id(&session)?;
@@ -75,7 +75,7 @@ pub(super) async fn run(
 pub(super) async fn close(
     State(front): State<Front>,
     scope: Scope,
-    Path(session): Path<String>,
+    Name(session): Name,
 ) -> Result<StatusCode, Fault> {
     front.service.close_session(&scope.owner, &scope.id, &session_id(&session)?).await?;
     Ok(StatusCode::OK)
