@@ -252,7 +252,7 @@ def test_a_request_id_is_on_every_answer(api, box):
 
 
 def test_a_body_that_is_too_long_is_refused(api):
-    answer = api.post("/v1/sandboxes", content=b" " * (2 << 20))
+    answer = api.post("/v1/sandboxes", content=b" " * (8 << 20))
     assert answer.status_code == 413 and answer.json()["code"]
 
 

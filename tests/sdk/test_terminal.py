@@ -72,9 +72,11 @@ def test_a_shell_on_a_terminal(box, session):
 def test_a_signal_reaches_the_foreground(box, session):
     client = Client(box, session)
     client.word()
-    client.type("sleep 600; echo after-$?-it\n")
-    client.until(b"sleep 600")
+    # The word comes from the process that is to be interrupted, and not from the echo of the line.
+    client.type("sh -c 'echo wo''rd; exec sleep 600'\n")
+    client.until(b"word\r\n")
     client.type("\x03")
+    client.type("echo after-$?-it\n")
     client.until(b"after-130-it")
 
 

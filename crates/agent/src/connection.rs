@@ -6,15 +6,18 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use serde::Serialize;
-use wire::{Decoder, Fault, Frame, Greeting, Reply};
+use wire::{Decoder, Fault, FaultKind, Frame, Greeting, Reply};
 
 use crate::agent::Agent;
 use crate::journal::Cursor;
 use crate::poll::{Source, Token};
 use crate::{fault, requests};
 
-/// How many servers may be connected at once.
+/// How many connections may be open at once.
 const MOST_CONNECTIONS: usize = 512;
+
+/// How many more are heard, only to be told that there are too many.
+const SURPLUS: usize = 64;
 
 /// How many connections one turn of the loop accepts.
 const ACCEPTS: usize = 32;
@@ -130,6 +133,18 @@ impl Connection {
         Ok(count)
     }
 
+    /// Reads once more, without waiting. False if there is nothing now.
+    pub(crate) fn receive_more(&mut self, buffer: &mut [u8]) -> bool {
+        match self.receive(buffer) {
+            Ok(_) => true,
+            Err(Errno::AGAIN | Errno::INTR) => false,
+            Err(_) => {
+                self.finished_sending = true;
+                true
+            }
+        }
+    }
+
     /// What has not been sent, for whoever sends it instead.
     pub(crate) fn take_unsent(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.out).split_off(std::mem::take(&mut self.sent))
@@ -147,18 +162,10 @@ impl Agent {
             let Ok(fd) = self.place.accept() else { return };
             let number = self.next_number();
             let Ok(source) = self.poll.watch(fd, Token::Connection(number), EventFlags::IN) else { return };
-            let mut connection = Connection::new(source);
-            if self.connections.len() >= MOST_CONNECTIONS {
-                connection.say(&Reply::Fault(fault::plain(
-                    wire::FaultKind::Busy,
-                    "connect",
-                    "too many connections",
-                )));
-                // Whether or not it arrives, the connection ends here.
-                connection.flush().ok();
+            if self.connections.len() >= MOST_CONNECTIONS + SURPLUS {
                 continue;
             }
-            self.connections.insert(number, connection);
+            self.connections.insert(number, Connection::new(source));
             // The request usually came along with the connection.
             self.on_readable(number);
         }
@@ -187,15 +194,19 @@ impl Agent {
 
     /// Does what can be done with the bytes that have come.
     fn go_on(&mut self, number: u64) {
+        let crowded = self.connections.len() > MOST_CONNECTIONS;
         let Some(connection) = self.connections.get_mut(&number) else { return };
         match connection.stage {
             Stage::Asking => match connection.decoder.next_frame() {
+                Ok(Some(_)) if crowded => {
+                    self.refuse(number, fault::plain(FaultKind::Busy, "connect", "too many connections"));
+                }
                 Ok(Some(frame)) => self.on_call(number, &frame),
                 Ok(None) if connection.finished_sending => self.close(number),
                 Ok(None) => {}
                 Err(_) => self.refuse(number, requests::malformed()),
             },
-            Stage::Feeding(body) => self.feed(number, body),
+            Stage::Feeding(body) => self.feed(body),
             Stage::Waiting | Stage::Following { .. } | Stage::Fed(_) | Stage::Leaving => {}
         }
     }

@@ -28,8 +28,8 @@ impl Agent {
     pub(crate) fn unfollow(&mut self, process: u64, connection: u64) {
         let Some(process) = self.processes.get_mut(&process) else { return };
         process.followers.retain(|follower| *follower != connection);
-        if process.followers.is_empty() && process.ended.is_some() {
-            process.journal.close();
+        if process.followers.is_empty() {
+            process.journal.rest();
         }
         let number = process.number;
         self.balance(number);

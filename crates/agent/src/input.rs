@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use wire::{Frame, Reply};
 
 use crate::agent::Agent;
-use crate::connection::Stage;
+use crate::connection::{Connection, Stage};
 use crate::fault;
 use crate::poll::Source;
 
@@ -67,46 +67,88 @@ impl Input {
     }
 }
 
+/// How far a feeder got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fed {
+    /// The process has to take something first.
+    Stuck,
+    /// Everything that came was taken in.
+    Waiting,
+    /// It is no feeder any more.
+    Over,
+}
+
 impl Agent {
-    /// A connection that feeds a body has sent something, or the body has taken something.
-    pub(crate) fn feed(&mut self, connection: u64, number: u64) {
+    /// Answers `Ok` and goes on with what comes behind the request.
+    pub(crate) fn begin_feeding(&mut self, connection: u64, body: u64) {
+        self.send(connection, &Reply::Ok);
+        if let Some(asking) = self.connections.get_mut(&connection) {
+            asking.stage = Stage::Feeding(body);
+        }
+        self.feed(body);
+    }
+
+    /// Takes in what the feeders of a body have sent, those who came first before the others:
+    /// what one has sent and left behind comes before the words of its successor.
+    pub(crate) fn feed(&mut self, body: u64) {
+        for connection in self.feeders(body) {
+            if self.feed_from(connection, body) == Fed::Stuck {
+                break;
+            }
+        }
+        self.pump_input(body);
+    }
+
+    fn feeders(&self, body: u64) -> Vec<u64> {
+        let feeding =
+            |connection: &Connection| matches!(connection.stage, Stage::Feeding(fed) if fed == body);
+        let mut feeders: Vec<u64> =
+            self.connections.iter().filter(|(_, c)| feeding(c)).map(|(number, _)| *number).collect();
+        feeders.sort_unstable();
+        feeders
+    }
+
+    fn feed_from(&mut self, connection: u64, body: u64) -> Fed {
         loop {
-            let Some(asking) = self.connections.get_mut(&connection) else { return };
-            let Some(input) = self.bodies.get_mut(&number).and_then(|body| body.input.as_mut()) else {
-                let gone = fault::from_errno(Errno::PIPE, "write", "the input of the process");
-                self.refuse(connection, gone);
-                return;
+            let Some(asking) = self.connections.get_mut(&connection) else { return Fed::Over };
+            let Some(input) = self.bodies.get_mut(&body).and_then(|body| body.input.as_mut()) else {
+                self.refuse(connection, fault::from_errno(Errno::PIPE, "write", "the input of the process"));
+                return Fed::Over;
             };
             if input.full() {
                 asking.pause_reading();
-                return;
+                return Fed::Stuck;
             }
             match asking.decoder.next_frame() {
-                Ok(Some(Frame::Data(bytes))) => input.add(&bytes),
+                Ok(Some(Frame::Data(bytes))) => {
+                    input.add(&bytes);
+                    self.pump_input(body);
+                }
                 Ok(Some(Frame::End)) => {
                     input.end();
-                    asking.stage = Stage::Fed(number);
-                    self.pump_input(number);
-                    return;
+                    asking.stage = Stage::Fed(body);
+                    return Fed::Over;
                 }
+                Ok(None) if asking.finished_sending() => {
+                    self.close(connection);
+                    return Fed::Over;
+                }
+                Ok(None) if asking.receive_more(&mut self.scratch) => {}
                 Ok(None) => {
                     asking.go_on_reading();
-                    if asking.finished_sending() {
-                        self.close(connection);
-                    }
-                    return;
+                    return Fed::Waiting;
                 }
                 Ok(Some(Frame::Control(_) | Frame::Output { .. })) | Err(_) => {
                     self.refuse(connection, crate::requests::malformed());
-                    return;
+                    return Fed::Over;
                 }
             }
-            self.pump_input(number);
         }
     }
 
-    /// Writes on, and wakes those who wait for it.
-    pub(crate) fn pump_input(&mut self, number: u64) {
+    /// Writes on. When everything is taken, those who have sent their end are let go: to the
+    /// server that is the answer.
+    fn pump_input(&mut self, number: u64) {
         let Some(body) = self.bodies.get_mut(&number) else { return };
         let Some(input) = &mut body.input else { return };
         let emptied = match input.pump() {
@@ -116,43 +158,23 @@ impl Agent {
                 true
             }
         };
-        if emptied && body.input.as_ref().is_some_and(|input| input.close_when_empty) {
+        if !emptied {
+            return;
+        }
+        if body.input.as_ref().is_some_and(|input| input.close_when_empty) {
             body.input = None;
         }
-        if emptied {
-            self.release_feeders(number);
-        }
-    }
-
-    pub(crate) fn on_input(&mut self, number: u64) {
-        self.pump_input(number);
-        let feeding = |stage: &Stage| matches!(stage, Stage::Feeding(body) if *body == number);
-        let paused: Vec<u64> =
-            self.connections.iter().filter(|(_, c)| feeding(&c.stage)).map(|(id, _)| *id).collect();
-        for connection in paused {
-            self.feed(connection, number);
-        }
-    }
-
-    /// Ends the connections whose input has all been taken: to the server that is the answer.
-    fn release_feeders(&mut self, number: u64) {
-        let done: Vec<u64> = self
-            .connections
-            .iter()
-            .filter(|(_, c)| matches!(c.stage, Stage::Fed(body) if body == number))
-            .map(|(id, _)| *id)
-            .collect();
+        let done = |connection: &Connection| matches!(connection.stage, Stage::Fed(fed) if fed == number);
+        let done: Vec<u64> =
+            self.connections.iter().filter(|(_, c)| done(c)).map(|(connection, _)| *connection).collect();
         for connection in done {
             self.close(connection);
         }
     }
 
-    /// Answers `Ok` and goes on with what comes behind the request.
-    pub(crate) fn begin_feeding(&mut self, connection: u64, number: u64) {
-        self.send(connection, &Reply::Ok);
-        if let Some(asking) = self.connections.get_mut(&connection) {
-            asking.stage = Stage::Feeding(number);
-        }
-        self.feed(connection, number);
+    /// The process has taken something.
+    pub(crate) fn on_input(&mut self, body: u64) {
+        self.pump_input(body);
+        self.feed(body);
     }
 }

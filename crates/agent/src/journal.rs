@@ -50,6 +50,7 @@ pub(crate) struct Journal {
     /// Where the last bytes begin, once something was dropped.
     tail: Option<Mark>,
     last: Option<Record>,
+    finished: bool,
 }
 
 /// A record begins here.
@@ -134,6 +135,7 @@ impl Journal {
             head: None,
             tail: None,
             last: None,
+            finished: false,
         }
     }
 
@@ -219,15 +221,17 @@ impl Journal {
         // A full disk takes nothing more. The end is then known only while the agent lives.
         self.open(directory).and_then(|()| self.write(&text, record.position)).ok();
         self.last = None;
+        self.finished = true;
     }
 
-    /// Closes the file until it is read again.
-    pub(crate) fn close(&mut self) {
-        self.file = None;
+    /// Closes the file until it is read again, unless there is more to come.
+    pub(crate) fn rest(&mut self) {
+        if self.finished {
+            self.file = None;
+        }
     }
 
-    pub(crate) fn remove(mut self, directory: BorrowedFd<'_>) {
-        self.close();
+    pub(crate) fn remove(self, directory: BorrowedFd<'_>) {
         // It may never have been made.
         rustix::fs::unlinkat(directory, self.name, AtFlags::empty()).ok();
     }

@@ -270,13 +270,16 @@ impl Agent {
             End::Signal(signal) => Exit::Signal(signal),
         };
         let ended = process.ended_as(exit, usage);
-        process.journal.finish(self.place.journals.as_fd(), &ended);
-        process.ended = Some(ended);
-        if process.followers.is_empty() {
-            process.journal.close();
-        }
+        process.ended = Some(ended.clone());
         self.finished.push_back(number);
         self.pump_followers(number);
+        // Whoever waits for the end is told before the disk is.
+        if let Some(process) = self.processes.get_mut(&number) {
+            process.journal.finish(self.place.journals.as_fd(), &ended);
+            if process.followers.is_empty() {
+                process.journal.rest();
+            }
+        }
         if self.finished.len() > MOST_FINISHED
             && let Some(oldest) = self.finished.pop_front()
         {

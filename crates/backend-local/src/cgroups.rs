@@ -15,6 +15,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
+use linux::mounts::{self, Depth};
+
 use crate::jail::plan::{LimitName, Limits};
 
 const OURS: &str = "coracle";
@@ -187,7 +189,9 @@ impl Hierarchies {
         let oom = self.oom_file(id, "cmd").map(File::open).transpose()?;
         Ok(Groups {
             agent: File::open(agent)?.into(),
-            commands: File::open(commands)?.into(),
+            // A mount of its own, which has nothing above: from an open directory of the host's
+            // hierarchy a subverted agent would walk up to the host's root.
+            commands: mounts::clone_tree(&commands, Depth::Single)?,
             agent_tasks,
             command_tasks,
             oom: oom.map(Into::into),

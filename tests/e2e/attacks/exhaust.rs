@@ -18,7 +18,7 @@ pub(crate) fn processes() -> Attempt {
             Err(error) if made > 0 => {
                 // One line, by whichever process is refused first, tells the watcher that the
                 // limit is reached; the bomb then stays where it is.
-                println!("stopped: fork: {} after {made}", refusal("", &error));
+                println!("stopped: {} after {made}", refusal("fork", &error));
                 io::stdout().flush().map_err(|error| error.to_string())?;
                 loop {
                     std::thread::park_timeout(Duration::from_secs(1));

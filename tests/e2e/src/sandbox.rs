@@ -95,12 +95,16 @@ impl Sandbox {
 
     /// All output of a background command so far.
     pub fn logs(&mut self, command: &str) -> String {
-        self.inside("GET", &format!("command/{command}/logs?cursor=0"), &Value::Null).text()
+        let answer = self.inside("GET", &format!("command/{command}/logs?cursor=0"), &Value::Null);
+        assert_eq!(answer.status, 200, "no logs: {}", answer.text());
+        answer.text()
     }
 
     /// The status object of a command.
     pub fn status(&mut self, command: &str) -> Value {
-        self.inside("GET", &format!("command/status/{command}"), &Value::Null).json()
+        let answer = self.inside("GET", &format!("command/status/{command}"), &Value::Null);
+        assert_eq!(answer.status, 200, "no status: {}", answer.text());
+        answer.json()
     }
 
     /// Writes a file that anyone inside may execute.

@@ -1,7 +1,7 @@
 //! The agent without a jail around it, for the tests of this crate: it is given names where the
 //! real one is given descriptors.
 //!
-//! `bare-agent SOCKET JOURNALS CONFIG [GROUP]`; the byte that says "ready" goes to its output.
+//! `bare-agent SOCKET JOURNALS CONFIG [group=DIR] [tasks=FILE] [oom=FILE]`; the byte that says "ready" goes to its output.
 
 use std::error::Error;
 use std::os::fd::{IntoRawFd, OwnedFd};
@@ -23,14 +23,23 @@ fn main() -> Result<(), Box<dyn Error>> {
     config.listen_fd = socket.into_raw_fd();
     config.journal_fd = journals.into_raw_fd();
     config.ready_fd = rustix::io::dup(rustix::stdio::stdout())?.into_raw_fd();
-    config.commands_fd = match words.next() {
-        Some(group) => Some(open_directory(&group)?.into_raw_fd()),
-        None => None,
-    };
+    for word in words {
+        let (name, path) = word.split_once('=').ok_or("a word is not understood")?;
+        match name {
+            "group" => config.commands_fd = Some(open_directory(path)?.into_raw_fd()),
+            "tasks" => config.tasks_fds.push(open_file(path, OFlags::WRONLY)?.into_raw_fd()),
+            "oom" => config.oom_fd = Some(open_file(path, OFlags::RDONLY)?.into_raw_fd()),
+            _ => return Err("a word is not understood".into()),
+        }
+    }
     std::fs::write(format!("/proc/self/fd/{CONFIG_FD}"), serde_json::to_vec(&config)?)?;
     match agent::run()? {}
 }
 
 fn open_directory(path: &str) -> rustix::io::Result<OwnedFd> {
     rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())
+}
+
+fn open_file(path: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    rustix::fs::open(path, flags, Mode::empty())
 }

@@ -17,6 +17,8 @@ pub(crate) enum Trees {
 
 pub(crate) struct TestAgent {
     process: Child,
+    /// Goes before the directory it is in.
+    _mounted: Option<Mounted>,
     directory: TempDir,
     group: Option<PathBuf>,
 }
@@ -43,8 +45,33 @@ impl TestAgent {
     }
 
     pub(crate) fn with_config(trees: Trees, change: impl FnOnce(&mut AgentConfig)) -> Self {
+        Self::with_limits(trees, &[], change)
+    }
+
+    /// The journals are on a filesystem of their own with these options.
+    pub(crate) fn with_small_journals(trees: Trees, options: &str) -> Self {
+        Self::make(trees, &[], |_| {}, |journals| mount_tmpfs(journals, options))
+    }
+
+    /// Also hands over the files of groups that limit something, such as `tasks=PATH`.
+    pub(crate) fn with_limits(
+        trees: Trees,
+        limits: &[String],
+        change: impl FnOnce(&mut AgentConfig),
+    ) -> Self {
+        Self::make(trees, limits, change, |_| None)
+    }
+
+    fn make(
+        trees: Trees,
+        limits: &[String],
+        change: impl FnOnce(&mut AgentConfig),
+        mount: impl FnOnce(&Path) -> Option<Mounted>,
+    ) -> Self {
         let directory = tempfile::Builder::new().prefix("agent").tempdir_in("/tmp").unwrap();
-        std::fs::create_dir(directory.path().join("journals")).unwrap();
+        let journals = directory.path().join("journals");
+        std::fs::create_dir(&journals).unwrap();
+        let mounted = mount(&journals);
         let home = directory.path().join("home");
         std::fs::create_dir(&home).unwrap();
         let root = rustix::process::geteuid().is_root();
@@ -69,11 +96,13 @@ impl TestAgent {
         let group = (trees == Trees::Groups).then(|| make_group(directory.path()));
         let mut command = starter(root);
         command.arg(directory.path().join("socket")).arg(directory.path().join("journals"));
-        command.arg(serde_json::to_string(&config).unwrap()).args(&group);
+        command.arg(serde_json::to_string(&config).unwrap());
+        command.args(group.iter().map(|group| format!("group={}", group.display())));
+        command.args(limits);
         let mut process = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
         let mut ready = [0];
         process.stdout.take().unwrap().read_exact(&mut ready).unwrap();
-        Self { process, directory, group }
+        Self { process, _mounted: mounted, directory, group }
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
@@ -98,6 +127,22 @@ impl TestAgent {
         let group = self.group.as_ref().unwrap();
         let entries = std::fs::read_dir(group).unwrap().map(|entry| entry.unwrap().path());
         entries.filter(|path| path.is_dir()).collect()
+    }
+}
+
+/// A mount that ends with the test.
+struct Mounted(PathBuf);
+
+fn mount_tmpfs(place: &Path, options: &str) -> Option<Mounted> {
+    let mut mount = Command::new("mount");
+    mount.args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(place);
+    assert!(mount.status().unwrap().success());
+    Some(Mounted(place.to_owned()))
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        assert!(Command::new("umount").arg(&self.0).status().unwrap().success());
     }
 }
 
@@ -134,7 +179,7 @@ impl Drop for TestAgent {
 
 /// A group can be removed a moment after its last process was killed, when that has been
 /// collected; its `cgroup.events` says when.
-fn remove_group(group: &Path) {
+pub(crate) fn remove_group(group: &Path) {
     for entry in std::fs::read_dir(group).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {

@@ -11,6 +11,7 @@ mod files;
 mod follow;
 mod garbage;
 mod harness;
+mod limits;
 mod ports;
 mod sessions;
 mod signals;

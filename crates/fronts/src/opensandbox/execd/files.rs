@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use http::{StatusCode, Uri};
 use serde::{Deserialize, Serialize};
-use service::{Edit, FileFault, FileInfo, FileKind, ServiceError};
+use service::{Attributes, Edit, FileFault, FileInfo, FileKind, ServiceError};
 
 use super::fault::{Fault, Wish};
 use super::mode::{Permissions, to_decimal};
@@ -134,7 +134,7 @@ async fn delete_directories(State(front): State<Front>, actor: Actor, uri: Uri) 
 
 type ByPath<T> = BTreeMap<String, Option<T>>;
 
-fn attributes(permissions: Option<Permissions>) -> Result<service::Attributes, Fault> {
+fn attributes(permissions: Option<Permissions>) -> Result<Attributes, Fault> {
     permissions.unwrap_or_default().attributes().map_err(Fault::invalid)
 }
 
@@ -159,7 +159,12 @@ async fn set_permissions(
 ) -> Result<StatusCode, Fault> {
     for (path, permissions) in wishes {
         let attributes = attributes(permissions)?;
-        front.service.set_attributes(&actor.owner, &actor.id, &actor.identity, &path, attributes).await?;
+        // Where nothing is to change, it is only told whether the file is there.
+        if attributes == Attributes::default() {
+            front.service.stat(&actor.owner, &actor.id, &actor.identity, &[path]).await?;
+        } else {
+            front.service.set_attributes(&actor.owner, &actor.id, &actor.identity, &path, attributes).await?;
+        }
     }
     Ok(StatusCode::OK)
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::extract::State;
 use domain::{Position, ProcessId};
 use http::{StatusCode, Uri};
-use service::{ErrorKind, Event, ProcessStatus, Reach, ServiceError};
+use service::{ErrorKind, Event, Reach, ServiceError};
 
 use super::Scope;
 use super::fault::{Fault, process_id};
@@ -15,7 +15,7 @@ use crate::opensandbox::query::Query;
 /// How long a command may take to end by itself once it was asked to.
 const GRACE: Duration = Duration::from_secs(3);
 const SIGTERM: i32 = 15;
-pub(super) const SIGKILL: i32 = 9;
+const SIGKILL: i32 = 9;
 
 /// `DELETE /command?id=…`: answers when the command has ended.
 pub(super) async fn interrupt(
@@ -25,9 +25,9 @@ pub(super) async fn interrupt(
 ) -> Result<StatusCode, Fault> {
     let query = Query::of(&uri);
     let id = query.first("id").filter(|id| !id.is_empty()).ok_or_else(|| Fault::missing_query("id"))?;
-    let run = running(&front, &scope, process_id(id)?).await?;
+    let process = running(&front, &scope, process_id(id)?).await?;
     // The second signal is owed even if this client does not wait for it.
-    let ending = tokio::spawn(async move { end(&front, &scope, &run).await });
+    let ending = tokio::spawn(async move { end(&front, &scope, &process).await });
     match ending.await {
         Ok(ended) => ended.map(|()| StatusCode::OK).map_err(Fault::from),
         Err(error) => Err(Fault::runtime(error.to_string())),
@@ -36,28 +36,53 @@ pub(super) async fn interrupt(
 
 /// The running command of this name. The name of a session stands for what runs in it, since
 /// that is the name its streams begin with.
-async fn running(front: &Front, scope: &Scope, id: ProcessId) -> Result<ProcessStatus, Fault> {
+async fn running(front: &Front, scope: &Scope, id: ProcessId) -> Result<ProcessId, Fault> {
     let not_running =
         || Fault::new(StatusCode::NOT_FOUND, "RUNTIME_ERROR", format!("no command `{id}` is running"));
     match front.service.status(&scope.owner, &scope.id, &id).await {
-        Ok(status) if status.ended.is_none() => Ok(status),
+        Ok(status) if status.ended.is_none() => Ok(id),
         Ok(_) => Err(not_running()),
         Err(error) if error.kind() == ErrorKind::NoProcess => {
             let all = front.service.processes(&scope.owner, &scope.id).await?;
             let run = all.into_iter().find(|run| run.session.as_ref() == Some(&id) && run.ended.is_none());
-            run.ok_or_else(not_running)
+            run.map(|run| run.process).ok_or_else(not_running)
         }
         Err(error) => Err(error.into()),
     }
 }
 
-async fn end(front: &Front, scope: &Scope, run: &ProcessStatus) -> Result<(), ServiceError> {
-    let (owner, id, process) = (&scope.owner, &scope.id, &run.process);
-    let mut following = front.service.follow(owner, id, process, Position(run.written)).await?;
-    front.service.signal(owner, id, process, SIGTERM, Reach::Group).await?;
-    let ended = async { while !matches!(following.next().await, Ok(Event::Ended(_)) | Err(_)) {} };
+async fn end(front: &Front, scope: &Scope, process: &ProcessId) -> Result<(), ServiceError> {
+    let ended = wait(front, scope, process).await?;
+    front.service.signal(&scope.owner, &scope.id, process, SIGTERM, Reach::Group).await?;
+    match tokio::time::timeout(GRACE, ended).await {
+        Ok(()) => Ok(()),
+        Err(_elapsed) => kill(front, scope, process).await,
+    }
+}
+
+/// Kills all that a process ever started and waits for its end, though not for ever.
+pub(super) async fn kill(front: &Front, scope: &Scope, process: &ProcessId) -> Result<(), ServiceError> {
+    let ended = wait(front, scope, process).await?;
+    let killed = front.service.signal(&scope.owner, &scope.id, process, SIGKILL, Reach::Tree).await;
+    // One that has ended by itself meanwhile cannot be signalled any more.
+    let gone =
+        matches!(&killed, Err(error) if matches!(error.kind(), ErrorKind::NoProcess | ErrorKind::Invalid));
+    if !gone {
+        killed?;
+    }
     if tokio::time::timeout(GRACE, ended).await.is_err() {
-        front.service.signal(owner, id, process, SIGKILL, Reach::Tree).await?;
+        tracing::warn!(%process, "a killed process has not ended yet");
     }
     Ok(())
+}
+
+/// What resolves when a process has ended.
+async fn wait(
+    front: &Front,
+    scope: &Scope,
+    process: &ProcessId,
+) -> Result<impl Future<Output = ()> + use<>, ServiceError> {
+    let written = front.service.status(&scope.owner, &scope.id, process).await?.written;
+    let mut following = front.service.follow(&scope.owner, &scope.id, process, Position(written)).await?;
+    Ok(async move { while !matches!(following.next().await, Ok(Event::Ended(_)) | Err(_)) {} })
 }

@@ -15,11 +15,10 @@ use axum::response::{IntoResponse, Response};
 use domain::{Owner, ProcessId, SandboxId};
 use http::{StatusCode, Uri};
 use serde::{Deserialize, Serialize};
-use service::{ErrorKind, Reach};
 use tokio::sync::watch;
 
 use super::fault::{Fault, Wish};
-use super::interrupt::SIGKILL;
+use super::interrupt::kill;
 use super::{Name, Scope, socket};
 use crate::opensandbox::Front;
 use crate::opensandbox::query::Query;
@@ -224,17 +223,12 @@ pub(super) async fn delete(
 ) -> Result<StatusCode, Fault> {
     let terminal = find(&front, &scope, &name).await?;
     let running = terminal.process.lock().await.clone();
-    if let Some(Running { process, .. }) = running {
-        let killed = front.service.signal(&scope.owner, &scope.id, &process, SIGKILL, Reach::Tree).await;
-        match killed {
-            // It may have ended by itself.
-            Err(error) if !matches!(error.kind(), ErrorKind::NoProcess | ErrorKind::Invalid) => {
-                return Err(error.into());
-            }
-            _ => {}
-        }
-    }
     front.terminals.remove(&scope.id, &name);
+    if let Some(Running { process, .. }) = running {
+        // A process that is forgotten cannot be found again by its tag.
+        kill(&front, &scope, &process).await?;
+        front.service.forget(&scope.owner, &scope.id, &process).await?;
+    }
     Ok(StatusCode::OK)
 }
 

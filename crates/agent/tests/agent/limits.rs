@@ -1,0 +1,88 @@
+//! Limits that a group enforces, and disks that are full.
+
+use std::path::{Path, PathBuf};
+
+use wire::process::{Exit, Identity};
+use wire::{Reply, Request};
+
+use crate::client::shell;
+use crate::harness::{TestAgent, Trees, remove_group};
+
+/// A v1 group of one controller with a limit, removed at the end.
+struct Limited(PathBuf);
+
+impl Limited {
+    fn new(controller: &str, file: &str, limit: &str) -> Option<Self> {
+        let root = Path::new("/sys/fs/cgroup").join(controller);
+        if !rustix::process::geteuid().is_root() || !root.join("tasks").exists() {
+            eprintln!("SKIPPED: there is no v1 controller `{controller}` to limit anything with");
+            return None;
+        }
+        let name = tempfile::Builder::new().prefix("coracle-test-").tempdir_in("/tmp").unwrap();
+        let group = root.join(name.path().file_name().unwrap());
+        std::fs::create_dir(&group).unwrap();
+        std::fs::write(group.join(file), limit).unwrap();
+        Some(Self(group))
+    }
+
+    fn file(&self, word: &str, name: &str) -> String {
+        format!("{word}={}", self.0.join(name).display())
+    }
+}
+
+impl Drop for Limited {
+    fn drop(&mut self) {
+        remove_group(&self.0);
+    }
+}
+
+#[test]
+fn lack_of_memory_is_told_as_such_and_ends_nobody_else() {
+    let Some(memory) = Limited::new("memory", "memory.limit_in_bytes", "33554432") else { return };
+    let limits = [memory.file("tasks", "tasks"), memory.file("oom", "memory.oom_control")];
+    let agent = TestAgent::with_limits(Trees::Runners, &limits, |_| {});
+    let hungry = agent.run(shell("eater", "x=y; while :; do x=$x$x; done"));
+    assert_eq!(hungry.exit(), Exit::Oom);
+    let through_a_shell = agent.run(shell("shell", "bash -c 'x=y; while :; do x=$x$x; done'; exit $?"));
+    assert_eq!(through_a_shell.exit(), Exit::Oom);
+    assert_eq!(agent.run(shell("killed", "kill -9 $$")).exit(), Exit::Signal(9));
+    assert_eq!(agent.run(shell("after", "echo well")).stdout(), "well\n");
+}
+
+#[test]
+fn commands_and_files_work_while_the_number_of_processes_is_exhausted() {
+    let Some(pids) = Limited::new("pids", "pids.max", "20") else { return };
+    let agent = TestAgent::with_limits(Trees::Groups, &[pids.file("tasks", "tasks")], |_| {});
+    // The shell itself is the twentieth.
+    let mut bomb = agent.start(shell("bomb", "for i in {1..19}; do sleep 1000 & done; echo full; wait"));
+    bomb.read_text(5);
+    assert_eq!(std::fs::read_to_string(pids.0.join("pids.current")).unwrap(), "20\n");
+    let output = agent.run(shell("more", "echo more"));
+    assert_eq!((output.stdout().as_str(), output.exit()), ("more\n", Exit::Code(0)));
+    let operation = wire::files::FileOperation::Stat { paths: vec!["/".to_owned()] };
+    let file = wire::files::FileRequest { identity: Identity::Default, operation };
+    assert!(matches!(agent.reply(Request::File(file)), Reply::Info(_)));
+    agent.signal("bomb", 9, wire::process::Reach::Tree);
+    assert_eq!(bomb.output().exit(), Exit::Signal(9));
+}
+
+#[test]
+fn a_full_disk_costs_output_and_nothing_else() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: a small filesystem cannot be mounted here");
+        return;
+    }
+    let agent = TestAgent::with_small_journals(Trees::Runners, "size=256k");
+    let output = agent.run(shell("flood", "seq 1 200000; exit 6"));
+    assert_eq!(output.exit(), Exit::Code(6));
+    let expected: String = (1..=200_000).map(|number| format!("{number}\n")).collect();
+    assert_eq!(output.ended.written, expected.len() as u64);
+    let again = agent.follow("flood", 0).output();
+    again.bytes_from(0);
+    assert!(!again.gaps.is_empty(), "not everything can have been kept");
+    for (_, offset, bytes) in &again.pieces {
+        let place = usize::try_from(*offset).unwrap();
+        assert_eq!(&expected.as_bytes()[place..place + bytes.len()], bytes);
+    }
+    assert_eq!(agent.run(shell("after", "exit 3")).exit(), Exit::Code(3));
+}
