@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use linux::caps::{self, CapSet};
 use linux::{inherit, signals, spawn};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::Mode;
 use rustix::io::{Errno, FdFlags};
 use rustix::process::{Resource, Rlimit};
 use wire::process::Missing;
