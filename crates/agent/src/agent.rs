@@ -34,8 +34,6 @@ pub(crate) struct Agent {
     /// Those that have ended, the oldest first.
     pub(crate) finished: VecDeque<u64>,
     pub(crate) children: HashMap<Pid, Child>,
-    /// An empty group that one command has left for the next, since making one takes a while.
-    pub(crate) spare_group: Option<u64>,
     /// Bodies that have ended and whose groups may still be in use.
     pub(crate) lingering: BTreeSet<u64>,
     pub(crate) sessions: HashMap<u64, Session>,
@@ -94,7 +92,6 @@ impl Agent {
             process_names: HashMap::new(),
             finished: VecDeque::new(),
             children: HashMap::new(),
-            spare_group: None,
             lingering: BTreeSet::new(),
             sessions: HashMap::new(),
             session_names: HashMap::new(),

@@ -55,7 +55,7 @@ impl Agent {
             self.poll.watch(fd, token, interest).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
         };
         let (tree, pid) = match launched.keeper {
-            Keeper::Group(group) => (Tree::group(group), Some(launched.pid)),
+            Keeper::Group(group) => (Tree::Group(group), Some(launched.pid)),
             Keeper::Runner(channel) => (Tree::Runner(watch(channel, Token::Runner(number), readable)?), None),
         };
         let mut body = Body {
@@ -96,7 +96,7 @@ impl Agent {
         let body = Body {
             owner: Owner::Nobody,
             pid: Some(pid),
-            tree: if self.place.commands.is_some() { Tree::group(group) } else { Tree::Gone },
+            tree: if self.place.commands.is_some() { Tree::Group(group) } else { Tree::Gone },
             report: None,
             outputs: Vec::new(),
             input: None,
@@ -268,18 +268,15 @@ impl Agent {
         }
     }
 
-    /// Removes the groups in which nobody is left, but keeps one for the next command. Done after
-    /// everything else of a turn, so that no answer waits for it.
+    /// Removes the groups in which nobody is left. Done after everything else of a turn, so
+    /// that no answer waits for it.
     pub(crate) fn sweep_groups(&mut self) {
         let Some(commands) = &self.place.commands else { return };
-        let (bodies, spare) = (&mut self.bodies, &mut self.spare_group);
+        let bodies = &mut self.bodies;
         self.lingering.retain(|number| {
             let Some(body) = bodies.get_mut(number) else { return false };
-            if let Tree::Group(group) = &body.tree {
-                let usable = spare.is_none() && !group.spoiled.get();
-                if usable && tree::is_empty_group(commands, group.number) {
-                    *spare = Some(group.number);
-                } else if !tree::remove_group(commands, group.number) {
+            if let Tree::Group(group) = body.tree {
+                if !tree::remove_group(commands, group) {
                     return true;
                 }
                 body.tree = Tree::Gone;

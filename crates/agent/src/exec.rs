@@ -76,7 +76,7 @@ fn fork_into_group(
     number: u64,
     report: &OwnedFd,
 ) -> rustix::io::Result<Pid> {
-    let group = tree::open_group(commands, number)?;
+    let group = tree::make_group(commands, number)?;
     let mut join = None;
     let mut forked = fork(&place.thread, Some(&group));
     if forked.as_ref().is_err_and(|errno| *errno == Errno::AGAIN) {

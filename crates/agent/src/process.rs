@@ -172,7 +172,7 @@ impl Agent {
 
     /// Forks a command for an owner.
     pub(crate) fn launch(&mut self, owner: Owner, command: &Command, wiring: Wiring) -> Result<u64, Fault> {
-        let group = self.spare_group.take().unwrap_or_else(|| self.next_number());
+        let group = self.next_number();
         let failed = |errno| fault::from_errno(errno, "start", &command.program_name);
         let launched = exec::launch(&self.place, command, wiring, group).map_err(failed)?;
         let pid = launched.pid;

@@ -4,7 +4,6 @@
 //! of them at once. Without one a runner process stands above the command and adopts what it
 //! leaves behind; that is weaker, because the runner has to look for them.
 
-use std::cell::Cell;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{AtFlags, Mode, OFlags};
@@ -18,29 +17,21 @@ const MOST_MEMBERS: usize = 1 << 16;
 
 #[derive(Debug)]
 pub(crate) enum Tree {
-    Group(Group),
+    /// The v2 group of this number below the commands' group.
+    Group(u64),
     /// A runner that does what it is told through this channel.
     Runner(Source),
     /// Nothing is left but the process group.
     Gone,
 }
 
-/// A v2 group below the commands' group.
-#[derive(Debug)]
-pub(crate) struct Group {
-    pub(crate) number: u64,
-    /// A group in which everything was killed once cannot be used again: the kernel takes a
-    /// process that is cloned into it for one that was forked while the killing went on.
-    pub(crate) spoiled: Cell<bool>,
-}
-
-/// Opens the group of a command. It is made unless it was left by another one.
-pub(crate) fn open_group(commands: &OwnedFd, number: u64) -> rustix::io::Result<OwnedFd> {
+/// Makes the group of a command and opens it.
+///
+/// Each command has a new one. A group in which everything was killed once is of no use any more:
+/// the kernel takes whoever is cloned into it for one that was forked while the killing went on.
+pub(crate) fn make_group(commands: &OwnedFd, number: u64) -> rustix::io::Result<OwnedFd> {
     let name = number.to_string();
-    match rustix::fs::mkdirat(commands, name.as_str(), Mode::from_raw_mode(0o755)) {
-        Ok(()) | Err(Errno::EXIST) => {}
-        Err(errno) => return Err(errno),
-    }
+    rustix::fs::mkdirat(commands, name.as_str(), Mode::from_raw_mode(0o755))?;
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     rustix::fs::openat(commands, name.as_str(), flags, Mode::empty())
 }
@@ -50,15 +41,6 @@ pub(crate) fn open_members(group: &OwnedFd) -> rustix::io::Result<OwnedFd> {
     rustix::fs::openat(group, "cgroup.procs", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Whether nobody is in the group, nor will be unless we put somebody there.
-pub(crate) fn is_empty_group(commands: &OwnedFd, number: u64) -> bool {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let events = rustix::fs::openat(commands, format!("{number}/cgroup.events"), flags, Mode::empty());
-    let mut text = [0; 256];
-    let read = events.and_then(|file| rustix::io::read(file, &mut text));
-    read.is_ok_and(|count| text[..count].starts_with(b"populated 0"))
-}
-
 /// Removes the group if nobody is in it any more.
 pub(crate) fn remove_group(commands: &OwnedFd, number: u64) -> bool {
     let removed = rustix::fs::unlinkat(commands, number.to_string(), AtFlags::REMOVEDIR);
@@ -66,22 +48,13 @@ pub(crate) fn remove_group(commands: &OwnedFd, number: u64) -> bool {
 }
 
 impl Tree {
-    pub(crate) fn group(number: u64) -> Self {
-        Self::Group(Group { number, spoiled: Cell::new(false) })
-    }
-
     /// Ends everything.
     pub(crate) fn kill(&self, commands: Option<&OwnedFd>, leader: Option<Pid>) -> rustix::io::Result<()> {
         match (self, commands) {
-            (Self::Group(group), Some(commands)) => {
-                group.spoiled.set(true);
+            (Self::Group(number), Some(commands)) => {
                 let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-                let file = rustix::fs::openat(
-                    commands,
-                    format!("{}/cgroup.kill", group.number),
-                    flags,
-                    Mode::empty(),
-                )?;
+                let file =
+                    rustix::fs::openat(commands, format!("{number}/cgroup.kill"), flags, Mode::empty())?;
                 rustix::io::write(file, b"1").map(drop)
             }
             _ => self.signal(commands, leader, Signal::KILL),
@@ -96,7 +69,7 @@ impl Tree {
         signal: Signal,
     ) -> rustix::io::Result<()> {
         match (self, commands) {
-            (Self::Group(group), Some(commands)) => signal_members(commands, group.number, signal),
+            (Self::Group(number), Some(commands)) => signal_members(commands, *number, signal),
             (Self::Runner(channel), _) => {
                 let number = u8::try_from(signal.as_raw()).map_err(|_too_large| Errno::INVAL)?;
                 rustix::io::write(channel.as_fd(), &[number]).map(drop)
