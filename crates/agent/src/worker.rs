@@ -16,6 +16,7 @@ use linux::spawn::{self, Forked};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::process::Signal;
 use wire::files::{FileOperation, FileRequest};
 use wire::{Decoder, Fault, FaultKind, Reply};
 
@@ -173,5 +174,8 @@ fn become_user(place: &Place, request: &FileRequest) -> Result<Who, Fault> {
         if who.is_root() { CapSet(ROOT_CAPABILITIES.0 & place.own_capabilities.0) } else { CapSet::NONE };
     caps::set(keep).map_err(|error| fault::from_io(&error, "drop capabilities", &who.name))?;
     rustix::process::umask(Mode::WGRP | Mode::WOTH);
+    // A change of identity forgets it, so it comes last. Where the agent is the first process its
+    // end is everybody's; elsewhere nobody would wait for this one any more.
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(named)?;
     Ok(who)
 }
