@@ -51,6 +51,17 @@ impl Programs {
         self.directory.join("coracle")
     }
 
+    /// The binary as a command, without the settings of the tests, which it does not know.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(self.coracle());
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("CORACLE_") {
+                command.env_remove(name);
+            }
+        }
+        command
+    }
+
     /// The directory that holds `attacks` alone, to be mounted into a sandbox.
     pub fn attacks_directory(&self) -> PathBuf {
         self.directory.join("attacks")
