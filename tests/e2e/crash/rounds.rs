@@ -40,7 +40,7 @@ fn killing_any_process_at_any_instant_loses_nothing() {
     if !e2e::run::is_root() {
         return;
     }
-    let seed = setting("CORACLE_CRASH_SEED").unwrap_or_else(clock);
+    let seed = seed();
     let count = setting("CORACLE_CRASH_ROUNDS").map_or(ROUNDS, |count| usize::try_from(count).expect("few"));
     say(&format!("crash rounds: {count}, CORACLE_CRASH_SEED={seed}"));
     let mut server = Server::start();
@@ -57,6 +57,11 @@ fn killing_any_process_at_any_instant_loses_nothing() {
     check_nothing_is_left(parts, &fleet, &instance, &before);
 }
 
+/// What decides about every moment and every choice.
+pub(super) fn seed() -> u64 {
+    setting("CORACLE_CRASH_SEED").unwrap_or_else(clock)
+}
+
 /// A number from the environment.
 fn setting(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
@@ -69,7 +74,7 @@ fn clock() -> u64 {
 }
 
 /// Straight to standard error, which tests that succeed show too.
-fn say(text: &str) {
+pub(super) fn say(text: &str) {
     writeln!(std::io::stderr(), "{text}").ok();
 }
 
@@ -96,11 +101,7 @@ fn untouched(server: &mut Server) -> (String, Remains) {
     let state = server.state_directory();
     let address = server.address().to_owned();
     assert!(server.terminate().success(), "the server did not end in peace");
-    e2e::eventually("the disks are let go", || {
-        let look = format!("{:?}", Remains::look(&state, &instance));
-        !look.contains("loop devices: {\"")
-    });
-    let before = Remains::look(&state, &instance);
+    let before = Remains::at_rest(&state, &instance);
     server.start_again(&Start::new().listen(&address));
     (instance, before)
 }
@@ -244,10 +245,5 @@ fn check_nothing_is_left(mut parts: Parts, fleet: &Fleet, instance: &str, before
     assert!(parts.server.terminate().success(), "the server did not end in peace");
     assert_eq!(parts.survivors(), Vec::<String>::new());
     assert_eq!(remains::rows(&state), 0);
-    let mut differences = Vec::new();
-    let gone = e2e::happens(|| {
-        differences = Remains::look(&state, instance).differences(before);
-        differences.is_empty()
-    });
-    assert!(gone, "not as before: {differences:#?}");
+    before.wait_for(&state, instance);
 }
