@@ -30,6 +30,26 @@ fn a_second_server_on_a_state_directory_is_refused() {
 }
 
 #[test]
+fn a_server_killed_during_its_first_start_starts_the_next_time() {
+    const DIRECTORIES: usize = 8;
+    const LATEST_MICROS: u64 = 100_000;
+    let seed = seed();
+    say(&format!("killed first starts: CORACLE_CRASH_SEED={seed}"));
+    let mut random = Random::new(seed);
+    for _ in 0..DIRECTORIES {
+        let home = User::Same.home();
+        for _ in 0..2 {
+            let mut attempt = Start::new().spawn(home.path());
+            std::thread::park_timeout(Duration::from_micros(random.below(LATEST_MICROS)));
+            attempt.kill().expect("it is our child");
+            attempt.wait().expect("it is our child");
+        }
+        let server = Start::new().start_in(home);
+        assert_eq!(server.create().run("true").code, Some(0));
+    }
+}
+
+#[test]
 fn sandboxes_stay_when_the_server_is_asked_to_end() {
     let mut server = Server::start();
     let mut sandboxes = [server.create(), server.create()];

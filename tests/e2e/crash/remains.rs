@@ -50,13 +50,6 @@ impl Remains {
     }
 }
 
-/// The name under which a server keeps its groups, from those of one of its sandboxes.
-pub(super) fn instance_of(agent: u32) -> String {
-    let groups = fs::read_to_string(format!("/proc/{agent}/cgroup")).expect("the agent lives");
-    let (_, behind) = groups.split_once("/coracle/").expect("the agent is in a group of ours");
-    behind.split('/').next().expect("a path has parts").to_owned()
-}
-
 /// Volumes that belong to a sandbox, in the mount namespace of the launcher.
 pub(super) fn volumes(launcher: u32, state: &Path) -> Vec<String> {
     let below = state.strip_prefix("/").expect("a state directory is absolute");
