@@ -272,9 +272,10 @@ impl Hierarchies {
         Ok(Freezing { events: File::open(group.join("cgroup.events"))?, frozen })
     }
 
+    /// Whether a sandbox is frozen or about to be: a launcher that was killed between asking the
+    /// kernel and hearing of it leaves a group that freezes a moment later.
     pub fn is_frozen(&self, id: &str) -> bool {
-        let text = fs::read_to_string(self.home(id).join("cmd/cgroup.events")).unwrap_or_default();
-        word(&text, "frozen") == Some(1)
+        fs::read_to_string(self.home(id).join("cmd/cgroup.freeze")).is_ok_and(|text| text.trim() == "1")
     }
 
     /// Kills whatever is left in a sandbox's groups.

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use backend::{AgentStream, Backend, BackendError, Capabilities, Death, Found, InForce, Usage};
 use domain::spec::Access;
@@ -13,6 +14,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
 
 use crate::jail::plan::{GuestPlan, JailPlan, LimitName, Limits, MountPlan, UserPlan};
 use crate::launcher::packet;
@@ -50,6 +52,26 @@ struct LinkState {
 }
 
 type Told = (Result<Answer, Refusal>, Option<OwnedFd>);
+
+/// A question to which no answer came.
+struct Unheard {
+    stage: Stage,
+    source: io::Error,
+}
+
+/// Whether the launcher can have acted on a question.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Before,
+    After,
+}
+
+/// How long the launcher may be away before a question fails. Its supervisor starts it again
+/// within a fraction of this.
+const AWAY: Duration = Duration::from_secs(15);
+
+/// How often it is looked for meanwhile: a socket in a directory announces itself to nobody.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 impl Native {
     /// Uses the launcher that serves `state_dir`.
@@ -217,29 +239,44 @@ impl Backend for Native {
 }
 
 impl Link {
+    /// Asks, and waits for a launcher that is being started again. A question that was sent but
+    /// not answered is asked once more if asking twice does no harm.
     async fn ask(self: &Arc<Self>, question: Question) -> Result<(Answer, Option<OwnedFd>), BackendError> {
-        let failed = |source| BackendError::Io { action: "ask the launcher", source };
-        let (told, heard) = oneshot::channel();
-        let (socket, message) = self.enqueue(question, told).map_err(failed)?;
+        let given_up = Instant::now() + AWAY;
+        let mut ask = Ask { version: VERSION, number: 0, question };
         loop {
-            let mut guard = socket.writable().await.map_err(failed)?;
-            match guard.try_io(|socket| packet::send(socket.as_fd(), &message, None)) {
-                Ok(sent) => break sent.map_err(failed)?,
+            let unheard = match self.ask_once(&mut ask).await {
+                Ok((answer, descriptor)) => return Ok((answer?, descriptor)),
+                Err(unheard) => unheard,
+            };
+            let again = unheard.stage == Stage::Before || ask.question.may_be_repeated();
+            if !again || Instant::now() >= given_up {
+                return Err(BackendError::Io { action: "ask the launcher", source: unheard.source });
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    async fn ask_once(self: &Arc<Self>, ask: &mut Ask) -> Result<Told, Unheard> {
+        let before = |source| Unheard { stage: Stage::Before, source };
+        let (told, heard) = oneshot::channel();
+        let (socket, number) = self.enqueue(told).map_err(before)?;
+        ask.number = number;
+        loop {
+            let mut guard = socket.writable().await.map_err(before)?;
+            match guard.try_io(|socket| packet::send(socket.as_fd(), ask, None)) {
+                Ok(sent) => break sent.map_err(before)?,
                 Err(_would_block) => {}
             }
         }
-        let (answer, descriptor) = heard.await.map_err(|_closed| {
-            failed(io::Error::new(io::ErrorKind::ConnectionAborted, "the launcher went away"))
-        })?;
-        Ok((answer?, descriptor))
+        heard.await.map_err(|_closed| Unheard {
+            stage: Stage::After,
+            source: io::Error::new(io::ErrorKind::ConnectionAborted, "the launcher went away"),
+        })
     }
 
     /// Takes a number for a question, connecting first if there is no connection.
-    fn enqueue(
-        self: &Arc<Self>,
-        question: Question,
-        told: oneshot::Sender<Told>,
-    ) -> io::Result<(Arc<AsyncFd<OwnedFd>>, Ask)> {
+    fn enqueue(self: &Arc<Self>, told: oneshot::Sender<Told>) -> io::Result<(Arc<AsyncFd<OwnedFd>>, u64)> {
         let mut state = self.state.lock().expect("nothing panics while it holds this lock");
         let socket = match &state.socket {
             Some(socket) => Arc::clone(socket),
@@ -254,7 +291,7 @@ impl Link {
         state.number += 1;
         let number = state.number;
         state.waiting.insert(number, told);
-        Ok((socket, Ask { version: VERSION, number, question }))
+        Ok((socket, number))
     }
 
     fn deliver(&self, tell: Tell, descriptor: Option<OwnedFd>) {

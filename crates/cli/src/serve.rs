@@ -24,16 +24,18 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use rustix::fs::FlockOperation;
 use rustix::process::{WaitId, WaitIdOptions, waitid};
+use tokio::net::unix::pipe::{Receiver, pipe};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::ServeArgs;
 use crate::config::Config;
 use crate::output::WithHint;
-use handover::{Handover, Pass};
+use handover::{Announce, Handover, Pass};
 
-/// How long a part must have lived for its next death to count as the first.
-const HEALTHY: Duration = Duration::from_secs(10);
+/// A part that lived this many times longer than it was waited for is healthy, and its next
+/// death counts as the first. So a part that keeps dying costs a tenth of the time at most.
+const HEALTHY: u32 = 10;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// How long the parts may take to end when they are asked to.
@@ -43,6 +45,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode> {
     let config = Config::for_server(args)?;
     crate::tracing_output::start();
     let lock = prepare_state_dir(&config)?;
+    outlive_predecessor(&config.state_dir)?;
     let listener =
         TcpListener::bind(config.listen).with_context(|| format!("could not listen on {}", config.listen))?;
     listener.set_nonblocking(true)?;
@@ -73,6 +76,16 @@ fn prepare_state_dir(config: &Config) -> Result<File> {
     Ok(lock)
 }
 
+/// Waits for the server of a supervisor that was killed. It dies with its supervisor, but a
+/// moment later, and until then it holds the address.
+fn outlive_predecessor(state_dir: &Path) -> Result<()> {
+    match File::open(state_dir.join("server.lock")) {
+        Ok(held) => Ok(rustix::fs::flock(&held, FlockOperation::LockExclusive)?),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error).context("could not look for a former server"),
+    }
+}
+
 /// Opens a file and locks it. The kernel lets go of the lock when its holder dies.
 pub(crate) fn lock(path: &Path, operation: FlockOperation) -> Result<File> {
     let file = fs::OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)?;
@@ -86,6 +99,8 @@ struct Part {
     child: Child,
     born: Instant,
     pause: Duration,
+    /// It writes one byte here when it is ready.
+    ready: Receiver,
 }
 
 async fn supervise(config: &Config, listener: TcpListener) -> Result<ExitCode> {
@@ -93,21 +108,30 @@ async fn supervise(config: &Config, listener: TcpListener) -> Result<ExitCode> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut ended = signal(SignalKind::child())?;
     let mut launcher = start_launcher(config, FIRST_PAUSE).await?;
-    let mut server = start_server(config, &listener, handover::Announce::Yes, FIRST_PAUSE)?;
+    let mut announce = Announce::Yes;
+    let mut server = start_server(config, &listener, announce, FIRST_PAUSE)?;
     loop {
+        collect_orphans(&[launcher.child.id(), server.child.id()]);
         tokio::select! {
-            _ = launcher.child.wait() => {
-                let pause = launcher.next_pause().await;
-                launcher = start_launcher(config, pause).await?;
-            }
+            _ = launcher.child.wait() => tokio::select! {
+                started = start_launcher_again(config, &launcher) => launcher = started,
+                _ = terminate.recv() => break,
+                _ = interrupt.recv() => break,
+            },
             status = server.child.wait() => {
-                if status.is_ok_and(|status| status.code() == Some(server::CANNOT_START)) {
+                if server.came_up() {
+                    announce = Announce::No;
+                }
+                // At first a server that cannot start ends it all; later it is tried again.
+                let refused = status.is_ok_and(|status| status.code() == Some(server::CANNOT_START));
+                if refused && announce == Announce::Yes {
                     return Ok(ExitCode::FAILURE);
                 }
                 let pause = server.next_pause().await;
-                server = start_server(config, &listener, handover::Announce::No, pause)?;
+                server = start_server(config, &listener, announce, pause)?;
             }
-            _ = ended.recv() => collect_orphans(&[launcher.child.id(), server.child.id()]),
+            // What has ended is collected when the loop begins anew.
+            _ = ended.recv() => {}
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
         }
@@ -122,48 +146,66 @@ impl Part {
     /// Says that the part died, waits a little longer each time it dies young, and gives the
     /// pause for the next time.
     async fn next_pause(&self) -> Duration {
-        let pause = if self.born.elapsed() > HEALTHY { FIRST_PAUSE } else { self.pause };
+        let pause = if self.born.elapsed() > self.pause * HEALTHY { FIRST_PAUSE } else { self.pause };
         tracing::warn!(part = self.name, "died and is started again");
         tokio::time::sleep(pause).await;
         (pause * 2).min(LONGEST_PAUSE)
+    }
+
+    /// Whether a part that has ended had become ready before.
+    fn came_up(&self) -> bool {
+        self.ready.try_read(&mut [0]).is_ok_and(|length| length == 1)
     }
 }
 
 /// Starts the launcher and waits until it listens.
 async fn start_launcher(config: &Config, pause: Duration) -> Result<Part> {
-    let (tell, mut ready) = tokio::net::unix::pipe::pipe()?;
-    let handover = Handover::of(config, handover::Announce::No);
-    let descriptors = [memfd(&handover)?, tell.into_blocking_fd()?];
-    let child = start("__launcher", descriptors)?;
+    let (tell, mut ready) = pipe()?;
+    let handover = Handover::of(config, Announce::No);
+    let child = start("__launcher", &[memfd(&handover)?, tell.into_blocking_fd()?])?;
     let mut byte = [0];
     let heard = tokio::io::AsyncReadExt::read(&mut ready, &mut byte).await?;
     if heard == 0 {
         return Err(anyhow!("the launcher could not start"))
             .hint("its reason stands above; `coracle doctor` says what this host lacks");
     }
-    Ok(Part { name: "launcher", child, born: Instant::now(), pause })
+    Ok(Part { name: "launcher", child, born: Instant::now(), pause, ready })
+}
+
+/// Starts the launcher after `former` has died, as often as it takes. Meanwhile sandboxes go on
+/// and the server waits.
+async fn start_launcher_again(config: &Config, former: &Part) -> Part {
+    let mut pause = former.next_pause().await;
+    loop {
+        match start_launcher(config, pause).await {
+            Ok(launcher) => return launcher,
+            Err(error) => tracing::error!(error = format!("{error:#}"), "the launcher is started again"),
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
 }
 
 fn start_server(
     config: &Config,
     listener: &TcpListener,
-    announce: handover::Announce,
+    announce: Announce,
     pause: Duration,
 ) -> Result<Part> {
+    let (tell, ready) = pipe()?;
     let handover = Handover::of(config, announce);
-    let descriptors = [memfd(&handover)?, listener.as_fd().try_clone_to_owned()?];
-    let child = start("__server", descriptors)?;
-    Ok(Part { name: "server", child, born: Instant::now(), pause })
+    let listener = listener.as_fd().try_clone_to_owned()?;
+    let child = start("__server", &[memfd(&handover)?, tell.into_blocking_fd()?, listener])?;
+    Ok(Part { name: "server", child, born: Instant::now(), pause, ready })
 }
 
-/// Starts ourselves in another role, with two descriptors whose numbers are its arguments.
-fn start(role: &str, descriptors: [OwnedFd; 2]) -> Result<Child> {
+/// Starts ourselves in another role, with descriptors whose numbers are its arguments.
+fn start(role: &str, descriptors: &[OwnedFd]) -> Result<Child> {
     let mut command = Command::new("/proc/self/exe");
-    command.arg0("coracle").arg(role);
-    for descriptor in &descriptors {
+    command.arg0("coracle").arg(role).arg(std::process::id().to_string());
+    for descriptor in descriptors {
         command.arg(descriptor.pass()?);
     }
-    command.arg(std::process::id().to_string());
     command.spawn().with_context(|| format!("could not start `{role}`"))
 }
 

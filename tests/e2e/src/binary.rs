@@ -2,6 +2,7 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -32,6 +33,8 @@ impl Programs {
             .args(["-c", "cat > /dev/null; rm -rf \"$0\""])
             .arg(&directory)
             .stdin(Stdio::piped())
+            // It must outlive a signal to the group of the tests.
+            .process_group(0)
             .spawn()
             .expect("there is a shell");
         for (name, from) in [("coracle", coracle), ("attacks/attacks", attacks)] {
@@ -46,6 +49,17 @@ impl Programs {
 
     pub fn coracle(&self) -> PathBuf {
         self.directory.join("coracle")
+    }
+
+    /// The binary as a command, without the settings of the tests, which it does not know.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(self.coracle());
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("CORACLE_") {
+                command.env_remove(name);
+            }
+        }
+        command
     }
 
     /// The directory that holds `attacks` alone, to be mounted into a sandbox.

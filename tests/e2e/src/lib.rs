@@ -22,11 +22,19 @@ pub fn slowness() -> u32 {
 
 /// Waits until `happened` says yes, for events that nobody announces, and panics when it takes
 /// too long.
-pub fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
+pub fn eventually(what: &str, happened: impl FnMut() -> bool) {
+    assert!(happens(happened), "this did not happen in time: {what}");
+}
+
+/// As [`eventually`], for those who have more to say when it takes too long.
+pub fn happens(mut happened: impl FnMut() -> bool) -> bool {
     const STEP: Duration = Duration::from_millis(5);
     let end = Instant::now() + Duration::from_secs(20) * slowness();
     while !happened() {
-        assert!(Instant::now() < end, "this did not happen in time: {what}");
+        if Instant::now() >= end {
+            return false;
+        }
         std::thread::park_timeout(STEP);
     }
+    true
 }

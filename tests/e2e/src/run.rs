@@ -104,7 +104,7 @@ impl Run {
 
     /// The command, ready to be started.
     pub fn command(&self, argv: &[&str]) -> Command {
-        let mut command = Command::new(Programs::shared().coracle());
+        let mut command = Programs::shared().command();
         command
             .arg("run")
             .args(&self.flags)

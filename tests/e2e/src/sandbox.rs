@@ -1,5 +1,6 @@
 //! One sandbox of a server, through the OpenSandbox API.
 
+use std::io;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -42,7 +43,12 @@ impl Sandbox {
         let answer = client.post("/v1/sandboxes", &wish).expect("the server answers");
         assert_eq!(answer.status, 202, "create failed: {}", answer.text());
         let id = answer.json()["id"].as_str().expect("an id is a text").to_owned();
-        let mut sandbox = Self { id, client, headers: Vec::new() };
+        Self::known(client, &id)
+    }
+
+    /// One that exists already.
+    pub fn known(client: Client, id: &str) -> Self {
+        let mut sandbox = Self { id: id.to_owned(), client, headers: Vec::new() };
         sandbox.find_headers();
         sandbox
     }
@@ -109,6 +115,12 @@ impl Sandbox {
 
     /// Writes a file that anyone inside may execute.
     pub fn upload(&mut self, path: &str, content: &[u8]) {
+        let answer = self.try_upload(path, content).expect("the server answers");
+        assert_eq!(answer.status, 200, "upload failed: {}", answer.text());
+    }
+
+    /// As [`Sandbox::upload`], for a server that may die meanwhile.
+    pub fn try_upload(&mut self, path: &str, content: &[u8]) -> io::Result<Response> {
         const BORDER: &str = "border-of-the-parts";
         let metadata = json!({"path": path, "mode": 755});
         let mut body = Vec::new();
@@ -123,8 +135,7 @@ impl Sandbox {
         body.extend_from_slice(format!("--{BORDER}--\r\n").as_bytes());
         let (client, path, _) = self.prepared("files/upload", &Value::Null);
         let kind = format!("multipart/form-data; boundary={BORDER}");
-        let answer = client.request("POST", &path, &kind, &body).expect("the server answers");
-        assert_eq!(answer.status, 200, "upload failed: {}", answer.text());
+        client.request("POST", &path, &kind, &body)
     }
 
     /// Puts the attacker's program at `/opt/attacks`.
@@ -141,8 +152,13 @@ impl Sandbox {
 
     /// As [`Sandbox::inside`], returning when the answer begins.
     pub fn inside_streaming(&mut self, method: &str, path: &str, body: &Value) -> Streaming {
+        self.try_streaming(method, path, body).expect("the server answers")
+    }
+
+    /// As [`Sandbox::inside_streaming`], for a server that may die meanwhile.
+    pub fn try_streaming(&mut self, method: &str, path: &str, body: &Value) -> io::Result<Streaming> {
         let (client, path, body) = self.prepared(path, body);
-        client.start(method, &path, "application/json", &body).expect("the server answers")
+        client.start(method, &path, "application/json", &body)
     }
 
     fn prepared(&mut self, path: &str, body: &Value) -> (&mut Client, String, Vec<u8>) {

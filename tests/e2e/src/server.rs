@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ExitStatus, Stdio};
 use std::sync::Mutex;
 
 use tempfile::TempDir;
@@ -29,13 +29,15 @@ pub struct Server {
 /// How to start a server.
 pub struct Start {
     user: User,
+    listen: String,
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
 }
 
 impl Default for Start {
     fn default() -> Self {
-        Self { user: User::Same, arguments: Vec::new(), environment: Vec::new() }
+        let listen = "127.0.0.1:0".to_owned();
+        Self { user: User::Same, listen, arguments: Vec::new(), environment: Vec::new() }
     }
 }
 
@@ -46,6 +48,12 @@ impl Start {
 
     pub fn as_user(mut self, user: User) -> Self {
         self.user = user;
+        self
+    }
+
+    /// Listens at an address that a server had before.
+    pub fn listen(mut self, address: &str) -> Self {
+        self.listen = address.to_owned();
         self
     }
 
@@ -62,16 +70,18 @@ impl Start {
     /// Starts it and waits for its ready line.
     pub fn start(self) -> Server {
         let directory = self.user.home();
-        let (process, address) = self.spawn(directory.path());
+        let mut process = self.spawn(directory.path());
+        let address = ready(&mut process, directory.path());
         Server { process, address, directory, secrets: Mutex::new(Vec::new()) }
     }
 
-    fn spawn(&self, directory: &Path) -> (Child, String) {
+    /// Starts it with its state below `directory`, and leaves its standard output to the caller.
+    pub fn spawn(&self, directory: &Path) -> Child {
         let log =
             File::options().create(true).append(true).open(directory.join("log")).expect("our own directory");
-        let mut command = Command::new(Programs::shared().coracle());
+        let mut command = Programs::shared().command();
         command
-            .args(["serve", "--listen", "127.0.0.1:0", "--state-dir"])
+            .args(["serve", "--listen", &self.listen, "--state-dir"])
             .arg(directory.join("state"))
             .args(&self.arguments)
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
@@ -81,9 +91,7 @@ impl Start {
             .stdout(Stdio::piped())
             .stderr(log);
         self.user.apply(&mut command);
-        let mut process = command.process_group(0).spawn().expect("the binary can be run");
-        let address = ready(&mut process, directory);
-        (process, address)
+        command.process_group(0).spawn().expect("the binary can be run")
     }
 }
 
@@ -158,13 +166,27 @@ impl Server {
         self.process.wait().expect("it is our child");
     }
 
-    /// Starts a server on the same state directory, after [`Server::kill`].
+    /// Asks the supervisor to end and waits until it has; its sandboxes stay.
+    pub fn terminate(&mut self) -> ExitStatus {
+        let pid = rustix::process::Pid::from_child(&self.process);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is our child");
+        self.process.wait().expect("it is our child")
+    }
+
+    /// Starts a server on the same state directory, after [`Server::kill`] or
+    /// [`Server::terminate`].
     pub fn start_again(&mut self, start: &Start) {
-        (self.process, self.address) = start.spawn(self.directory.path());
+        self.process = start.spawn(self.directory.path());
+        self.address = ready(&mut self.process, self.directory.path());
+    }
+
+    /// The directory that holds the log and the state.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
     }
 
     /// Removes every sandbox.
-    fn remove_all(&self) -> std::io::Result<()> {
+    pub fn remove_all(&self) -> std::io::Result<()> {
         let mut client = self.client();
         loop {
             let page = client.get("/v1/sandboxes?pageSize=200")?;
@@ -181,10 +203,11 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let removed = self.remove_all();
-        let pid = rustix::process::Pid::from_child(&self.process);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).ok();
-        self.process.wait().ok();
+        let ended_before = matches!(self.process.try_wait(), Ok(Some(_)));
+        let removed = if ended_before { Ok(()) } else { self.remove_all() };
+        if !ended_before {
+            self.terminate();
+        }
         if std::thread::panicking() {
             eprint_log(&self.log());
             return;
@@ -210,7 +233,8 @@ fn log_of(directory: &Path) -> String {
     text
 }
 
-/// Resident memory of a process and all its descendants, in bytes.
+/// Resident memory of a server: of its process and all below it that is no part of a sandbox, in
+/// bytes.
 pub fn resident(pid: u32) -> u64 {
     const PAGE: u64 = 4096;
     let own = fs::read_to_string(format!("/proc/{pid}/statm"))
@@ -218,6 +242,16 @@ pub fn resident(pid: u32) -> u64 {
         .and_then(|text| text.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()))
         .unwrap_or(0);
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    let below: u64 = children.split_whitespace().filter_map(|child| child.parse().ok()).map(resident).sum();
+    let below: u64 = children
+        .split_whitespace()
+        .filter_map(|child| child.parse().ok())
+        .filter(|child| pid_namespace(*child) == pid_namespace(pid))
+        .map(resident)
+        .sum();
     own * PAGE + below
+}
+
+/// Sandboxes have a pid namespace of their own.
+fn pid_namespace(pid: u32) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/{pid}/ns/pid")).ok()
 }

@@ -5,7 +5,6 @@
 //! sandboxes of an earlier start keep theirs.
 
 use std::fs;
-use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -113,20 +112,16 @@ pub fn host_skeleton(dir: &Path) -> Result<HostImage, ImageError> {
     Ok(HostImage { trees: trees(dir.join(version), &split)? })
 }
 
-/// Writes a draft and moves it into place when it is whole; another process may do the same.
+/// Writes a draft and moves it into place when it is whole. A state directory has one launcher
+/// at a time, so a draft found here was left by one that was killed.
 fn write(store: &Root, plan: &Plan, version: &Path) -> Result<(), ImageError> {
-    let draft = PathBuf::from(format!(".draft-{}", rustix::process::getpid().as_raw_nonzero()));
+    let draft = PathBuf::from(".draft");
     store.remove_tree(&draft).during("remove", &draft)?;
     store.make_directory(&draft, 0o755).during("make", &draft)?;
     store.set_mode(&draft, 0o755).during("mark", &draft)?;
     let tree = store.directory(&draft).during("open", &draft)?;
     plan.write(&tree)?;
-    match store.rename_new(&draft, version) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            store.remove_tree(&draft).during("remove", &draft)
-        }
-        renamed => renamed.during("keep the skeleton", version),
-    }
+    store.rename_new(&draft, version).during("keep the skeleton", version)
 }
 
 /// Removes the skeletons of earlier starts. Call it when no sandbox is alive that could use one.

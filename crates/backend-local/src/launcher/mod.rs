@@ -13,13 +13,14 @@ pub mod stock;
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use domain::Bytes;
 use linux::seccomp::policy::PolicyError;
 use rustix::fs::{Mode, OFlags};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
 use self::protocol::{BoxCondition, FoundBox, Used};
 use self::record::Records;
@@ -149,11 +150,17 @@ impl Launcher {
         }
     }
 
-    /// Whether the agent of `id` accepts connections. Only a connect tells: the socket is bound
-    /// by us, long before the agent listens on it.
+    /// Whether the agent of `id` listens. Only a connect tells: the socket is bound by us, long
+    /// before the agent listens on it. An agent that accepts nothing must not stop us, so this
+    /// does not wait for a place in its queue: a full one is an answer too.
     fn listens(&self, id: &str) -> bool {
-        let path = format!("/proc/self/fd/{}/{id}", std::os::fd::AsRawFd::as_raw_fd(&self.run));
-        std::os::unix::net::UnixStream::connect(path).is_ok()
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let path = format!("/proc/self/fd/{}/{id}", self.run.as_raw_fd());
+        let connected = SocketAddrUnix::new(path).and_then(|address| {
+            let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+            rustix::net::connect(&socket, &address)
+        });
+        matches!(connected, Ok(()) | Err(rustix::io::Errno::AGAIN))
     }
 
     /// A descriptor that becomes readable when the sandbox ends.

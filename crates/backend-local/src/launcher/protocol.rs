@@ -52,6 +52,22 @@ pub enum Question {
     Report,
 }
 
+impl Question {
+    /// Whether asking a second time does no harm when nobody knows what became of the first.
+    pub fn may_be_repeated(&self) -> bool {
+        match self {
+            Self::Create(_) => false,
+            Self::Destroy { .. }
+            | Self::Freeze { .. }
+            | Self::List
+            | Self::Usage { .. }
+            | Self::Watch { .. }
+            | Self::WasOutOfMemory { .. }
+            | Self::Report => true,
+        }
+    }
+}
+
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Tell {
     pub number: u64,

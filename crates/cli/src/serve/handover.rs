@@ -116,23 +116,27 @@ impl Pass for OwnedFd {
 /// What a part was started with.
 pub(crate) struct Received {
     pub handover: Handover,
-    pub descriptor: OwnedFd,
+    /// Takes one byte when the part is ready.
+    pub ready: OwnedFd,
+    /// The server's.
+    pub listener: Option<OwnedFd>,
 }
 
-/// Reads the arguments of a part: two descriptors and the supervisor's pid. From here on the
+/// Reads the arguments of a part: the supervisor's pid and its descriptors. From here on the
 /// part ends with its supervisor.
 pub(crate) fn receive(arguments: &[String]) -> Result<Received> {
-    let [settings, descriptor, parent] = arguments else {
+    let [parent, settings, ready, listener @ ..] = arguments else {
         bail!("this command is for `coracle serve` alone");
     };
     let take = |number: &str| -> Result<OwnedFd> {
         let number = number.parse().context("a descriptor is a number")?;
         linux::descriptors::take_over(number).context("a descriptor was not passed")
     };
-    let (settings, descriptor) = (take(settings)?, take(descriptor)?);
+    let (settings, ready) = (take(settings)?, take(ready)?);
+    let listener = listener.first().map(|number| take(number)).transpose()?;
     end_with(parent.parse().context("a pid is a number")?)?;
     let handover = serde_json::from_reader(File::from(settings)).context("the settings are not readable")?;
-    Ok(Received { handover, descriptor })
+    Ok(Received { handover, ready, listener })
 }
 
 /// Asks to be killed with the supervisor, and makes sure that it has not died before.

@@ -13,7 +13,7 @@ use rustix::fs::FlockOperation;
 use super::handover::{self, Received};
 
 pub(crate) fn launcher(arguments: &[String]) -> Result<ExitCode> {
-    let Received { handover, descriptor: ready } = handover::receive(arguments)?;
+    let Received { handover, ready, .. } = handover::receive(arguments)?;
     crate::tracing_output::start();
     // A predecessor that was killed may still be going; what it held must be let go first.
     let lock = super::lock(&handover.state_dir.join("launcher.lock"), FlockOperation::LockExclusive)?;

@@ -1,6 +1,8 @@
 //! `coracle __server`: the network-facing process. It gives up every privilege before it reads
 //! its first request.
 
+use std::fs::File;
+use std::io::Write;
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -22,14 +24,15 @@ pub(crate) const CANNOT_START: i32 = 78;
 
 pub(crate) fn server(arguments: &[String], printer: &Printer) -> Result<ExitCode> {
     let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
-    let Received { handover, descriptor: listener } = handover::receive(arguments)?;
+    let Received { handover, ready, listener } = handover::receive(arguments)?;
+    let listener = listener.context("the listening socket was not passed")?;
     drop_privileges(&handover)?;
     // Changing ids made the kernel forget it.
     handover::end_with(parent.context("the supervisor is gone")?)?;
     crate::tracing_output::start();
     let lock = super::lock(&handover.state_dir.join("server.lock"), FlockOperation::LockExclusive)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let outcome = runtime.block_on(run(handover, listener, printer));
+    let outcome = runtime.block_on(run(handover, listener, ready, printer));
     drop(lock);
     match outcome {
         Ok(()) => Ok(ExitCode::SUCCESS),
@@ -55,7 +58,7 @@ fn drop_privileges(handover: &Handover) -> Result<()> {
     Ok(())
 }
 
-async fn run(handover: Handover, listener: OwnedFd, printer: &Printer) -> Result<()> {
+async fn run(handover: Handover, listener: OwnedFd, ready: OwnedFd, printer: &Printer) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let listener = TcpListener::from(listener);
@@ -79,6 +82,7 @@ async fn run(handover: Handover, listener: OwnedFd, printer: &Printer) -> Result
     if handover.announce == Announce::Yes {
         printer.line(format!("coracle listening on http://{address}"))?;
     }
+    File::from(ready).write_all(b"r").context("the supervisor is gone")?;
     let stop = async move {
         tokio::select! {
             _ = terminate.recv() => {}

@@ -20,9 +20,10 @@ impl Driver {
         self.enter(Phase::Pausing);
         let (core, id) = (&self.core, &self.handle.id);
         if let Err(error) = core.ask_backend("pause", id, FREEZE, core.backend.pause(id)).await {
-            // It may be frozen in part, so it is thawed; if that fails too, it has died.
-            core.ask_backend("resume", id, FREEZE, core.backend.resume(id)).await.ok();
-            self.enter(Phase::Running);
+            // It may be frozen in part, so it is thawed. If that fails too nobody knows whether
+            // it runs: called paused, it can be resumed, while one called running would hang.
+            let thawed = core.ask_backend("resume", id, FREEZE, core.backend.resume(id)).await;
+            self.enter(if thawed.is_ok() { Phase::Running } else { Phase::Paused });
             return Err(error);
         }
         self.enter(Phase::Paused);

@@ -4,7 +4,7 @@
 //! create waits for it, so a second connection on a second thread does.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread;
+use std::thread::{self, JoinHandle};
 
 use domain::SandboxId;
 use rusqlite::{Connection, params};
@@ -24,15 +24,16 @@ pub(super) fn spawn(
     writes: mpsc::Receiver<Write>,
 ) -> Result<(), StoreError> {
     let (checkpoints, requests) = sync_channel(1);
-    let writer = Writer { connection, checkpoints, writes: 0, overdue: Vec::new() };
-    spawn_thread("store-fold", move || fold(&folding, requests))?;
-    spawn_thread("store", move || writer.run(writes))
+    let folding = spawn_thread("store-fold", move || fold(&folding, requests))?;
+    let writer = Writer { connection, checkpoints, folding, writes: 0, overdue: Vec::new() };
+    spawn_thread("store", move || writer.run(writes)).map(drop)
 }
 
 /// The thread that owns the connection.
 struct Writer {
     connection: Connection,
     checkpoints: SyncSender<()>,
+    folding: JoinHandle<()>,
     writes: u32,
     /// Rows that could not be removed, as on a full disk; tried again after later writes.
     overdue: Vec<SandboxId>,
@@ -54,7 +55,7 @@ impl Writer {
                     reply(answer, Ok(()));
                 }
                 Write::Close(done) => {
-                    drop(self);
+                    self.close();
                     // Nobody may be waiting any more.
                     done.send(()).ok();
                     return;
@@ -62,6 +63,16 @@ impl Writer {
             }
             self.after_write();
         }
+    }
+
+    /// The connection that is closed last folds the log in and removes it, so the other one is
+    /// closed first.
+    fn close(self) {
+        drop(self.checkpoints);
+        if self.folding.join().is_err() {
+            tracing::warn!("the thread that folds the log had failed");
+        }
+        drop(self.connection);
     }
 
     fn insert(&self, row: &Row) -> Result<(), StoreError> {
@@ -144,8 +155,8 @@ fn reply(answer: Answer, outcome: Result<(), StoreError>) {
     answer.send(outcome).ok();
 }
 
-fn spawn_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), StoreError> {
-    thread::Builder::new().name(name.to_owned()).spawn(work).map(drop).map_err(StoreError::Thread)
+fn spawn_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, StoreError> {
+    thread::Builder::new().name(name.to_owned()).spawn(work).map_err(StoreError::Thread)
 }
 
 /// Folds the log into the database whenever it is told to, until nobody can tell it any more.

@@ -1,0 +1,1 @@
+//! Other ways in which a server, a `run` or a client goes away.

@@ -1,0 +1,165 @@
+//! The sandboxes that clients know of, and what must hold for each of them.
+
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
+
+use e2e::http::Client;
+use e2e::sandbox::Sandbox;
+use serde_json::Value;
+
+use super::operations::{DIRECTORY, FILE, LINES, Told, content};
+
+/// Prints one number after the other, for ever.
+const COUNTER: &str = "i=0; while :; do echo $i; i=$((i+1)); sleep 0.02; done";
+
+/// A sandbox in which something goes on.
+pub(super) struct Member {
+    pub(super) sandbox: Sandbox,
+    counter: String,
+    /// How many numbers were seen so far.
+    counted: usize,
+    /// What the file holds.
+    content: Vec<u8>,
+}
+
+/// All of them.
+pub(super) struct Fleet {
+    address: String,
+    pub(super) members: Vec<Member>,
+}
+
+impl Fleet {
+    pub(super) fn new(address: &str) -> Self {
+        Self { address: address.to_owned(), members: Vec::new() }
+    }
+
+    pub(super) fn client(&self) -> Client {
+        Client::new(&self.address)
+    }
+
+    /// Adds sandboxes until there are so many.
+    pub(super) fn fill(&mut self, count: usize) {
+        while self.members.len() < count {
+            let sandbox = Sandbox::create(self.client(), &Value::Null);
+            self.members.push(Member::begin(sandbox));
+        }
+    }
+
+    /// Every id that the server lists.
+    pub(super) fn listed(&self) -> BTreeSet<String> {
+        let page = self.client().get("/v1/sandboxes?pageSize=200").expect("the server answers").json();
+        let items = page["items"].as_array().expect("a page has items").iter();
+        items.map(|item| item["id"].as_str().expect("an id is a text").to_owned()).collect()
+    }
+
+    /// Ids that the server lists and no client was told about.
+    pub(super) fn strangers(&self) -> BTreeSet<String> {
+        let known = |id: &String| self.members.iter().any(|member| member.sandbox.id == *id);
+        self.listed().into_iter().filter(|id| !known(id)).collect()
+    }
+
+    pub(super) fn delete(&self, id: &str) {
+        let path = format!("/v1/sandboxes/{id}");
+        let answer = self.client().delete(&path).expect("the server answers");
+        assert_eq!(answer.status, 204, "{id} could not be deleted: {}", answer.text());
+        let answer = self.client().get(&path).expect("the server answers");
+        assert_eq!(answer.status, 404, "{id} was deleted and is there: {}", answer.text());
+    }
+
+    /// One whose first process was killed says so; then it is removed.
+    pub(super) fn bury(&self, id: &str) {
+        let mut state = String::new();
+        e2e::eventually("the dead sandbox is reported dead", || {
+            state = state_of(&mut self.client(), id).expect("it is not forgotten");
+            !matches!(state.as_str(), "Running" | "Pausing" | "Paused" | "Resuming")
+        });
+        assert!(matches!(state.as_str(), "Failed" | "Terminated"), "a dead sandbox is {state}");
+        self.delete(id);
+    }
+
+    /// Waits until a sandbox is either gone or at rest.
+    pub(super) fn settled(&self, id: &str) -> Option<String> {
+        let mut state = None;
+        e2e::eventually("the sandbox is at rest", || {
+            state = state_of(&mut self.client(), id);
+            !matches!(state.as_deref(), Some("Pending" | "Pausing" | "Resuming" | "Stopping"))
+        });
+        state
+    }
+}
+
+impl Member {
+    pub(super) fn begin(mut sandbox: Sandbox) -> Self {
+        let content = content(0);
+        sandbox.upload(FILE, &content);
+        let counter = sandbox.start(COUNTER);
+        Self { sandbox, counter, counted: 0, content }
+    }
+
+    /// Holds it to what was said about an operation that was cut off or not.
+    pub(super) fn hold_to(&mut self, told: &Told) {
+        match told {
+            Told::Ran(ran) if !ran.id.is_empty() => self.check_command(&ran.id),
+            Told::Wrote { content, done } => self.check_file(content, *done),
+            Told::Ran(_) | Told::Created(_) | Told::Paused { .. } | Told::Deleted { .. } => {}
+        }
+    }
+
+    /// A command that was begun has run to its end, whoever heard of it.
+    fn check_command(&mut self, id: &str) {
+        e2e::eventually("the command has ended", || self.sandbox.status(id)["running"] == false);
+        let whole: String = (0..LINES).map(|number| format!("{number}\n")).collect();
+        assert_eq!(self.sandbox.logs(id), whole, "lines of a command were lost or doubled");
+    }
+
+    /// The file is as it was or as it was to be, and as it was to be if that was said.
+    fn check_file(&mut self, new: &[u8], done: bool) {
+        let path = format!("files/download?path={FILE}");
+        let found = self.sandbox.inside("GET", &path, &Value::Null);
+        assert_eq!(found.status, 200, "the file is gone: {}", found.text());
+        let is_new = found.body == new;
+        assert!(is_new || found.body == self.content, "the file is neither old nor new");
+        assert!(is_new || !done, "an upload was answered and is not there");
+        self.content = found.body;
+    }
+
+    /// It runs commands, keeps its files in order and its background command goes on.
+    pub(super) fn check_works(&mut self) {
+        if self.sandbox.state().as_deref() == Some("Paused") {
+            assert_eq!(self.sandbox.lifecycle("resume"), 202, "a paused sandbox does not resume");
+        }
+        assert_eq!(self.sandbox.state().as_deref(), Some("Running"), "{}", self.sandbox.id);
+        e2e::eventually("drafts of interrupted uploads are gone", || {
+            let ran = self.sandbox.run(&format!("ls -A {DIRECTORY}"));
+            assert_eq!(ran.code, Some(0), "a command did not run: {ran:?}");
+            ran.stdout.trim() == "file"
+        });
+        self.check_counter();
+    }
+
+    /// Follows the counter from its first line to one that was not there before.
+    fn check_counter(&mut self) {
+        let path = format!("command/{}/logs?cursor=0&follow=true", self.counter);
+        let answer = self.sandbox.inside_streaming("GET", &path, &Value::Null);
+        assert_eq!(answer.status, 200, "the counter is not known any more");
+        for (expected, line) in BufReader::new(answer.body).lines().enumerate() {
+            let line = line.expect("the counter goes on");
+            assert_eq!(line, expected.to_string(), "a line of the counter was lost or doubled");
+            if expected > self.counted {
+                self.counted = expected;
+                return;
+            }
+        }
+        panic!("the counter has ended after {} lines", self.counted);
+    }
+}
+
+/// The state of a sandbox; `None` when the server knows no such one.
+pub(super) fn state_of(client: &mut Client, id: &str) -> Option<String> {
+    let answer = client.get(&format!("/v1/sandboxes/{id}")).expect("the server answers");
+    match answer.status {
+        200 => Some(answer.json()["status"]["state"].as_str().unwrap_or_default().to_owned()),
+        404 => None,
+        other => panic!("asking for a sandbox gave {other}: {}", answer.text()),
+    }
+}

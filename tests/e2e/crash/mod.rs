@@ -1,0 +1,17 @@
+//! Every process of ours, killed at any instant.
+//!
+//! A round begins two operations, kills one process some milliseconds later, lets the others
+//! recover, and then holds the server to everything it had told its clients. In the end nothing
+//! may be left.
+//!
+//! `rounds` is that test; `operations` are what clients do, `fleet` is what they were told,
+//! `parts` are the processes, `remains` is what the host holds. `endings` has the other ways in
+//! which a server or a client goes away.
+
+mod endings;
+mod fleet;
+mod operations;
+mod parts;
+mod random;
+mod remains;
+mod rounds;

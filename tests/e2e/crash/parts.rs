@@ -1,0 +1,151 @@
+//! The processes of one server: finding them, killing them, seeing them come back.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use e2e::server::{Server, Start};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+/// Who is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Victim {
+    Supervisor,
+    Server,
+    Launcher,
+    /// The first process of the sandbox that the first operation is about.
+    Agent,
+}
+
+impl Victim {
+    pub(super) const ALL: [Self; 4] = [Self::Supervisor, Self::Server, Self::Launcher, Self::Agent];
+
+    fn role(self) -> &'static str {
+        match self {
+            Self::Server => "__server",
+            Self::Launcher => "__launcher",
+            Self::Supervisor | Self::Agent => unreachable!("these are found in other ways"),
+        }
+    }
+}
+
+/// A server whose parts can be killed one by one.
+pub(super) struct Parts {
+    pub(super) server: Server,
+    /// All parts that there ever were.
+    seen: BTreeSet<u32>,
+}
+
+impl Parts {
+    pub(super) fn new(server: Server) -> Self {
+        let mut parts = Self { server, seen: BTreeSet::new() };
+        parts.remember();
+        parts
+    }
+
+    pub(super) fn remember(&mut self) {
+        self.seen.insert(self.server.pid());
+        self.seen.extend(children(self.server.pid()));
+    }
+
+    /// The pid of a part, once it has one. It is the supervisor's child, which the kernel shows.
+    pub(super) fn pid(&self, part: Victim) -> u32 {
+        let mut found = None;
+        e2e::eventually("the part runs", || {
+            found = children(self.server.pid()).into_iter().find(|pid| arguments(*pid).contains(part.role()));
+            found.is_some()
+        });
+        found.expect("it was waited for")
+    }
+
+    pub(super) fn kill_supervisor(&mut self) {
+        self.remember();
+        self.server.kill();
+    }
+
+    /// Kills the server or the launcher, and says which process that was.
+    pub(super) fn kill_part(&mut self, part: Victim) -> u32 {
+        let pid = self.pid(part);
+        self.seen.insert(pid);
+        kill(pid);
+        pid
+    }
+
+    /// Starts the supervisor at its former address; `cut` kills a first attempt that early.
+    pub(super) fn start_again(&mut self, cut: Option<Duration>) {
+        let start = Start::new().listen(self.server.address());
+        if let Some(moment) = cut {
+            let mut attempt = start.spawn(self.server.directory());
+            std::thread::park_timeout(moment);
+            self.seen.insert(attempt.id());
+            self.seen.extend(children(attempt.id()));
+            attempt.kill().expect("it is our child");
+            attempt.wait().expect("it is our child");
+        }
+        self.server.start_again(&start);
+        self.remember();
+    }
+
+    /// Waits until the supervisor has replaced a part; `cut` kills a first successor that early.
+    pub(super) fn wait_for_successor(&mut self, part: Victim, of: u32, cut: Option<Duration>) {
+        let mut former = of;
+        if let Some(moment) = cut {
+            self.wait_for_other(part, former);
+            std::thread::park_timeout(moment);
+            former = self.kill_part(part);
+        }
+        self.wait_for_other(part, former);
+        self.remember();
+    }
+
+    fn wait_for_other(&self, part: Victim, than: u32) {
+        e2e::eventually("the part is started again", || self.pid(part) != than);
+    }
+
+    /// Waits until the server answers.
+    pub(super) fn wait_until_healthy(&self) {
+        e2e::eventually("the server is healthy", || {
+            self.server.client().get("/health").is_ok_and(|answer| answer.status == 200)
+        });
+    }
+
+    /// The first process of a sandbox, as the launcher has written it down.
+    pub(super) fn agent(&self, id: &str) -> Option<u32> {
+        let record = fs::read(self.server.state_directory().join("boxes").join(id)).ok()?;
+        let record: serde_json::Value = serde_json::from_slice(&record).ok()?;
+        record["process"]["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok())
+    }
+
+    /// Sandboxes of this launcher, living or dead.
+    pub(super) fn born(&self) -> BTreeSet<u32> {
+        children(self.pid(Victim::Launcher))
+    }
+
+    /// Parts that are still there although their server has ended.
+    pub(super) fn survivors(&self) -> Vec<String> {
+        let lines = self.seen.iter().map(|pid| (pid, arguments(*pid)));
+        lines
+            .filter(|(_, line)| line.contains("coracle"))
+            .map(|(pid, line)| format!("{pid} {line}"))
+            .collect()
+    }
+}
+
+/// Kills a process that is not ours to wait for. A process that has gone is no error.
+pub(super) fn kill(pid: u32) {
+    let pid = Pid::from_raw(i32::try_from(pid).expect("a pid")).expect("a pid is not zero");
+    if let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) {
+        pidfd_send_signal(&process, Signal::KILL).ok();
+    }
+}
+
+pub(super) fn children(pid: u32) -> BTreeSet<u32> {
+    let list = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    list.split_whitespace().filter_map(|word| word.parse().ok()).collect()
+}
+
+fn arguments(pid: u32) -> String {
+    let line = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("cmdline"));
+    line.unwrap_or_default().replace('\0', " ")
+}

@@ -1,0 +1,64 @@
+//! What one state directory holds on the host, as sets.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use e2e::host::Host;
+
+/// A look at everything that mentions a state directory or the instance behind it.
+#[derive(Debug)]
+pub(super) struct Remains {
+    host: Host,
+    files: BTreeSet<PathBuf>,
+}
+
+impl Remains {
+    pub(super) fn look(state: &Path, instance: &str) -> Self {
+        let words = [state.display().to_string(), format!("/coracle/{instance}")];
+        let mut files = BTreeSet::new();
+        collect(state, 3, &mut files);
+        Self { host: Host::look(state).mentioning(&words), files }
+    }
+
+    /// What is in one of two looks and not in the other.
+    pub(super) fn differences(&self, before: &Self) -> Vec<String> {
+        let more = self.host.left_since(&before.host).into_iter().map(|line| format!("left: {line}"));
+        let less = before.host.left_since(&self.host).into_iter().map(|line| format!("lost: {line}"));
+        let files = self.files.symmetric_difference(&before.files);
+        more.chain(less).chain(files.map(|path| format!("file: {}", path.display()))).collect()
+    }
+}
+
+/// The name under which a server keeps its groups, from those of one of its sandboxes.
+pub(super) fn instance_of(agent: u32) -> String {
+    let groups = fs::read_to_string(format!("/proc/{agent}/cgroup")).expect("the agent lives");
+    let (_, behind) = groups.split_once("/coracle/").expect("the agent is in a group of ours");
+    behind.split('/').next().expect("a path has parts").to_owned()
+}
+
+/// Volumes that belong to a sandbox, in the mount namespace of the launcher.
+pub(super) fn volumes(launcher: u32, state: &Path) -> Vec<String> {
+    let below = state.strip_prefix("/").expect("a state directory is absolute");
+    let pool = Path::new("/proc").join(launcher.to_string()).join("root").join(below).join("disk/pool");
+    let entries = fs::read_dir(&pool).into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.filter(|name| !name.starts_with("prepared-")).collect()
+}
+
+/// The rows of the database.
+pub(super) fn rows(state: &Path) -> i64 {
+    let database = rusqlite::Connection::open(state.join("coracle.db")).expect("there is a database");
+    database
+        .query_row("SELECT count(*) FROM sandboxes", [], |row| row.get(0))
+        .expect("there is a table of sandboxes")
+}
+
+fn collect(directory: &Path, depth: usize, found: &mut BTreeSet<PathBuf>) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        if depth > 1 && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            collect(&entry.path(), depth - 1, found);
+        }
+        found.insert(entry.path());
+    }
+}
