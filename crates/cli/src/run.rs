@@ -8,7 +8,7 @@ mod link;
 mod pump;
 mod terminal;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -93,16 +93,20 @@ impl Sandbox {
     }
 }
 
-/// Removes sandboxes whose `run` was killed: nobody holds their lock.
+/// Removes sandboxes whose `run` was killed: nobody holds their lock. A lock is older than its
+/// sandbox and outlives it, so some belong to nothing.
 fn sweep(launcher: &mut Launcher, state: &Path, printer: &Printer) -> Result<()> {
-    for found in launcher.found()? {
-        let path = state.join("alive").join(&found.id);
+    let alive = state.join("alive");
+    let mut ids: BTreeSet<String> = launcher.found()?.into_iter().map(|found| found.id).collect();
+    for entry in std::fs::read_dir(&alive)? {
+        ids.extend(entry?.file_name().into_string().ok());
+    }
+    for id in ids {
+        let path = alive.join(&id);
         if lock(&path, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            launcher
-                .destroy_and_wait(&found.id)
-                .with_context(|| format!("could not sweep `{}`", found.id))?;
+            launcher.destroy_and_wait(&id).with_context(|| format!("could not sweep `{id}`"))?;
             std::fs::remove_file(&path)?;
-            printer.note(format!("swept what was left of sandbox {}", found.id));
+            printer.note(format!("swept what was left of sandbox {id}"));
         }
     }
     Ok(())

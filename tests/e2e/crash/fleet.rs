@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 
 use e2e::http::Client;
 use e2e::sandbox::Sandbox;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::operations::{DIRECTORY, FILE, LINES, Told, content};
 
@@ -40,7 +40,7 @@ impl Fleet {
     /// Adds sandboxes until there are so many.
     pub(super) fn fill(&mut self, count: usize) {
         while self.members.len() < count {
-            let sandbox = Sandbox::create(self.client(), &Value::Null);
+            let sandbox = Sandbox::create(self.client(), &json!({"resourceLimits": {}}));
             self.members.push(Member::begin(sandbox));
         }
     }

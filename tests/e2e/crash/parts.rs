@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
+use e2e::run::User;
 use e2e::server::{Server, Start};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
@@ -33,13 +34,16 @@ impl Victim {
 /// A server whose parts can be killed one by one.
 pub(super) struct Parts {
     pub(super) server: Server,
+    user: User,
+    instance: String,
     /// All parts that there ever were.
     seen: BTreeSet<u32>,
 }
 
 impl Parts {
-    pub(super) fn new(server: Server) -> Self {
-        let mut parts = Self { server, seen: BTreeSet::new() };
+    pub(super) fn start(user: User, instance: &str) -> Self {
+        let server = how(user, instance).start();
+        let mut parts = Self { server, user, instance: instance.to_owned(), seen: BTreeSet::new() };
         parts.remember();
         parts
     }
@@ -74,7 +78,7 @@ impl Parts {
 
     /// Starts the supervisor at its former address; `cut` kills a first attempt that early.
     pub(super) fn start_again(&mut self, cut: Option<Duration>) {
-        let start = Start::new().listen(self.server.address());
+        let start = how(self.user, &self.instance).listen(self.server.address());
         if let Some(moment) = cut {
             let mut attempt = start.spawn(self.server.directory());
             std::thread::park_timeout(moment);
@@ -130,6 +134,12 @@ impl Parts {
             .map(|(pid, line)| format!("{pid} {line}"))
             .collect()
     }
+}
+
+/// An ordinary user's server must be told that it may do without limits.
+fn how(user: User, instance: &str) -> Start {
+    let start = Start::new().as_user(user).env("CORACLE_INSTANCE", instance);
+    if user == User::Same { start } else { start.env("CORACLE_REQUIRE_LIMITS", "false") }
 }
 
 /// Kills a process that is not ours to wait for. A process that has gone is no error.

@@ -14,27 +14,40 @@ pub(super) struct Remains {
 }
 
 impl Remains {
-    pub(super) fn look(state: &Path, instance: &str) -> Self {
+    fn look(state: &Path, instance: &str) -> Self {
         let words = [state.display().to_string(), format!("/coracle/{instance}")];
         let mut files = BTreeSet::new();
         collect(state, 3, &mut files);
         Self { host: Host::look(state).mentioning(&words), files }
     }
 
+    /// A look after everything has ended: the kernel lets go of disks a moment later.
+    pub(super) fn at_rest(state: &Path, instance: &str) -> Self {
+        let mut look = Self::look(state, instance);
+        e2e::eventually("the disks are let go", || {
+            look = Self::look(state, instance);
+            look.host.loop_devices.is_empty() && look.host.mounts.is_empty()
+        });
+        look
+    }
+
+    /// Waits until all is as it was when this look was taken.
+    pub(super) fn wait_for(&self, state: &Path, instance: &str) {
+        let mut differences = Vec::new();
+        let same = e2e::happens(|| {
+            differences = Self::look(state, instance).differences(self);
+            differences.is_empty()
+        });
+        assert!(same, "not as before: {differences:#?}");
+    }
+
     /// What is in one of two looks and not in the other.
-    pub(super) fn differences(&self, before: &Self) -> Vec<String> {
+    fn differences(&self, before: &Self) -> Vec<String> {
         let more = self.host.left_since(&before.host).into_iter().map(|line| format!("left: {line}"));
         let less = before.host.left_since(&self.host).into_iter().map(|line| format!("lost: {line}"));
         let files = self.files.symmetric_difference(&before.files);
         more.chain(less).chain(files.map(|path| format!("file: {}", path.display()))).collect()
     }
-}
-
-/// The name under which a server keeps its groups, from those of one of its sandboxes.
-pub(super) fn instance_of(agent: u32) -> String {
-    let groups = fs::read_to_string(format!("/proc/{agent}/cgroup")).expect("the agent lives");
-    let (_, behind) = groups.split_once("/coracle/").expect("the agent is in a group of ours");
-    behind.split('/').next().expect("a path has parts").to_owned()
 }
 
 /// Volumes that belong to a sandbox, in the mount namespace of the launcher.

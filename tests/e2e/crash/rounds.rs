@@ -1,10 +1,12 @@
 //! Round after round of killing, every process in the middle of every operation.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::sync::Barrier;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use e2e::server::{Server, Start};
+use e2e::run::{ORDINARY, User};
+use serde_json::json;
 
 use super::fleet::{Fleet, Member};
 use super::operations::{Operation, Told};
@@ -18,8 +20,9 @@ const ROUNDS: usize = 200;
 /// nobody touches.
 const FLEET: usize = 3;
 
-/// The kill comes this long after the operations began, at the latest.
-const LATEST_MICROS: u64 = 15_000;
+/// The kill comes this long after the operations began, at the latest. Some operations are over
+/// in two milliseconds, so the early moments are chosen more often.
+const LATEST_MICROS: [u64; 3] = [2_000, 5_000, 15_000];
 /// A second kill comes this long after a successor was started, at the latest.
 const LATEST_CUT_MICROS: u64 = 60_000;
 
@@ -37,24 +40,46 @@ struct Round {
 
 #[test]
 fn killing_any_process_at_any_instant_loses_nothing() {
-    if !e2e::run::is_root() {
-        return;
+    if e2e::run::is_root() {
+        play_all(User::Same, "crash", &Operation::ALL, ROUNDS);
     }
-    let seed = setting("CORACLE_CRASH_SEED").unwrap_or_else(clock);
-    let count = setting("CORACLE_CRASH_ROUNDS").map_or(ROUNDS, |count| usize::try_from(count).expect("few"));
-    say(&format!("crash rounds: {count}, CORACLE_CRASH_SEED={seed}"));
-    let mut server = Server::start();
-    let (instance, before) = untouched(&mut server);
-    let mut parts = Parts::new(server);
+}
+
+#[test]
+fn an_ordinary_users_processes_can_be_killed_as_well() {
+    // Without groups nothing can be paused.
+    let operations = [Operation::Create, Operation::Exec, Operation::Write, Operation::Delete];
+    let user = if e2e::run::is_root() { ORDINARY } else { User::Same };
+    play_all(user, "crash-ordinary", &operations, ROUNDS / 5);
+}
+
+fn play_all(user: User, name: &str, operations: &[Operation], usual: usize) {
+    let seed = seed();
+    let count = setting("CORACLE_CRASH_ROUNDS").map_or(usual, |count| usize::try_from(count).expect("few"));
+    say(&format!("{name}: {count} rounds, CORACLE_CRASH_SEED={seed}"));
+    let instance = format!("{name}-{}", std::process::id());
+    let mut parts = Parts::start(user, &instance);
+    let before = after_peace(&mut parts, &instance);
     let mut fleet = Fleet::new(parts.server.address());
     let mut random = Random::new(seed);
     let mut plan = Vec::new();
+    let mut cut_off = BTreeMap::<Operation, usize>::new();
     for number in 1..=count {
         fleet.fill(FLEET);
-        let round = decide(number, &mut plan, &mut random);
-        say_while(&round, || play(&round, &mut parts, &mut fleet));
+        let round = decide(number, operations, &mut plan, &mut random);
+        let unfinished = say_while(&round, || play(&round, &mut parts, &mut fleet));
+        for operation in unfinished {
+            *cut_off.entry(operation).or_default() += 1;
+        }
     }
+    say(&format!("{name}: operations that were cut off: {cut_off:?}"));
+    assert!(!cut_off.is_empty(), "every operation was over before anything was killed");
     check_nothing_is_left(parts, &fleet, &instance, &before);
+}
+
+/// What decides about every moment and every choice.
+pub(super) fn seed() -> u64 {
+    setting("CORACLE_CRASH_SEED").unwrap_or_else(clock)
 }
 
 /// A number from the environment.
@@ -69,12 +94,12 @@ fn clock() -> u64 {
 }
 
 /// Straight to standard error, which tests that succeed show too.
-fn say(text: &str) {
+pub(super) fn say(text: &str) {
     writeln!(std::io::stderr(), "{text}").ok();
 }
 
 /// Names the round if it fails.
-fn say_while(round: &Round, play: impl FnOnce()) {
+fn say_while<T>(round: &Round, play: impl FnOnce() -> T) -> T {
     struct Failing<'a>(&'a Round);
     impl Drop for Failing<'_> {
         fn drop(&mut self) {
@@ -84,46 +109,44 @@ fn say_while(round: &Round, play: impl FnOnce()) {
         }
     }
     let _failing = Failing(round);
-    play();
+    play()
 }
 
 /// What a server leaves that was started, used and ended in peace; then it is started again.
-fn untouched(server: &mut Server) -> (String, Remains) {
-    let mut sandbox = server.create();
-    let agent = e2e::host::agent_of(&sandbox.id).expect("it lives");
-    let instance = remains::instance_of(agent);
-    sandbox.delete();
-    let state = server.state_directory();
-    let address = server.address().to_owned();
-    assert!(server.terminate().success(), "the server did not end in peace");
-    e2e::eventually("the disks are let go", || {
-        let look = format!("{:?}", Remains::look(&state, &instance));
-        !look.contains("loop devices: {\"")
-    });
-    let before = Remains::look(&state, &instance);
-    server.start_again(&Start::new().listen(&address));
-    (instance, before)
+fn after_peace(parts: &mut Parts, instance: &str) -> Remains {
+    parts.server.create_with(&json!({"resourceLimits": {}})).delete();
+    assert!(parts.server.terminate().success(), "the server did not end in peace");
+    let before = Remains::at_rest(&parts.server.state_directory(), instance);
+    parts.start_again(None);
+    before
 }
 
 /// Every victim meets every operation equally often, in an order of its own each time.
-fn decide(number: usize, plan: &mut Vec<(Victim, Operation)>, random: &mut Random) -> Round {
+fn decide(
+    number: usize,
+    operations: &[Operation],
+    plan: &mut Vec<(Victim, Operation)>,
+    random: &mut Random,
+) -> Round {
     if plan.is_empty() {
-        let pairs = |victim| Operation::ALL.map(|operation| (victim, operation));
+        let pairs = |victim| operations.iter().map(move |operation| (victim, *operation));
         *plan = Victim::ALL.into_iter().flat_map(pairs).collect();
         random.shuffle(plan);
     }
     let (victim, operation) = plan.pop().expect("it was filled");
-    let mut beside = random.pick(&Operation::ALL);
+    let mut beside = random.pick(operations);
     if victim == Victim::Agent && operation == Operation::Create && beside == Operation::Create {
         // Of two newborn sandboxes nobody knows which one is the victim.
         beside = Operation::Exec;
     }
-    let moment = Duration::from_micros(random.below(LATEST_MICROS));
+    let latest = random.pick(&LATEST_MICROS);
+    let moment = Duration::from_micros(random.below(latest));
     let cut = (random.below(4) == 0).then(|| Duration::from_micros(random.below(LATEST_CUT_MICROS)));
     Round { number, victim, operation, beside, moment, cut }
 }
 
-fn play(round: &Round, parts: &mut Parts, fleet: &mut Fleet) {
+/// Plays one round and returns the operations that did not succeed.
+fn play(round: &Round, parts: &mut Parts, fleet: &mut Fleet) -> Vec<Operation> {
     let target = (round.operation != Operation::Create).then(|| fleet.members.remove(0));
     let other = (round.beside != Operation::Create).then(|| fleet.members.remove(0));
     let [told, told_beside] = strike(round, parts, target.as_ref(), other.as_ref());
@@ -133,6 +156,9 @@ fn play(round: &Round, parts: &mut Parts, fleet: &mut Fleet) {
         Victim::Launcher => [round.operation, round.beside].map(|one| one == Operation::Create),
         Victim::Agent => [true, false],
     };
+    let operations = [(round.operation, &told), (round.beside, &told_beside)];
+    let unfinished = operations.into_iter().filter(|(_, told)| !told.succeeded());
+    let unfinished = unfinished.map(|(operation, _)| operation).collect();
     let dead = round.victim == Victim::Agent;
     let mut unanswered = 0;
     for (told, member, harm, dead) in [(told, target, harm[0], dead), (told_beside, other, harm[1], false)] {
@@ -150,6 +176,7 @@ fn play(round: &Round, parts: &mut Parts, fleet: &mut Fleet) {
     }
     check_strangers(round, fleet, unanswered);
     fleet.members.iter_mut().for_each(Member::check_works);
+    unfinished
 }
 
 /// Begins both operations, kills the victim, waits for their ends and for its successor.
@@ -240,14 +267,13 @@ fn check_nothing_is_left(mut parts: Parts, fleet: &Fleet, instance: &str, before
     let launcher = parts.pid(Victim::Launcher);
     assert_eq!(remains::volumes(launcher, &state), Vec::<String>::new());
     assert_eq!(parts.born().len(), 0, "sandboxes are left as processes");
+    // Those whose launcher died became the supervisor's.
+    e2e::eventually("the supervisor has its two parts alone", || {
+        parts::children(parts.server.pid()).len() == 2
+    });
     parts.remember();
     assert!(parts.server.terminate().success(), "the server did not end in peace");
     assert_eq!(parts.survivors(), Vec::<String>::new());
     assert_eq!(remains::rows(&state), 0);
-    let mut differences = Vec::new();
-    let gone = e2e::happens(|| {
-        differences = Remains::look(&state, instance).differences(before);
-        differences.is_empty()
-    });
-    assert!(gone, "not as before: {differences:#?}");
+    before.wait_for(&state, instance);
 }

@@ -70,6 +70,11 @@ impl Start {
     /// Starts it and waits for its ready line.
     pub fn start(self) -> Server {
         let directory = self.user.home();
+        self.start_in(directory)
+    }
+
+    /// As [`Start::start`], in a directory that may hold what another server left.
+    pub fn start_in(self, directory: TempDir) -> Server {
         let mut process = self.spawn(directory.path());
         let address = ready(&mut process, directory.path());
         Server { process, address, directory, secrets: Mutex::new(Vec::new()) }
