@@ -27,8 +27,10 @@ use wire::process::{Command, Directory, Exit, Missing, Retention, Start, Termina
 
 use crate::args::RunArgs;
 use crate::config::Config;
-use crate::output::Printer;
+use crate::output::{Printer, size};
 use crate::serve::{handover, lock};
+
+use link::Faulty;
 
 /// As `timeout(1)` has it.
 const TIMED_OUT: u8 = 124;
@@ -45,9 +47,30 @@ pub(crate) fn run(args: &RunArgs, printer: &Printer) -> Result<ExitCode> {
         linux::mounts::make_private().context("could not make mounts private")?;
     }
     let sandbox = Sandbox::make(&config, &state, &plan, printer)?;
-    let exit = pump::run(&sandbox.launcher.socket(&plan.id), start)?;
+    let exit = pump::run(&sandbox.launcher.socket(&plan.id), start);
+    // Whatever became of the command, nothing of its sandbox stays.
     sandbox.end(args.keep, printer)?;
-    Ok(exit_code(exit))
+    match exit {
+        Ok(exit) => {
+            if exit == Exit::Oom {
+                printer.remark(format!("killed: its memory limit is {}", size(plan.limits.memory)));
+            }
+            Ok(exit_code(exit))
+        }
+        Err(error) => not_started(error, printer),
+    }
+}
+
+/// A program that cannot be executed is the caller's affair and ends as in a shell; everything
+/// else is ours.
+fn not_started(error: anyhow::Error, printer: &Printer) -> Result<ExitCode> {
+    match error.downcast_ref::<Faulty>().and_then(Faulty::exit_code) {
+        Some(code) => {
+            printer.error(&error);
+            Ok(ExitCode::from(code))
+        }
+        None => Err(error),
+    }
 }
 
 /// A sandbox that ends with this process.
@@ -57,6 +80,8 @@ struct Sandbox {
     /// Locked while we live, so that others know not to sweep.
     _alive: File,
     alive_path: PathBuf,
+    /// Locked by who opens or closes what all runs share.
+    turn_path: PathBuf,
 }
 
 impl Sandbox {
@@ -64,7 +89,8 @@ impl Sandbox {
         std::fs::create_dir_all(state.join("alive"))
             .with_context(|| format!("could not make `{}`", state.display()))?;
         // Opening and sweeping is done by one at a time.
-        let turn = lock(&state.join("lock"), FlockOperation::LockExclusive)?;
+        let turn_path = state.join("lock");
+        let turn = lock(&turn_path, FlockOperation::LockExclusive)?;
         let mut launcher = Launcher::open(settings(config, state))?;
         sweep(&mut launcher, state, printer)?;
         let alive_path = state.join("alive").join(&plan.id);
@@ -79,12 +105,15 @@ impl Sandbox {
         for sentence in &created.holds.weaker {
             printer.warn(sentence);
         }
-        Ok(Self { launcher, id: plan.id.clone(), _alive: alive, alive_path })
+        Ok(Self { launcher, id: plan.id.clone(), _alive: alive, alive_path, turn_path })
     }
 
     fn end(mut self, keep: bool, printer: &Printer) -> Result<()> {
         self.launcher.destroy_and_wait(&self.id).context("could not remove the sandbox")?;
+        // Closing takes away what another `run` may just have opened, so it waits its turn.
+        let turn = lock(&self.turn_path, FlockOperation::LockExclusive)?;
         self.launcher.close()?;
+        drop(turn);
         std::fs::remove_file(&self.alive_path)?;
         if keep {
             printer.remark(format!("kept what was written in {}", self.launcher.kept(&self.id).display()));

@@ -1,5 +1,6 @@
 //! A connection to an agent from a process without an event loop.
 
+use std::fmt;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -46,7 +47,7 @@ impl Link {
 
     pub(super) fn reply(&mut self) -> Result<Reply> {
         match self.frame()?.read()? {
-            Reply::Fault(fault) => bail!(describe(&fault)),
+            Reply::Fault(fault) => Err(Faulty(fault).into()),
             reply => Ok(reply),
         }
     }
@@ -71,8 +72,30 @@ impl AsFd for Link {
     }
 }
 
-fn describe(fault: &wire::Fault) -> String {
-    let cause =
-        fault.errno.map(|errno| format!(": {}", io::Error::from_raw_os_error(errno))).unwrap_or_default();
-    format!("could not {} `{}`{cause}", fault.operation, fault.subject)
+/// What the agent could not do for us.
+#[derive(Debug)]
+pub(super) struct Faulty(wire::Fault);
+
+impl Faulty {
+    /// The exit code that shells have for a program that cannot be started; `None` if it is
+    /// something else that failed.
+    pub(super) fn exit_code(&self) -> Option<u8> {
+        const NOT_EXECUTABLE: u8 = 126;
+        const NOT_FOUND: u8 = 127;
+        let not_found = self.0.kind == wire::FaultKind::NotFound;
+        (self.0.operation == "exec").then_some(if not_found { NOT_FOUND } else { NOT_EXECUTABLE })
+    }
 }
+
+impl fmt::Display for Faulty {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let wire::Fault { operation, subject, errno, .. } = &self.0;
+        write!(f, "could not {operation} `{subject}`")?;
+        match errno {
+            Some(errno) => write!(f, ": {}", io::Error::from_raw_os_error(*errno)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for Faulty {}
