@@ -17,7 +17,7 @@ use std::fs::{self, File};
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -56,30 +56,54 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode> {
     Ok(code)
 }
 
-/// The uid of the server: the first of the range that is ours.
+/// The uid of the server: one of the range that is ours, and as a rule not that of another
+/// server on this host.
 pub(crate) fn server_uid(config: &Config) -> Option<u32> {
-    rustix::process::geteuid().is_root().then_some(config.uid_base)
+    let place =
+        config.instance.bytes().fold(0u16, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
+    rustix::process::geteuid().is_root().then_some(config.uid_base + u32::from(place))
 }
 
 /// Makes the state directory and locks it for as long as the result lives.
 fn prepare_state_dir(config: &Config) -> Result<File> {
     let directory = &config.state_dir;
     let action = || format!("could not prepare the state directory `{}`", directory.display());
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).with_context(action)?;
-    fs::set_permissions(directory, fs::Permissions::from_mode(0o700)).with_context(action)?;
+    make_state_dir(directory).with_context(action)?;
     let lock = lock(&directory.join("lock"), FlockOperation::NonBlockingLockExclusive)
         .with_context(|| format!("another server uses the state directory `{}`", directory.display()))
         .hint("stop it, or choose another directory with --state-dir")?;
+    let own = server_dir(directory);
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(&own).with_context(action)?;
     if let Some(uid) = server_uid(config) {
-        chown(directory, Some(uid), Some(uid)).with_context(action)?;
+        chown(&own, Some(uid), Some(uid)).with_context(action)?;
     }
+    let turns = fs::OpenOptions::new().create(true).append(true).mode(0o644).open(server_lock(directory));
+    turns.with_context(action)?;
     Ok(lock)
+}
+
+/// Makes the state directory. It belongs to whoever starts us; others may only pass through, and
+/// nobody but us can put something else in the place of what lies in it.
+pub(crate) fn make_state_dir(directory: &Path) -> std::io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o711).create(directory)?;
+    fs::set_permissions(directory, fs::Permissions::from_mode(0o711))
+}
+
+/// The one directory that belongs to the server: the database and the secret. Everything else is
+/// the launcher's, which must not find there what a server that was taken over has laid out.
+pub(crate) fn server_dir(state_dir: &Path) -> PathBuf {
+    state_dir.join("server")
+}
+
+/// Held by the server while it lives. The file is ours: the server can lock it, not replace it.
+pub(crate) fn server_lock(state_dir: &Path) -> PathBuf {
+    state_dir.join("server.lock")
 }
 
 /// Waits for the server of a supervisor that was killed. It dies with its supervisor, but a
 /// moment later, and until then it holds the address.
 fn outlive_predecessor(state_dir: &Path) -> Result<()> {
-    match File::open(state_dir.join("server.lock")) {
+    match File::open(server_lock(state_dir)) {
         Ok(held) => Ok(rustix::fs::flock(&held, FlockOperation::LockExclusive)?),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error).context("could not look for a former server"),

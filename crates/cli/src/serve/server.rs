@@ -17,7 +17,7 @@ use service::Service;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::handover::{self, Announce, Handover, Received};
-use crate::output::Printer;
+use crate::output::{Printer, WithHint};
 
 /// The exit code that tells the supervisor not to try again.
 pub(crate) const CANNOT_START: i32 = 78;
@@ -30,7 +30,8 @@ pub(crate) fn server(arguments: &[String], printer: &Printer) -> Result<ExitCode
     // Changing ids made the kernel forget it.
     handover::end_with(parent.context("the supervisor is gone")?)?;
     crate::tracing_output::start();
-    let lock = super::lock(&handover.state_dir.join("server.lock"), FlockOperation::LockExclusive)?;
+    let lock = std::fs::File::open(super::server_lock(&handover.state_dir))?;
+    rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let outcome = runtime.block_on(run(handover, listener, ready, printer));
     drop(lock);
@@ -43,17 +44,19 @@ pub(crate) fn server(arguments: &[String], printer: &Printer) -> Result<ExitCode
     }
 }
 
-/// Takes on the server's own uid and confines itself to the state directory.
+/// Takes on the server's own uid and confines itself to its own directory.
 fn drop_privileges(handover: &Handover) -> Result<()> {
     if let Some(uid) = handover.server_uid {
         namespaces::become_ids(uid, uid, Setgroups::Allow).context("could not take on the server's uid")?;
     }
     linux::set_no_new_privs()?;
-    let readable = [Path::new("/proc"), Path::new("/sys/fs/cgroup")];
-    let enforced = linux::landlock::confine(&readable, &[&handover.state_dir])
-        .context("could not confine the server")?;
+    let lock = super::server_lock(&handover.state_dir);
+    let readable = [Path::new("/proc"), Path::new("/sys/fs/cgroup"), &lock];
+    let own = super::server_dir(&handover.state_dir);
+    let enforced = linux::landlock::confine(&readable, &[&own]).context("could not confine the server")?;
     if !enforced {
-        tracing::warn!("this kernel has no Landlock: the server is confined by its uid alone");
+        return Err(anyhow::anyhow!("this kernel has no Landlock, so nothing would confine the server"))
+            .hint("add `landlock` to the kernel's `lsm=` list");
     }
     Ok(())
 }
@@ -107,7 +110,7 @@ async fn start_service(handover: &Handover) -> Result<Service> {
     };
     let backend = Native::connect(&handover.state_dir, defaults).context("could not reach the launcher")?;
     let config = service::Config {
-        state_dir: handover.state_dir.clone(),
+        state_dir: super::server_dir(&handover.state_dir),
         sandboxes: handover.max_sandboxes,
         commands_per_sandbox: handover.max_commands,
         longest_timeout: handover.longest_timeout,
