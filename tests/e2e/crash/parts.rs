@@ -155,11 +155,16 @@ pub(super) fn children(pid: u32) -> BTreeSet<u32> {
     list.split_whitespace().filter_map(|word| word.parse().ok()).collect()
 }
 
-/// When a process was started, in ticks since the host was.
+/// When a process that lives was started, in ticks since the host was. One that has ended and
+/// that the host's first process has not collected yet does not live.
 fn birth(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name in parentheses may hold anything; the start time is the 20th word behind it.
-    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+    let mut words = stat.rsplit_once(')')?.1.split_whitespace();
+    if words.next()? == "Z" {
+        return None;
+    }
+    words.nth(18)?.parse().ok()
 }
 
 fn arguments(pid: u32) -> String {
