@@ -38,6 +38,8 @@ use handover::{Announce, Handover, Pass};
 const HEALTHY: u32 = 10;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// How long a lock of a killed supervisor may outlive it.
+const LAST_MOMENT: Duration = Duration::from_millis(500);
 /// How long the parts may take to end when they are asked to.
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -45,7 +47,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode> {
     let config = Config::for_server(args)?;
     crate::tracing_output::start();
     let lock = prepare_state_dir(&config)?;
-    outlive_predecessor(&config.state_dir)?;
+    drop(server_lock(&config)?);
     let listener =
         TcpListener::bind(config.listen).with_context(|| format!("could not listen on {}", config.listen))?;
     listener.set_nonblocking(true)?;
@@ -69,7 +71,7 @@ fn prepare_state_dir(config: &Config) -> Result<File> {
     let directory = &config.state_dir;
     let action = || format!("could not prepare the state directory `{}`", directory.display());
     make_state_dir(directory).with_context(action)?;
-    let lock = lock(&directory.join("lock"), FlockOperation::NonBlockingLockExclusive)
+    let lock = lock_alone(&directory.join("lock"))
         .with_context(|| format!("another server uses the state directory `{}`", directory.display()))
         .hint("stop it, or choose another directory with --state-dir")?;
     let own = server_dir(directory);
@@ -77,8 +79,6 @@ fn prepare_state_dir(config: &Config) -> Result<File> {
     if let Some(uid) = server_uid(config) {
         chown(&own, Some(uid), Some(uid)).with_context(action)?;
     }
-    let turns = fs::OpenOptions::new().create(true).append(true).mode(0o644).open(server_lock(directory));
-    turns.with_context(action)?;
     Ok(lock)
 }
 
@@ -95,19 +95,25 @@ pub(crate) fn server_dir(state_dir: &Path) -> PathBuf {
     state_dir.join("server")
 }
 
-/// Held by the server while it lives. The file is ours: the server can lock it, not replace it.
-pub(crate) fn server_lock(state_dir: &Path) -> PathBuf {
-    state_dir.join("server.lock")
+/// Locks a file that somebody else may have for good, or for a last moment: the child of a
+/// supervisor that was killed while starting it holds the lock until it executes its program.
+fn lock_alone(path: &Path) -> Result<File> {
+    const STEP: Duration = Duration::from_millis(10);
+    let end = Instant::now() + LAST_MOMENT;
+    loop {
+        match lock(path, FlockOperation::NonBlockingLockExclusive) {
+            Err(_busy) if Instant::now() < end => std::thread::park_timeout(STEP),
+            locked => return locked,
+        }
+    }
 }
 
-/// Waits for the server of a supervisor that was killed. It dies with its supervisor, but a
-/// moment later, and until then it holds the address.
-fn outlive_predecessor(state_dir: &Path) -> Result<()> {
-    match File::open(server_lock(state_dir)) {
-        Ok(held) => Ok(rustix::fs::flock(&held, FlockOperation::LockExclusive)?),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error).context("could not look for a former server"),
-    }
+/// Locks what a server holds from its first moment to its last. So this also waits for the
+/// server of a supervisor that was killed: it dies with its supervisor, but a moment later, and
+/// until then it has the address.
+fn server_lock(config: &Config) -> Result<File> {
+    lock(&config.state_dir.join("server.lock"), FlockOperation::LockExclusive)
+        .context("could not lock the place of the server")
 }
 
 /// Opens a file and locks it. The kernel lets go of the lock when its holder dies.
@@ -218,8 +224,10 @@ fn start_server(
 ) -> Result<Part> {
     let (tell, ready) = pipe()?;
     let handover = Handover::of(config, announce);
+    // The lock before the listener: the kernel lets go of them in the opposite order.
+    let lock = OwnedFd::from(server_lock(config)?);
     let listener = listener.as_fd().try_clone_to_owned()?;
-    let child = start("__server", &[memfd(&handover)?, tell.into_blocking_fd()?, listener])?;
+    let child = start("__server", &[memfd(&handover)?, tell.into_blocking_fd()?, lock, listener])?;
     Ok(Part { name: "server", child, born: Instant::now(), pause, ready })
 }
 

@@ -9,10 +9,9 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use backend_local::native::{Defaults, Native};
 use linux::namespaces::{self, Setgroups};
-use rustix::fs::FlockOperation;
 use service::Service;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -24,14 +23,14 @@ pub(crate) const CANNOT_START: i32 = 78;
 
 pub(crate) fn server(arguments: &[String], printer: &Printer) -> Result<ExitCode> {
     let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
-    let Received { handover, ready, listener } = handover::receive(arguments)?;
-    let listener = listener.context("the listening socket was not passed")?;
+    let Received { handover, ready, others } = handover::receive(arguments)?;
+    let Ok([lock, listener]) = <[OwnedFd; 2]>::try_from(others) else {
+        bail!("the listening socket was not passed");
+    };
     drop_privileges(&handover)?;
     // Changing ids made the kernel forget it.
     handover::end_with(parent.context("the supervisor is gone")?)?;
     crate::tracing_output::start();
-    let lock = std::fs::File::open(super::server_lock(&handover.state_dir))?;
-    rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let outcome = runtime.block_on(run(handover, listener, ready, printer));
     drop(lock);
@@ -50,8 +49,7 @@ fn drop_privileges(handover: &Handover) -> Result<()> {
         namespaces::become_ids(uid, uid, Setgroups::Allow).context("could not take on the server's uid")?;
     }
     linux::set_no_new_privs()?;
-    let lock = super::server_lock(&handover.state_dir);
-    let readable = [Path::new("/proc"), Path::new("/sys/fs/cgroup"), &lock];
+    let readable = [Path::new("/proc"), Path::new("/sys/fs/cgroup")];
     let own = super::server_dir(&handover.state_dir);
     let enforced = linux::landlock::confine(&readable, &[&own]).context("could not confine the server")?;
     if !enforced {
