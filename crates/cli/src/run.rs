@@ -21,7 +21,7 @@ use backend_local::launcher::Launcher;
 use backend_local::launcher::protocol::Refusal;
 use backend_local::settings::{Lifetime, MountRule, Settings};
 use domain::spec::Access;
-use domain::{Identity, Network};
+use domain::{Bytes, Identity, Network};
 use linux::namespaces::{self, Namespaces};
 use rustix::fs::FlockOperation;
 use wire::process::{Command, Directory, Exit, Missing, Retention, Start, TerminalSize};
@@ -46,8 +46,12 @@ pub(crate) fn run(args: &RunArgs, printer: &Printer) -> Result<ExitCode> {
         linux::mounts::make_private().context("could not make mounts private")?;
     }
     let sandbox = Sandbox::make(&config, &state, &plan, printer)?;
-    let exit = pump::run(&sandbox.launcher.socket(&plan.id), start)?;
-    sandbox.end(args.keep, printer)?;
+    let outcome = pump::run(&sandbox.launcher.socket(&plan.id), start);
+    // Taken away in any case; why the command failed matters more than why that did.
+    let removed = sandbox.end(args.keep, printer);
+    let exit = outcome?;
+    removed?;
+    explain(exit, args, &plan, printer);
     Ok(exit_code(exit))
 }
 
@@ -221,6 +225,20 @@ fn identity(user: Option<&Identity>) -> wire::process::Identity {
 
 fn refused(refusal: Refusal) -> anyhow::Error {
     anyhow::Error::from(backend::BackendError::from(refusal)).context("the sandbox could not be made")
+}
+
+/// Says which bound ended the command: its exit code alone could be the command's own.
+fn explain(exit: Exit, args: &RunArgs, plan: &JailPlan, printer: &Printer) {
+    let limit = Bytes(plan.limits.memory);
+    match (exit, args.timeout) {
+        (Exit::Oom, _) => printer.remark(format_args!(
+            "coracle: the memory limit of {limit} was reached and the kernel killed the command"
+        )),
+        (Exit::Deadline, Some(timeout)) => printer.remark(format_args!(
+            "coracle: the timeout of {timeout:?} was reached and the command was killed"
+        )),
+        _ => {}
+    }
 }
 
 fn exit_code(exit: Exit) -> ExitCode {

@@ -5,8 +5,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use anyhow::{Result, bail};
-use wire::{Call, Decoder, Frame, Greeting, Reply, Request, VERSION};
+use anyhow::{Result, anyhow, bail};
+use wire::{Call, Decoder, FaultKind, Frame, Greeting, Reply, Request, VERSION};
+
+use crate::commands::NotStarted;
 
 pub(super) struct Link {
     stream: UnixStream,
@@ -46,7 +48,7 @@ impl Link {
 
     pub(super) fn reply(&mut self) -> Result<Reply> {
         match self.frame()?.read()? {
-            Reply::Fault(fault) => bail!(describe(&fault)),
+            Reply::Fault(fault) => Err(failure(&fault)),
             reply => Ok(reply),
         }
     }
@@ -71,8 +73,33 @@ impl AsFd for Link {
     }
 }
 
-fn describe(fault: &wire::Fault) -> String {
+/// What went wrong inside. Only at its last step, the exec, is it the program that is to blame.
+fn failure(fault: &wire::Fault) -> anyhow::Error {
     let cause =
         fault.errno.map(|errno| format!(": {}", io::Error::from_raw_os_error(errno))).unwrap_or_default();
-    format!("could not {} `{}`{cause}", fault.operation, fault.subject)
+    let why = format!("could not {} `{}`{cause}", fault.operation, fault.subject);
+    match (fault.operation.as_str(), fault.kind) {
+        ("exec", FaultKind::NotFound) => NotStarted::missing(why).into(),
+        ("exec", _) => NotStarted::not_executable(why).into(),
+        _ => anyhow!(why),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn code(operation: &str, kind: FaultKind) -> Option<u8> {
+        let subject = "x".to_owned();
+        let fault = wire::Fault { kind, errno: None, operation: operation.to_owned(), subject };
+        failure(&fault).downcast_ref::<NotStarted>().map(|failed| failed.code)
+    }
+
+    #[test]
+    fn only_a_failed_exec_is_the_programs_fault() {
+        assert_eq!(code("exec", FaultKind::NotFound), Some(127));
+        assert_eq!(code("exec", FaultKind::Permission), Some(126));
+        assert_eq!(code("exec", FaultKind::Other), Some(126));
+        assert_eq!(code("change directory", FaultKind::NotFound), None);
+    }
 }
