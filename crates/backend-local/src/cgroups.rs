@@ -89,6 +89,18 @@ impl Hierarchies {
 
     /// Makes the instance's own groups, with controllers switched on and a ceiling for the sum.
     pub fn open(&self) -> io::Result<()> {
+        const ATTEMPTS: usize = 100;
+        for _ in 0..ATTEMPTS {
+            match self.make_instance() {
+                // Another instance closed at this moment and took the empty parent along.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                other => return other,
+            }
+        }
+        self.make_instance()
+    }
+
+    fn make_instance(&self) -> io::Result<()> {
         let mut enable = String::new();
         for (name, controller) in [("memory", &self.memory), ("cpu", &self.cpu), ("pids", &self.pids)] {
             if *controller == Controller::Unified {

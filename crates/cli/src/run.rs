@@ -62,13 +62,16 @@ struct Sandbox {
     /// Locked while we live, so that others know not to sweep.
     _alive: File,
     alive_path: PathBuf,
+    /// Locked by who opens or closes what all runs share.
+    turn_path: PathBuf,
 }
 
 impl Sandbox {
     fn make(config: &Config, state: &Path, plan: &JailPlan, printer: &Printer) -> Result<Self> {
         prepare(&config.state_dir, state).with_context(|| format!("could not make `{}`", state.display()))?;
         // Opening and sweeping is done by one at a time.
-        let turn = lock(&state.join("lock"), FlockOperation::LockExclusive)?;
+        let turn_path = state.join("lock");
+        let turn = lock(&turn_path, FlockOperation::LockExclusive)?;
         let mut launcher = Launcher::open(settings(config, state))?;
         sweep(&mut launcher, state, printer)?;
         let alive_path = state.join("alive").join(&plan.id);
@@ -83,12 +86,15 @@ impl Sandbox {
         for sentence in &created.holds.weaker {
             printer.warn(sentence);
         }
-        Ok(Self { launcher, id: plan.id.clone(), _alive: alive, alive_path })
+        Ok(Self { launcher, id: plan.id.clone(), _alive: alive, alive_path, turn_path })
     }
 
     fn end(mut self, keep: bool, printer: &Printer) -> Result<()> {
         self.launcher.destroy_and_wait(&self.id).context("could not remove the sandbox")?;
+        // Closing takes away what another `run` may just have opened, so it waits its turn.
+        let turn = lock(&self.turn_path, FlockOperation::LockExclusive)?;
         self.launcher.close()?;
+        drop(turn);
         std::fs::remove_file(&self.alive_path)?;
         if keep {
             printer.remark(format!("kept what was written in {}", self.launcher.kept(&self.id).display()));
