@@ -157,7 +157,7 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub keep: bool,
 
-    /// Fail if this host cannot enforce a default limit, instead of using the nearest rlimit
+    /// Fail if this host cannot enforce a default limit, instead of warning that it does not hold
     #[arg(long)]
     pub require_limits: bool,
 
@@ -165,13 +165,15 @@ pub(crate) struct RunArgs {
     pub state: StateArgs,
 
     /// The command and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     pub command: Vec<OsString>,
 }
 
 const RUN_HELP: &str = "\
 Input, output and exit code are those of the command; 124 means the timeout, 137 that memory \
-ran out, 125 that the sandbox itself could not be made.";
+ran out, 127 that there is no such program, 126 that it cannot be executed, 125 that the sandbox \
+itself could not be made. Flags of the command come after its name; a name that begins with a \
+hyphen needs `--` before it.";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum NetworkChoice {
@@ -230,7 +232,7 @@ pub(crate) struct CreateArgs {
     pub labels: Vec<(String, String)>,
 
     /// The main process, if there is to be one
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    #[arg(trailing_var_arg = true, value_name = "CMD")]
     pub entrypoint: Vec<String>,
 }
 
@@ -277,12 +279,13 @@ pub(crate) struct ExecArgs {
     pub user: Option<(u32, u32)>,
 
     /// The command and its arguments
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    #[arg(trailing_var_arg = true, value_name = "CMD")]
     pub command: Vec<String>,
 }
 
 const EXEC_HELP: &str = "\
-Output is streamed as text; the exit code is that of the command, or 125 if it could not be started.
+Output is streamed as text; the exit code is that of the command, 127 if there is no such program, 126 if
+it cannot be executed, or 125 if nothing could be started at all.
 The first Ctrl-C asks the command to end, the second leaves it alone and returns.";
 
 #[derive(Debug, Args)]
@@ -417,6 +420,23 @@ mod tests {
         assert_eq!(run.env, [("K".to_owned(), "V".to_owned())]);
         assert_eq!(run.command, ["ls", "-la", "--memory", "1"]);
         assert!(run.keep && run.require_limits);
+    }
+
+    #[test]
+    fn an_unknown_flag_is_refused_and_not_taken_for_a_program() {
+        for words in ["run --bogus -- true", "run --bogus true", "run -la", "create --bogus sh"] {
+            let refused = parse(&words.split(' ').collect::<Vec<_>>()).expect_err(words);
+            assert_eq!(refused.kind(), clap::error::ErrorKind::UnknownArgument, "{words}");
+        }
+        for (words, command) in [
+            ("run ls -la --memory 1", ["ls", "-la", "--memory", "1"]),
+            ("run -- -ls -a --memory 1", ["-ls", "-a", "--memory", "1"]),
+        ] {
+            let cli = parse(&words.split(' ').collect::<Vec<_>>()).expect(words);
+            let Command::Run(run) = cli.command else { panic!("another command") };
+            assert_eq!(run.command, command);
+            assert_eq!(run.limits.memory, None, "{words}");
+        }
     }
 
     #[test]

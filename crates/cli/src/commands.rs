@@ -7,12 +7,39 @@ pub(crate) mod logs;
 pub(crate) mod sandboxes;
 pub(crate) mod shell;
 
+use std::fmt;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
 /// The exit code when a command could not be run at all, as other runners have it.
 pub(crate) const NOT_RUN: u8 = 125;
+
+/// The program of a command could not be started. Our exit code then says why, as env(1) and
+/// shells have it.
+#[derive(Debug)]
+pub(crate) struct NotStarted {
+    why: String,
+    pub(crate) code: u8,
+}
+
+impl NotStarted {
+    pub(crate) fn missing(why: String) -> Self {
+        Self { why, code: 127 }
+    }
+
+    pub(crate) fn not_executable(why: String) -> Self {
+        Self { why, code: 126 }
+    }
+}
+
+impl fmt::Display for NotStarted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.why)
+    }
+}
+
+impl std::error::Error for NotStarted {}
 
 /// Runs the client's part of the command line to its end.
 ///

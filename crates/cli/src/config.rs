@@ -219,9 +219,12 @@ fn config_file(args: &StateArgs) -> Result<Option<PathBuf>> {
 }
 
 fn read_file(path: &Path) -> Result<Table> {
-    let text =
-        std::fs::read_to_string(path).with_context(|| format!("could not read `{}`", path.display()))?;
-    parse(&text).with_context(|| format!("`{}` is not a configuration", path.display()))
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("could not read `{}`", path.display()))
+        .hint("name a file that can be read with --config or CORACLE_CONFIG, or none")?;
+    parse(&text)
+        .with_context(|| format!("`{}` is not a configuration", path.display()))
+        .hint("docs/configuration.md says what each setting means and how it is written")
 }
 
 /// Checks names and types while the place in the file is still known, and returns the table.

@@ -20,7 +20,7 @@ use clap::{CommandFactory, Parser};
 
 use args::{Cli, Command};
 use client::Server;
-use commands::{block_on, copy, exec, image, logs, sandboxes, shell};
+use commands::{NotStarted, block_on, copy, exec, image, logs, sandboxes, shell};
 use output::Printer;
 
 fn main() -> ExitCode {
@@ -29,13 +29,13 @@ fn main() -> ExitCode {
     }
     let cli = Cli::parse();
     let printer = Printer::new(cli.json);
-    let failed = failure_code(&cli.command);
+    let usual = failure_code(&cli.command);
     match dispatch(cli, &printer) {
         Ok(code) => code,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             printer.error(&error);
-            failed
+            error.downcast_ref::<NotStarted>().map_or(usual, |failed| ExitCode::from(failed.code))
         }
     }
 }

@@ -81,8 +81,10 @@ impl Printer {
         }
     }
 
+    /// An error for people, or with `--json` as one line with one object.
     pub(crate) fn error(&self, error: &anyhow::Error) {
-        complain(&render_error(error));
+        let complaint = Complaint::of(error);
+        complain(&if self.json { complaint.json() } else { complaint.text() });
     }
 
     /// A line about work that has been going on for more than a second.
@@ -108,22 +110,38 @@ fn render_table(header: &[&str], rows: Vec<Vec<String>>) -> String {
 }
 
 /// The outermost message, what caused it, and what could be done about it.
-fn render_error(error: &anyhow::Error) -> String {
-    let mut text = String::new();
-    let mut previous = String::new();
-    for (depth, cause) in error.chain().enumerate() {
-        let message = cause.to_string();
-        let label = if depth == 0 { "error" } else { "caused by" };
+#[derive(Debug, Serialize)]
+struct Complaint {
+    error: String,
+    caused_by: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hint: Option<String>,
+}
+
+impl Complaint {
+    fn of(error: &anyhow::Error) -> Self {
+        let mut messages: Vec<String> = error.chain().map(ToString::to_string).collect();
         // Some libraries repeat the message of their source; saying it twice helps nobody.
-        if message != previous {
-            text.push_str(&format!("{label}: {message}\n"));
+        messages.dedup();
+        let caused_by = messages.split_off(1);
+        Self { error: messages.remove(0), caused_by, hint: error.chain().find_map(hint_of) }
+    }
+
+    fn text(&self) -> String {
+        let mut text = format!("error: {}\n", self.error);
+        for cause in &self.caused_by {
+            text.push_str(&format!("caused by: {cause}\n"));
         }
-        previous = message;
+        if let Some(hint) = &self.hint {
+            text.push_str(&format!("hint: {hint}\n"));
+        }
+        text
     }
-    if let Some(hint) = error.chain().find_map(hint_of) {
-        text.push_str(&format!("hint: {hint}\n"));
+
+    fn json(&self) -> String {
+        let object = serde_json::to_string(self).expect("texts become JSON");
+        format!("{object}\n")
     }
-    text
 }
 
 fn hint_of(error: &(dyn std::error::Error + 'static)) -> Option<String> {
@@ -249,7 +267,7 @@ mod tests {
             .hint("name another file with --config")
             .expect_err("it is an error");
         assert_eq!(
-            render_error(&error),
+            Complaint::of(&error).text(),
             "error: could not start\n\
              caused by: could not read `/etc/coracle.toml`\n\
              caused by: No such file or directory (os error 2)\n\
@@ -270,7 +288,7 @@ mod tests {
         };
         let error = anyhow::Error::new(step).context("could not make the sandbox");
         assert_eq!(
-            render_error(&error),
+            Complaint::of(&error).text(),
             "error: could not make the sandbox\n\
              caused by: step `user namespace` failed: Operation not permitted\n\
              hint: sysctl kernel.unprivileged_userns_clone=1\n"
@@ -279,7 +297,7 @@ mod tests {
 
     #[test]
     fn an_error_without_advice_has_no_hint() {
-        assert_eq!(render_error(&anyhow!("nothing to be done")), "error: nothing to be done\n");
+        assert_eq!(Complaint::of(&anyhow!("nothing to be done")).text(), "error: nothing to be done\n");
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod terminal;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::IsTerminal;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -20,17 +21,15 @@ use backend_local::launcher::Launcher;
 use backend_local::launcher::protocol::Refusal;
 use backend_local::settings::{Lifetime, MountRule, Settings};
 use domain::spec::Access;
-use domain::{Identity, Network};
+use domain::{Bytes, Identity, Network};
 use linux::namespaces::{self, Namespaces};
 use rustix::fs::FlockOperation;
 use wire::process::{Command, Directory, Exit, Missing, Retention, Start, TerminalSize};
 
 use crate::args::RunArgs;
 use crate::config::Config;
-use crate::output::{Printer, size};
-use crate::serve::{handover, lock};
-
-use link::Faulty;
+use crate::output::Printer;
+use crate::serve::{handover, lock, make_state_dir};
 
 /// As `timeout(1)` has it.
 const TIMED_OUT: u8 = 124;
@@ -47,30 +46,13 @@ pub(crate) fn run(args: &RunArgs, printer: &Printer) -> Result<ExitCode> {
         linux::mounts::make_private().context("could not make mounts private")?;
     }
     let sandbox = Sandbox::make(&config, &state, &plan, printer)?;
-    let exit = pump::run(&sandbox.launcher.socket(&plan.id), start);
-    // Whatever became of the command, nothing of its sandbox stays.
-    sandbox.end(args.keep, printer)?;
-    match exit {
-        Ok(exit) => {
-            if exit == Exit::Oom {
-                printer.remark(format!("killed: its memory limit is {}", size(plan.limits.memory)));
-            }
-            Ok(exit_code(exit))
-        }
-        Err(error) => not_started(error, printer),
-    }
-}
-
-/// A program that cannot be executed is the caller's affair and ends as in a shell; everything
-/// else is ours.
-fn not_started(error: anyhow::Error, printer: &Printer) -> Result<ExitCode> {
-    match error.downcast_ref::<Faulty>().and_then(Faulty::exit_code) {
-        Some(code) => {
-            printer.error(&error);
-            Ok(ExitCode::from(code))
-        }
-        None => Err(error),
-    }
+    let outcome = pump::run(&sandbox.launcher.socket(&plan.id), start);
+    // Taken away in any case; why the command failed matters more than why that did.
+    let removed = sandbox.end(args.keep, printer);
+    let exit = outcome?;
+    removed?;
+    explain(exit, args, &plan, printer);
+    Ok(exit_code(exit))
 }
 
 /// A sandbox that ends with this process.
@@ -86,8 +68,7 @@ struct Sandbox {
 
 impl Sandbox {
     fn make(config: &Config, state: &Path, plan: &JailPlan, printer: &Printer) -> Result<Self> {
-        std::fs::create_dir_all(state.join("alive"))
-            .with_context(|| format!("could not make `{}`", state.display()))?;
+        prepare(&config.state_dir, state).with_context(|| format!("could not make `{}`", state.display()))?;
         // Opening and sweeping is done by one at a time.
         let turn_path = state.join("lock");
         let turn = lock(&turn_path, FlockOperation::LockExclusive)?;
@@ -122,6 +103,15 @@ impl Sandbox {
     }
 }
 
+/// Makes the directory of one-shot sandboxes, closed to everybody else: what they wrote may lie
+/// there with the owners and set-id bits it had inside.
+fn prepare(state_dir: &Path, state: &Path) -> std::io::Result<()> {
+    make_state_dir(state_dir)?;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(state)?;
+    std::fs::set_permissions(state, std::fs::Permissions::from_mode(0o700))?;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(state.join("alive"))
+}
+
 /// Removes sandboxes whose `run` was killed: nobody holds their lock. A lock is older than its
 /// sandbox and outlives it, so some belong to nothing.
 fn sweep(launcher: &mut Launcher, state: &Path, printer: &Printer) -> Result<()> {
@@ -133,7 +123,11 @@ fn sweep(launcher: &mut Launcher, state: &Path, printer: &Printer) -> Result<()>
     for id in ids {
         let path = alive.join(&id);
         if lock(&path, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            launcher.destroy_and_wait(&id).with_context(|| format!("could not sweep `{id}`"))?;
+            if let Err(error) = launcher.destroy_and_wait(&id) {
+                // It must not keep this command from running; the next sweep tries again.
+                printer.warn(format!("what is left of sandbox {id} could not be removed: {error}"));
+                continue;
+            }
             std::fs::remove_file(&path)?;
             printer.note(format!("swept what was left of sandbox {id}"));
         }
@@ -237,6 +231,20 @@ fn identity(user: Option<&Identity>) -> wire::process::Identity {
 
 fn refused(refusal: Refusal) -> anyhow::Error {
     anyhow::Error::from(backend::BackendError::from(refusal)).context("the sandbox could not be made")
+}
+
+/// Says which bound ended the command: its exit code alone could be the command's own.
+fn explain(exit: Exit, args: &RunArgs, plan: &JailPlan, printer: &Printer) {
+    let limit = Bytes(plan.limits.memory);
+    match (exit, args.timeout) {
+        (Exit::Oom, _) => printer.remark(format_args!(
+            "coracle: the memory limit of {limit} was reached and the kernel killed the command"
+        )),
+        (Exit::Deadline, Some(timeout)) => printer.remark(format_args!(
+            "coracle: the timeout of {timeout:?} was reached and the command was killed"
+        )),
+        _ => {}
+    }
 }
 
 fn exit_code(exit: Exit) -> ExitCode {

@@ -119,7 +119,9 @@ fn exec_passes_output_and_exit_code_through() {
     assert_eq!(code(&[&id, "--", "echo", "two  words"]), Some(0));
     assert_eq!(code(&[&id, "-c", "kill -9 $$"]), Some(137));
     assert_eq!(code(&["--timeout", "100ms", &id, "--", "sleep", "600"]), Some(124));
-    assert_eq!(code(&[&id, "--", "no-such-program"]), Some(125));
+    assert_eq!(code(&[&id, "--", "no-such-program"]), Some(127));
+    assert_eq!(code(&[&id, "--", "/etc/passwd"]), Some(126));
+    assert_eq!(code(&["-w", "/no/such/directory", &id, "--", "true"]), Some(125));
 }
 
 #[test]

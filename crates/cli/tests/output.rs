@@ -66,8 +66,36 @@ fn an_unknown_key_is_an_error_that_names_the_known_ones() {
         1,
         &format!(
             "error: `{file}` is not a configuration\n\
-             caused by: line 2: unknown field `volume`, expected `volumes` or `namespaces`\n"
+             caused by: line 2: unknown field `volume`, expected `volumes` or `namespaces`\n\
+             hint: docs/configuration.md says what each setting means and how it is written\n"
         ),
+    );
+}
+
+#[test]
+fn a_missing_configuration_is_an_error_with_a_hint() {
+    check(
+        &["image", "ls", "--config", "/no/such/file"],
+        1,
+        "error: could not read `/no/such/file`\n\
+         caused by: No such file or directory (os error 2)\n\
+         hint: name a file that can be read with --config or CORACLE_CONFIG, or none\n",
+    );
+}
+
+#[test]
+fn programs_are_told_of_errors_in_json() {
+    check(
+        &["--json", "image", "ls", "--config", "/no/such/file"],
+        1,
+        "{\"error\":\"could not read `/no/such/file`\",\
+         \"caused_by\":[\"No such file or directory (os error 2)\"],\
+         \"hint\":\"name a file that can be read with --config or CORACLE_CONFIG, or none\"}\n",
+    );
+    check(
+        &["--json", "cp", "a", "b"],
+        1,
+        "{\"error\":\"one of the two ends must be in a sandbox, as in `ID:/PATH`\",\"caused_by\":[]}\n",
     );
 }
 

@@ -2,10 +2,11 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
+use super::NotStarted;
 use crate::args::ExecArgs;
 use crate::client::{Event, Execution, Sandbox, Server, Wish};
 use crate::output::Printer;
@@ -78,7 +79,7 @@ fn ending(value: &str, details: &[String], printer: &Printer) -> Result<ExitCode
         return Ok(ExitCode::from(code));
     }
     let why = details.first().map_or(value, String::as_str);
-    let code = code_for(why).with_context(|| why.to_owned())?;
+    let code = code_for(why).ok_or_else(|| not_started(why))?;
     printer.warn(why);
     Ok(ExitCode::from(code))
 }
@@ -95,9 +96,31 @@ fn code_for(why: &str) -> Option<u8> {
     signal.parse::<u8>().ok().filter(|signal| *signal < 128).map(|signal| 128 + signal)
 }
 
+/// Whether it was the program that could not be started; the API has only words for it.
+fn not_started(why: &str) -> anyhow::Error {
+    match (why.starts_with("could not exec "), why.ends_with("it does not exist")) {
+        (true, true) => NotStarted::missing(why.to_owned()).into(),
+        (true, false) => NotStarted::not_executable(why.to_owned()).into(),
+        (false, _) => anyhow!(why.to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_missing_program_is_told_from_one_that_cannot_run() {
+        for (why, code) in [
+            ("could not exec `x`: it does not exist", Some(127)),
+            ("could not exec `/etc/passwd`: permission denied", Some(126)),
+            ("could not fork `x`", None),
+        ] {
+            let error = not_started(why);
+            assert_eq!(error.downcast_ref::<NotStarted>().map(|failed| failed.code), code, "{why}");
+            assert_eq!(error.to_string(), why);
+        }
+    }
 
     #[test]
     fn endings_have_the_codes_of_a_shell() {

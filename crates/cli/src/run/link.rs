@@ -1,13 +1,14 @@
 //! A connection to an agent from a process without an event loop.
 
-use std::fmt;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use anyhow::{Result, bail};
-use wire::{Call, Decoder, Frame, Greeting, Reply, Request, VERSION};
+use anyhow::{Result, anyhow, bail};
+use wire::{Call, Decoder, FaultKind, Frame, Greeting, Reply, Request, VERSION};
+
+use crate::commands::NotStarted;
 
 pub(super) struct Link {
     stream: UnixStream,
@@ -47,7 +48,7 @@ impl Link {
 
     pub(super) fn reply(&mut self) -> Result<Reply> {
         match self.frame()?.read()? {
-            Reply::Fault(fault) => Err(Faulty(fault).into()),
+            Reply::Fault(fault) => Err(failure(&fault)),
             reply => Ok(reply),
         }
     }
@@ -72,30 +73,33 @@ impl AsFd for Link {
     }
 }
 
-/// What the agent could not do for us.
-#[derive(Debug)]
-pub(super) struct Faulty(wire::Fault);
-
-impl Faulty {
-    /// The exit code that shells have for a program that cannot be started; `None` if it is
-    /// something else that failed.
-    pub(super) fn exit_code(&self) -> Option<u8> {
-        const NOT_EXECUTABLE: u8 = 126;
-        const NOT_FOUND: u8 = 127;
-        let not_found = self.0.kind == wire::FaultKind::NotFound;
-        (self.0.operation == "exec").then_some(if not_found { NOT_FOUND } else { NOT_EXECUTABLE })
+/// What went wrong inside. Only at its last step, the exec, is it the program that is to blame.
+fn failure(fault: &wire::Fault) -> anyhow::Error {
+    let cause =
+        fault.errno.map(|errno| format!(": {}", io::Error::from_raw_os_error(errno))).unwrap_or_default();
+    let why = format!("could not {} `{}`{cause}", fault.operation, fault.subject);
+    match (fault.operation.as_str(), fault.kind) {
+        ("exec", FaultKind::NotFound) => NotStarted::missing(why).into(),
+        ("exec", _) => NotStarted::not_executable(why).into(),
+        _ => anyhow!(why),
     }
 }
 
-impl fmt::Display for Faulty {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let wire::Fault { operation, subject, errno, .. } = &self.0;
-        write!(f, "could not {operation} `{subject}`")?;
-        match errno {
-            Some(errno) => write!(f, ": {}", io::Error::from_raw_os_error(*errno)),
-            None => Ok(()),
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn code(operation: &str, kind: FaultKind) -> Option<u8> {
+        let subject = "x".to_owned();
+        let fault = wire::Fault { kind, errno: None, operation: operation.to_owned(), subject };
+        failure(&fault).downcast_ref::<NotStarted>().map(|failed| failed.code)
+    }
+
+    #[test]
+    fn only_a_failed_exec_is_the_programs_fault() {
+        assert_eq!(code("exec", FaultKind::NotFound), Some(127));
+        assert_eq!(code("exec", FaultKind::Permission), Some(126));
+        assert_eq!(code("exec", FaultKind::Other), Some(126));
+        assert_eq!(code("change directory", FaultKind::NotFound), None);
     }
 }
-
-impl std::error::Error for Faulty {}

@@ -8,7 +8,7 @@ use tokio::io::{AsyncWrite, AsyncWriteExt};
 
 use super::base_name;
 use crate::client::{FileInfo, Kind, Sandbox};
-use crate::output::Printer;
+use crate::output::{Printer, WithHint};
 
 pub(super) async fn to_standard_output(sandbox: &Sandbox, path: &str, printer: &Printer) -> Result<()> {
     let found = existing(sandbox, path).await?;
@@ -36,7 +36,11 @@ pub(super) async fn to_local(
 }
 
 async fn existing(sandbox: &Sandbox, path: &str) -> Result<FileInfo> {
-    sandbox.stat(path).await?.ok_or_else(|| anyhow!("there is no `{path}` in the sandbox"))
+    sandbox
+        .stat(path)
+        .await?
+        .ok_or_else(|| anyhow!("there is no `{path}` in the sandbox"))
+        .hint("`coracle exec ID -- ls DIRECTORY` lists what is there")
 }
 
 async fn directory(sandbox: &Sandbox, source: &str, target: &Path, printer: &Printer) -> Result<()> {

@@ -12,7 +12,7 @@ use tokio::io::AsyncRead;
 
 use super::{base_name, resolve_inside};
 use crate::client::Sandbox;
-use crate::output::Printer;
+use crate::output::{Printer, WithHint};
 
 /// How often progress is looked at.
 const TICK: Duration = Duration::from_millis(100);
@@ -25,7 +25,10 @@ pub(super) async fn standard_input(sandbox: &Sandbox, path: &str, printer: &Prin
 pub(super) async fn local(sandbox: &Sandbox, source: &Path, path: &str, printer: &Printer) -> Result<()> {
     let about = || format!("could not read `{}`", source.display());
     // The name that was typed may be a link; those met on the way are not followed.
-    let metadata = tokio::fs::metadata(source).await.with_context(about)?;
+    let metadata = tokio::fs::metadata(source)
+        .await
+        .with_context(about)
+        .hint("a path without a sandbox's ID and a colon before it is one of this host")?;
     let target = resolve_inside(sandbox, path, base_name(source)).await?;
     if metadata.is_dir() {
         directory(sandbox, source, &target, printer).await
