@@ -151,9 +151,9 @@ fn usual_time(sandbox: &mut Sandbox) -> Duration {
 }
 
 /// Commands are still answered in the usual time after `burden` was put on the sandbox.
-fn check_answers_under(burden: impl FnOnce(&mut Sandbox)) {
+fn check_answers_under(memory: &str, burden: impl FnOnce(&mut Sandbox)) {
     let server = Server::start();
-    let mut sandbox = server.create_with(&json!({"resourceLimits": {"cpu": "500m", "memory": "1Gi"}}));
+    let mut sandbox = server.create_with(&json!({"resourceLimits": {"cpu": "500m", "memory": memory}}));
     sandbox.upload_attacks();
     let before = usual_time(&mut sandbox);
     burden(&mut sandbox);
@@ -167,7 +167,7 @@ fn check_answers_under(burden: impl FnOnce(&mut Sandbox)) {
 
 #[test]
 fn an_exec_is_answered_while_a_busy_loop_eats_the_quota() {
-    check_answers_under(|sandbox| {
+    check_answers_under("128Mi", |sandbox| {
         let mark = format!("mark-{}", sandbox.id);
         sandbox.start(&format!("exec -a {mark} bash -c 'while :; do :; done' {mark}"));
         e2e::eventually("the loop works", || {
@@ -178,7 +178,8 @@ fn an_exec_is_answered_while_a_busy_loop_eats_the_quota() {
 
 #[test]
 fn an_exec_is_answered_while_a_fork_bomb_sits_at_the_limit() {
-    check_answers_under(|sandbox| {
+    // Enough that the processes run out before the memory does.
+    check_answers_under("768Mi", |sandbox| {
         let bomb = sandbox.start("/opt/attacks eat processes");
         e2e::eventually("the bomb is at its limit", || sandbox.logs(&bomb).contains("stopped: fork"));
     });
@@ -186,7 +187,7 @@ fn an_exec_is_answered_while_a_fork_bomb_sits_at_the_limit() {
 
 #[test]
 fn an_exec_is_answered_after_an_oom_kill() {
-    check_answers_under(|sandbox| {
+    check_answers_under("128Mi", |sandbox| {
         let ran = sandbox.run("/opt/attacks eat memory");
         assert_ne!(ran.code, Some(0), "{ran:?}");
     });

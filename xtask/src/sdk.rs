@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 
 use crate::report::Report;
 use crate::server::{Access, Server};
@@ -69,12 +69,15 @@ pub(crate) fn test(binary: &Path, report: &mut Report) -> Result<()> {
         .env("CORACLE_TEST_SECRETS", &secrets)
         .env("PYTHONDONTWRITEBYTECODE", "1"));
     let secrets = read_secrets(&secrets);
-    let finished = [server.finish(&secrets), open_server.finish(&secrets)];
-    finished.into_iter().fold(tested, |before, finished| before.and(finished))?;
-    if secrets.is_empty() {
-        bail!("the tests saw no token, so the log was searched for none");
-    }
-    Ok(())
+    let searched = match secrets.is_empty() {
+        true => Err(anyhow!("the tests saw no token, so the logs were searched for none")),
+        false => Ok(()),
+    };
+    // All are told, not only the first: each may be the reason for another.
+    let outcomes = [tested, server.finish(&secrets), open_server.finish(&secrets), searched];
+    let wrong: Vec<String> =
+        outcomes.into_iter().filter_map(|outcome| Some(format!("{:#}", outcome.err()?))).collect();
+    if wrong.is_empty() { Ok(()) } else { bail!(wrong.join("\n")) }
 }
 
 fn read_secrets(file: &Path) -> Vec<String> {

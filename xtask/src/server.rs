@@ -1,7 +1,6 @@
 //! A server under test: `coracle serve` on a free port with a state directory of its own, and
 //! what must be true when it has gone.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -33,11 +32,11 @@ pub(crate) struct Server {
     process: Child,
     binary: PathBuf,
     state: PathBuf,
+    instance: String,
     log: PathBuf,
     /// `None`: whoever reaches it may use it.
     pub(crate) key: Option<String>,
     pub(crate) url: String,
-    before: Remains,
 }
 
 impl Server {
@@ -49,10 +48,11 @@ impl Server {
             Access::Keyed => Some(format!("key-{:032x}", u128::from_ne_bytes(random()?))),
             Access::Keyless => None,
         };
-        let before = Remains::now(&state);
+        let instance = format!("t{:031x}", u128::from_ne_bytes(random()?) >> 4);
         let mut process = Command::new(binary)
             .args(["serve", "--listen", "127.0.0.1:0", "--state-dir"])
             .arg(&state)
+            .env("CORACLE_INSTANCE", &instance)
             .envs(key.iter().map(|key| ("CORACLE_API_KEY", key)))
             // Everything it could ever log, so that a secret in a rare line is found too.
             .env("CORACLE_LOG", "trace")
@@ -62,7 +62,7 @@ impl Server {
             .with_context(|| format!("could not start `{}`", binary.display()))?;
         let url = ready_line(&mut process);
         let mut server =
-            Self { process, binary: binary.to_owned(), state, log, key, url: String::new(), before };
+            Self { process, binary: binary.to_owned(), state, instance, log, key, url: String::new() };
         server.url = url.with_context(|| {
             let log = fs::read_to_string(&server.log).unwrap_or_default();
             format!("the server did not start; its log:\n{}", tail(&log))
@@ -82,7 +82,7 @@ impl Server {
         if !status.success() {
             bail!("the server ended with {status}");
         }
-        let left = Remains::now(&self.state).beyond(&self.before);
+        let left = self.remains();
         if !left.is_empty() {
             bail!("the server left behind:\n{}", left.join("\n"));
         }
@@ -92,6 +92,29 @@ impl Server {
             bail!("{leaked} keys or tokens are in the server's log");
         }
         Ok(())
+    }
+
+    /// What is left on the host of it: mounts, loop devices, processes, groups.
+    fn remains(&self) -> Vec<String> {
+        let state = self.state.to_string_lossy();
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let mounts = mounts.lines().filter(|line| line.contains(state.as_ref()));
+        let mut found: Vec<String> = mounts.map(|line| format!("mount {line}")).collect();
+        for device in entries(Path::new("/sys/block")) {
+            let file = fs::read_to_string(device.join("loop/backing_file")).unwrap_or_default();
+            if file.contains(state.as_ref()) {
+                found.push(format!("loop device {}", device.display()));
+            }
+        }
+        for process in entries(Path::new("/proc")) {
+            let words = fs::read(process.join("cmdline")).unwrap_or_default();
+            let words = String::from_utf8_lossy(&words).replace('\0', " ");
+            if words.contains(state.as_ref()) {
+                found.push(format!("process {} {words}", process.display()));
+            }
+        }
+        found.extend(groups(&self.instance).iter().map(|group| format!("group {}", group.display())));
+        found
     }
 
     /// Tells the server to end and waits for it. One that has ended already stays as it is.
@@ -153,57 +176,16 @@ fn tail(log: &str) -> String {
     lines[lines.len().saturating_sub(40)..].join("\n")
 }
 
-/// What a server could leave on the host: mounts, loop devices, groups, processes.
-#[derive(Clone, Default)]
-struct Remains(BTreeSet<String>);
-
-impl Remains {
-    fn now(state: &Path) -> Self {
-        let mut found = BTreeSet::new();
-        let state = state.to_string_lossy();
-        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        found.extend(
-            mounts.lines().filter(|line| line.contains(state.as_ref())).map(|line| format!("mount {line}")),
-        );
-        for device in entries(Path::new("/sys/block")) {
-            let file = fs::read_to_string(device.join("loop/backing_file")).unwrap_or_default();
-            if file.contains(state.as_ref()) {
-                found.insert(format!("loop device {}", device.display()));
-            }
-        }
-        for process in entries(Path::new("/proc")) {
-            let words = fs::read(process.join("cmdline")).unwrap_or_default();
-            let words = String::from_utf8_lossy(&words).replace('\0', " ");
-            if words.contains(state.as_ref()) {
-                found.insert(format!("process {} {words}", process.display()));
-            }
-        }
-        groups(Path::new("/sys/fs/cgroup"), 0, &mut found);
-        Self(found)
-    }
-
-    fn beyond(&self, before: &Self) -> Vec<String> {
-        self.0.difference(&before.0).cloned().collect()
-    }
-}
-
 fn entries(directory: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).into_iter().flatten();
     entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
 }
 
-/// Our groups, in every hierarchy: all directories below one called `coracle`.
-fn groups(directory: &Path, depth: usize, found: &mut BTreeSet<String>) {
-    const DEEPEST: usize = 6;
-    for entry in entries(directory).into_iter().filter(|entry| entry.is_dir()) {
-        // The instance's own group may stay: it is empty and is used again.
-        let ours =
-            entry.ancestors().skip(2).any(|parent| parent.file_name().is_some_and(|name| name == "coracle"));
-        if ours {
-            found.insert(format!("group {}", entry.display()));
-        }
-        if depth < DEEPEST {
-            groups(&entry, depth + 1, found);
-        }
-    }
+/// The groups of a server's sandboxes, in every hierarchy. The server's own may stay: it is
+/// empty, and is used again.
+fn groups(instance: &str) -> Vec<PathBuf> {
+    let root = PathBuf::from("/sys/fs/cgroup");
+    let hierarchies = std::iter::once(root.clone()).chain(entries(&root));
+    let below = hierarchies.flat_map(|hierarchy| entries(&hierarchy.join("coracle").join(instance)));
+    below.filter(|entry| entry.is_dir()).collect()
 }

@@ -1,10 +1,9 @@
 //! The agent's state and its loop.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::convert::Infallible;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use linux::signals::ChildSignals;
@@ -45,10 +44,12 @@ pub(crate) struct Agent {
     pub(crate) watchers: usize,
     pub(crate) dials: HashMap<u64, Dial>,
     pub(crate) tunnels: HashMap<u64, Tunnel>,
-    pub(crate) alarms: BinaryHeap<Reverse<(Instant, Alarm)>>,
+    alarms: BTreeSet<(Instant, Alarm)>,
     /// For bytes that come in, and for bytes that go out.
     pub(crate) scratch: Vec<u8>,
     pub(crate) page: Vec<u8>,
+    /// Given up for a moment when no other descriptor is left.
+    pub(crate) reserve: Option<OwnedFd>,
     last_number: u64,
 }
 
@@ -80,6 +81,7 @@ impl Agent {
         let child_signals = ChildSignals::open()?;
         poll.watch_always(child_signals.as_fd(), Token::Children)?;
         poll.watch_always(place.listener.as_fd(), Token::Listener)?;
+        let reserve = Some(rustix::io::fcntl_dupfd_cloexec(&place.null, 3)?);
         Ok(Self {
             place,
             poll,
@@ -98,9 +100,10 @@ impl Agent {
             watchers: 0,
             dials: HashMap::new(),
             tunnels: HashMap::new(),
-            alarms: BinaryHeap::new(),
+            alarms: BTreeSet::new(),
             scratch: vec![0; RECORD],
             page: vec![0; RECORD],
+            reserve,
             last_number: 0,
         })
     }
@@ -140,25 +143,31 @@ impl Agent {
         self.last_number
     }
 
-    pub(crate) fn set_alarm(&mut self, after: Duration, alarm: Alarm) {
-        // A time beyond what the clock can tell never comes.
-        if let Some(time) = Instant::now().checked_add(after) {
-            self.alarms.push(Reverse((time, alarm)));
+    /// The time at which it will ring; a time beyond what the clock can tell never comes.
+    pub(crate) fn set_alarm(&mut self, after: Duration, alarm: Alarm) -> Option<Instant> {
+        let time = Instant::now().checked_add(after)?;
+        self.alarms.insert((time, alarm));
+        Some(time)
+    }
+
+    pub(crate) fn stop_alarm(&mut self, time: Option<Instant>, alarm: Alarm) {
+        if let Some(time) = time {
+            self.alarms.remove(&(time, alarm));
         }
     }
 
     fn until_next_alarm(&self) -> Option<Duration> {
-        let Reverse((time, _)) = self.alarms.peek()?;
+        let (time, _) = self.alarms.first()?;
         Some(time.saturating_duration_since(Instant::now()))
     }
 
     fn ring_alarms(&mut self) {
         let now = Instant::now();
-        while let Some(Reverse((time, alarm))) = self.alarms.peek().copied() {
+        while let Some((time, alarm)) = self.alarms.first().copied() {
             if time > now {
                 return;
             }
-            self.alarms.pop();
+            self.alarms.pop_first();
             match alarm {
                 Alarm::Deadline(process) => self.deadline_passed(process),
                 Alarm::Dial(dial) => self.dial_timed_out(dial),

@@ -90,6 +90,23 @@ impl Agent {
         Ok(number)
     }
 
+    /// Leaves behind no more than a child to be collected and, if there is one, its group.
+    pub(crate) fn abandon(&mut self, pid: Pid, group: u64) {
+        let number = self.next_number();
+        let body = Body {
+            owner: Owner::Nobody,
+            pid: Some(pid),
+            tree: if self.place.commands.is_some() { Tree::Group(group) } else { Tree::Gone },
+            report: None,
+            outputs: Vec::new(),
+            input: None,
+            terminal: false,
+            ended: false,
+        };
+        self.bodies.insert(number, body);
+        self.children.insert(pid, Child::Leader(number));
+    }
+
     /// The child has become the command, or could not.
     pub(crate) fn on_report(&mut self, number: u64) {
         let Some(body) = self.bodies.get_mut(&number) else { return };

@@ -13,16 +13,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use linux::caps::{self, CapSet};
 use linux::{inherit, signals, spawn};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::Mode;
 use rustix::io::{Errno, FdFlags};
 use rustix::process::{Resource, Rlimit};
 use wire::process::Missing;
 
 use crate::command::{Command, Workdir};
 use crate::place::Place;
-
-/// Commands go before the agent when the whole host runs out of memory.
-const OOM_SCORE: &[u8] = b"500";
 
 /// The command's ends of its pipes, or of its terminal.
 #[derive(Debug)]
@@ -151,7 +148,6 @@ fn become_command(
     for group in join.into_iter().chain(&place.tasks) {
         rustix::io::write(group, b"0").at(Step::JoinGroup)?;
     }
-    raise_oom_score();
     connect(stdio)?;
     keep(&command.kept).at(Step::Stdio)?;
     rustix::process::umask(Mode::WGRP | Mode::WOTH);
@@ -198,15 +194,6 @@ fn confine(place: &Place, command: &Command) -> Result<(), Failure> {
     caps::set(keep).at(Step::Capabilities)?;
     linux::set_no_new_privs().at(Step::NoNewPrivileges)?;
     if place.filter.is_empty() { Ok(()) } else { place.filter.install().at(Step::Filter) }
-}
-
-/// The kernel may forbid it, since the files of a process that cannot be traced belong to the
-/// host; the groups still keep the agent apart.
-fn raise_oom_score() {
-    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-    if let Ok(file) = rustix::fs::open(c"/proc/self/oom_score_adj", flags, Mode::empty()) {
-        rustix::io::write(file, OOM_SCORE).ok();
-    }
 }
 
 fn enter(directory: &Workdir) -> rustix::io::Result<()> {

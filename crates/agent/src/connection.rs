@@ -159,7 +159,11 @@ impl Connection {
 impl Agent {
     pub(crate) fn accept(&mut self) {
         for _ in 0..ACCEPTS {
-            let Ok(fd) = self.place.accept() else { return };
+            let fd = match self.place.accept() {
+                Ok(fd) => fd,
+                Err(Errno::MFILE | Errno::NFILE) => return self.turn_away(),
+                Err(_) => return,
+            };
             let number = self.next_number();
             let Ok(source) = self.poll.watch(fd, Token::Connection(number), EventFlags::IN) else { return };
             if self.connections.len() >= MOST_CONNECTIONS + SURPLUS {
@@ -169,6 +173,14 @@ impl Agent {
             // The request usually came along with the connection.
             self.on_readable(number);
         }
+    }
+
+    /// Out of descriptors. The connection would be reported again and again until it is
+    /// accepted, so one descriptor is kept for this and lent to it.
+    fn turn_away(&mut self) {
+        self.reserve = None;
+        drop(self.place.accept());
+        self.reserve = rustix::io::fcntl_dupfd_cloexec(&self.place.null, 3).ok();
     }
 
     pub(crate) fn on_connection(&mut self, number: u64, flags: EventFlags) {

@@ -5,6 +5,9 @@ use std::io;
 use rustix::io::Errno;
 use wire::{Fault, FaultKind};
 
+/// How many characters of a subject are told.
+const LONGEST_SUBJECT: usize = 4096;
+
 /// What the kernel's number means to a caller.
 pub(crate) fn kind_of(errno: Errno) -> FaultKind {
     match errno {
@@ -27,7 +30,7 @@ pub(crate) fn from_errno(errno: Errno, operation: &str, subject: &str) -> Fault 
         kind: kind_of(errno),
         errno: Some(errno.raw_os_error()),
         operation: operation.to_owned(),
-        subject: subject.to_owned(),
+        subject: shorten(subject),
     }
 }
 
@@ -41,5 +44,13 @@ pub(crate) fn from_io(error: &io::Error, operation: &str, subject: &str) -> Faul
 
 /// A fault of our own.
 pub(crate) fn plain(kind: FaultKind, operation: &str, subject: &str) -> Fault {
-    Fault { kind, errno: None, operation: operation.to_owned(), subject: subject.to_owned() }
+    Fault { kind, errno: None, operation: operation.to_owned(), subject: shorten(subject) }
+}
+
+/// A subject may come from a request and be as long as one; an answer must fit its frame.
+fn shorten(subject: &str) -> String {
+    match subject.char_indices().nth(LONGEST_SUBJECT) {
+        Some((end, _)) => subject[..end].to_owned(),
+        None => subject.to_owned(),
+    }
 }

@@ -78,7 +78,10 @@ impl Agent {
     pub(crate) fn pump_followers(&mut self, process: u64) {
         let Some(process) = self.processes.get(&process) else { return };
         for follower in process.followers.clone() {
-            self.pump(follower);
+            // One that is behind goes on when its socket takes more.
+            if self.connections.get(&follower).is_some_and(|following| following.unsent() < AHEAD) {
+                self.pump(follower);
+            }
         }
     }
 }

@@ -399,3 +399,73 @@ fn read_exactly(file: BorrowedFd<'_>, buffer: &mut [u8], position: u64) -> rusti
         _ => Err(Errno::IO),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Reads to the end and checks that output and gaps cover everything from `from` on, once.
+    fn read_all(journal: &mut Journal, directory: BorrowedFd<'_>, from: u64, written: &[u8]) -> u64 {
+        let mut cursor = Cursor::at(from);
+        let mut buffer = [0; 1000];
+        let (mut next, mut missing) = (from, 0);
+        loop {
+            match journal.read(directory, &mut cursor, &mut buffer) {
+                Piece::Output { offset, length, .. } => {
+                    assert_eq!(offset, next);
+                    let place = usize::try_from(offset).expect("the journal is small");
+                    assert_eq!(&buffer[..length], &written[place..place + length]);
+                    next += length as u64;
+                }
+                Piece::Gap { from, to } => {
+                    assert_eq!(from, next);
+                    assert!(to > from);
+                    missing += to - from;
+                    next = to;
+                }
+                Piece::Nothing => return missing,
+            }
+            assert_eq!(cursor.offset, next);
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn nothing_is_lost_doubled_or_invented(
+            first in 0u64..200_000,
+            last in 0u64..200_000,
+            pieces in proptest::collection::vec((1u8..=3, 1usize..70_000, 0u64..2000), 1..40),
+            part in 0.0f64..1.2,
+        ) {
+            let temporary = tempfile::tempdir().expect("a temporary directory");
+            let directory = std::fs::File::open(temporary.path()).expect("it was just made");
+            let mut journal = Journal::new("test", Retention { first, last, hold: false });
+            let (mut written, mut now, mut live) = (Vec::new(), 0, Cursor::at(0));
+            for (number, (stream, length, later)) in pieces.iter().enumerate() {
+                let stream = StreamTag::from_byte(*stream).expect("the range is the three tags");
+                now += later;
+                let bytes: Vec<u8> = (0..*length).map(|place| (place ^ number).to_le_bytes()[0]).collect();
+                written.extend_from_slice(&bytes);
+                journal.append(directory.as_fd(), stream, &bytes, now);
+                // A follower that keeps up misses nothing, whatever is dropped behind it.
+                let mut buffer = vec![0; RECORD];
+                loop {
+                    match journal.read(directory.as_fd(), &mut live, &mut buffer) {
+                        Piece::Nothing => break,
+                        Piece::Output { .. } => {}
+                        gap @ Piece::Gap { .. } => prop_assert!(*length as u64 > last, "{gap:?}"),
+                    }
+                }
+            }
+            let total = written.len() as u64;
+            prop_assert_eq!(journal.written(), total);
+            let missing = read_all(&mut journal, directory.as_fd(), 0, &written);
+            prop_assert!(missing <= total.saturating_sub(first + last), "{} are missing", missing);
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "any place will do")]
+            let from = (total as f64 * part) as u64;
+            read_all(&mut journal, directory.as_fd(), from, &written);
+        }
+    }
+}

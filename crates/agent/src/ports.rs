@@ -9,7 +9,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
@@ -36,6 +36,7 @@ pub(crate) struct Dial {
     port: u16,
     family: Family,
     far: Source,
+    patience: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,15 +85,18 @@ impl Agent {
         // A connection on the loopback is complete at once or refused; both are told as events.
         let far = self.poll.watch(far, Token::Far(number), EventFlags::OUT);
         let far = far.map_err(|error| fault::from_io(&error, "connect", &subject))?;
-        self.dials.insert(number, Dial { connection, port, family, far });
-        self.set_alarm(DIAL_PATIENCE, Alarm::Dial(number));
+        let patience = self.set_alarm(DIAL_PATIENCE, Alarm::Dial(number));
+        self.dials.insert(number, Dial { connection, port, family, far, patience });
         Ok(())
     }
 
     /// The far side of a dial or a tunnel has something to tell.
     pub(crate) fn on_far(&mut self, number: u64, flags: EventFlags) {
         match self.dials.remove(&number) {
-            Some(dial) => self.on_dialled(number, dial),
+            Some(dial) => {
+                self.stop_alarm(dial.patience, Alarm::Dial(number));
+                self.on_dialled(number, dial);
+            }
             None => self.turn_tunnel(number, flags, Side::Far),
         }
     }

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use linux::spawn::{End, Usage};
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal};
 use wire::process::{Ended, Exit, ProcessStatus, Retention, Start};
 use wire::{Fault, FaultKind, Reply, StreamTag};
 
@@ -48,6 +48,7 @@ pub(crate) struct Process {
     pub(crate) followers: Vec<u64>,
     pub(crate) caller: Option<Caller>,
     pub(crate) ended: Option<Ended>,
+    pub(crate) deadline: Option<Instant>,
     deadline_passed: bool,
     started: Instant,
     started_ms: u64,
@@ -138,6 +139,9 @@ impl Agent {
     /// Starts a command; the answer comes when it is known whether the exec succeeded.
     pub(crate) fn start(&mut self, connection: u64, start: &Start) -> Result<(), Fault> {
         self.check_new_name(&start.process)?;
+        if start.tag.as_ref().is_some_and(|tag| tag.len() > SHOWN_TEXT) {
+            return Err(fault::plain(FaultKind::Invalid, "start", "a tag that is too long"));
+        }
         let command = Command::new(&self.place.config, start)?;
         let shown = match &start.command {
             wire::process::Command::Argv(words) => words.join(" "),
@@ -155,20 +159,29 @@ impl Agent {
         let wiring = Wiring { terminal: start.terminal, stdin: start.stdin };
         let body = self.launch(Owner::Process(number), &command, wiring);
         let body = body.inspect_err(|_| self.drop_process(number))?;
+        let deadline = self.set_deadline(number, start.deadline_ms);
         let process = self.processes.get_mut(&number).expect("it was just added");
         process.body = Some(body);
-        if let Some(deadline) = start.deadline_ms {
-            self.set_alarm(Duration::from_millis(deadline), Alarm::Deadline(number));
-        }
+        process.deadline = deadline;
         Ok(())
+    }
+
+    pub(crate) fn set_deadline(&mut self, number: u64, deadline_ms: Option<u64>) -> Option<Instant> {
+        self.set_alarm(Duration::from_millis(deadline_ms?), Alarm::Deadline(number))
     }
 
     /// Forks a command for an owner.
     pub(crate) fn launch(&mut self, owner: Owner, command: &Command, wiring: Wiring) -> Result<u64, Fault> {
         let group = self.next_number();
-        exec::launch(&self.place, command, wiring, group)
-            .and_then(|launched| self.embody(owner, launched))
-            .map_err(|errno| fault::from_errno(errno, "start", &command.program_name))
+        let failed = |errno| fault::from_errno(errno, "start", &command.program_name);
+        let launched = exec::launch(&self.place, command, wiring, group).map_err(failed)?;
+        let pid = launched.pid;
+        self.embody(owner, launched).map_err(|errno| {
+            // Nobody would ever look after it; the agent is out of descriptors or memory.
+            rustix::process::kill_process(pid, Signal::KILL).ok();
+            self.abandon(pid, group);
+            failed(errno)
+        })
     }
 
     /// Whether a process may be started under this name. It becomes the name of a file.
@@ -200,6 +213,7 @@ impl Agent {
             followers: Vec::new(),
             caller: new.caller,
             ended: None,
+            deadline: None,
             deadline_passed: false,
             started: Instant::now(),
             started_ms: now_ms(),
@@ -271,6 +285,8 @@ impl Agent {
         };
         let ended = process.ended_as(exit, usage);
         process.ended = Some(ended.clone());
+        let deadline = process.deadline;
+        self.stop_alarm(deadline, Alarm::Deadline(number));
         self.finished.push_back(number);
         self.pump_followers(number);
         // Whoever waits for the end is told before the disk is.

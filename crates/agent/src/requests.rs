@@ -151,10 +151,18 @@ impl Agent {
 /// Reads the request. One that a newer server knows and we do not is told from nonsense.
 fn read_call(frame: &Frame) -> Result<Call, Fault> {
     frame.read().map_err(|error| match &error {
-        FrameError::Message(reason) if reason.to_string().starts_with("unknown variant") => {
-            fault::plain(FaultKind::Unsupported, "read", &reason.to_string())
+        FrameError::Message(reason) => {
+            let reason = reason.to_string();
+            let unknown = reason.starts_with("unknown variant");
+            let kind = if unknown { FaultKind::Unsupported } else { FaultKind::Invalid };
+            fault::plain(kind, "read", first_clause(&reason))
         }
-        FrameError::Message(reason) => fault::plain(FaultKind::Invalid, "read", &reason.to_string()),
         _ => malformed(),
     })
+}
+
+/// What is wrong, without what would be right and where: that changes with every version.
+fn first_clause(reason: &str) -> &str {
+    let ends = [", expected", " at line"].map(|end| reason.find(end));
+    &reason[..ends.into_iter().flatten().min().unwrap_or(reason.len())]
 }

@@ -11,7 +11,6 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::time::Duration;
 
 use linux::spawn::{End, Usage};
 use rustix::event::epoll::EventFlags;
@@ -20,7 +19,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use wire::process::{Directory, Missing, OpenSession, RunInSession, SessionStatus};
 use wire::{Fault, FaultKind, Reply};
 
-use crate::agent::{Agent, Alarm};
+use crate::agent::Agent;
 use crate::body::Owner;
 use crate::child::Failure;
 use crate::command::{self, Command, Surroundings};
@@ -321,14 +320,13 @@ impl Agent {
         // A shell that does not read has ended, which is told otherwise.
         shell.orders.pump().ok();
         let pid = self.bodies.get(&body).and_then(|body| body.pid);
-        let Some(process_entry) = self.processes.get_mut(&process) else { return };
-        process_entry.body = Some(body);
-        process_entry.pid = pid;
-        process_entry.begin();
-        let caller = process_entry.caller.take();
-        if let Some(deadline) = deadline {
-            self.set_alarm(Duration::from_millis(deadline), Alarm::Deadline(process));
-        }
+        let deadline = self.set_deadline(process, deadline);
+        let Some(begun) = self.processes.get_mut(&process) else { return };
+        begun.body = Some(body);
+        begun.pid = pid;
+        begun.deadline = deadline;
+        begun.begin();
+        let caller = begun.caller.take();
         self.tell_started(process, caller);
     }
 

@@ -26,6 +26,9 @@ pub(crate) enum Tree {
 }
 
 /// Makes the group of a command and opens it.
+///
+/// Each command has a new one. A group in which everything was killed once is of no use any more:
+/// the kernel takes whoever is cloned into it for one that was forked while the killing went on.
 pub(crate) fn make_group(commands: &OwnedFd, number: u64) -> rustix::io::Result<OwnedFd> {
     let name = number.to_string();
     rustix::fs::mkdirat(commands, name.as_str(), Mode::from_raw_mode(0o755))?;

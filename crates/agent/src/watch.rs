@@ -1,6 +1,6 @@
 //! Watching files: inotify(7), as a worker that lasts as long as its connection.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -21,13 +21,15 @@ const DEEPEST: usize = 1000;
 struct Watcher {
     events: OwnedFd,
     directories: HashMap<i32, PathBuf>,
+    /// Found in a new directory and told; the kernel may tell it as well, or may not.
+    told: HashSet<PathBuf>,
     recursive: bool,
 }
 
 impl Work<'_> {
     pub(crate) fn watch(&mut self, path: &Path, recursive: bool) -> Result<(), Fault> {
         let events = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).named("watch", path)?;
-        let mut watcher = Watcher { events, directories: HashMap::new(), recursive };
+        let mut watcher = Watcher { events, directories: HashMap::new(), told: HashSet::new(), recursive };
         watcher.add(path).named("watch", path)?;
         if recursive {
             // What vanishes or may not be read meanwhile is not watched.
@@ -81,45 +83,52 @@ impl Watcher {
 
     /// The events that have come since the last time.
     fn read(&mut self, root: &Path) -> rustix::io::Result<Vec<WatchEvent>> {
-        let mut events = Vec::new();
-        let mut found = Vec::new();
         let mut buffer = [MaybeUninit::uninit(); 16 << 10];
         let mut reader = Reader::new(&self.events, &mut buffer);
-        let mut new_directories = Vec::new();
+        let mut came = Vec::new();
         loop {
-            let event = match reader.next() {
-                Ok(event) => event,
+            match reader.next() {
+                Ok(event) => {
+                    let name = event.file_name().map(|name| OsStr::from_bytes(name.to_bytes()).to_owned());
+                    came.push((event.wd(), event.events(), name));
+                }
                 Err(Errno::AGAIN) => break,
                 Err(errno) => return Err(errno),
-            };
-            let flags = event.events();
+            }
+        }
+        let mut events = Vec::new();
+        for (number, flags, name) in came {
             if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
                 events.push(told(root, Change::Overflow));
-                continue;
-            }
-            let Some(directory) = self.directories.get(&event.wd()) else { continue };
-            let name = event.file_name().map(|name| OsStr::from_bytes(name.to_bytes()));
-            let path = name.map_or_else(|| directory.clone(), |name| directory.join(name));
-            if let Some(change) = change_of(flags) {
-                events.push(told(&path, change));
+            } else if let Some(directory) = self.directories.get(&number) {
+                let path = name.map_or_else(|| directory.clone(), |name| directory.join(name));
+                self.take_in(&path, flags, &mut events);
             }
             if flags.contains(ReadFlags::IGNORED) {
-                self.directories.remove(&event.wd());
-            } else if self.recursive
-                && flags.contains(ReadFlags::ISDIR)
-                && flags.intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO)
-            {
-                new_directories.push(path);
+                self.directories.remove(&number);
             }
         }
-        for path in new_directories {
-            // What was put there before it was watched made no event.
-            if self.add(&path).is_ok() {
-                self.add_below(&path, DEEPEST, &mut |path| found.push(told(&path, Change::Created)));
-            }
-        }
-        events.append(&mut found);
         Ok(events)
+    }
+
+    fn take_in(&mut self, path: &Path, flags: ReadFlags, events: &mut Vec<WatchEvent>) {
+        let Some(change) = change_of(flags) else { return };
+        let known = match change {
+            Change::Created | Change::Removed | Change::Renamed => self.told.remove(path),
+            _ => false,
+        };
+        if known && change == Change::Created {
+            return;
+        }
+        events.push(told(path, change));
+        let new_directory = change == Change::Created && flags.contains(ReadFlags::ISDIR);
+        if self.recursive && new_directory && self.add(path).is_ok() {
+            // What was put there before it was watched made no event.
+            let mut found = Vec::new();
+            self.add_below(path, DEEPEST, &mut |path| found.push(path));
+            events.extend(found.iter().map(|path| told(path, Change::Created)));
+            self.told.extend(found);
+        }
     }
 }
 

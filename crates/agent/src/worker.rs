@@ -16,6 +16,7 @@ use linux::spawn::{self, Forked};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::process::Signal;
 use wire::files::{FileOperation, FileRequest};
 use wire::{Decoder, Fault, FaultKind, Reply};
 
@@ -144,12 +145,8 @@ fn open_group(commands: &OwnedFd) -> rustix::io::Result<OwnedFd> {
 /// behind the agent's back.
 fn run(place: &Place, job: Job, join: Option<OwnedFd>) -> ! {
     let Job { connection, decoder, request } = job;
-    for group in join.iter().chain(&place.tasks) {
-        if rustix::io::write(group, b"0").is_err() {
-            // Outside the sandbox's bounds nothing is done at all.
-            spawn::exit_now(1);
-        }
-    }
+    let mut groups = join.iter().chain(&place.tasks);
+    let joined = groups.try_for_each(|group| rustix::io::write(group, b"0").map(drop));
     let Ok(connection) = child::alone_with(&connection) else { spawn::exit_now(1) };
     let prepared = rustix::io::ioctl_fionbio(&connection, false)
         .and_then(|()| set_socket_timeout(&connection, Timeout::Recv, Some(PATIENCE)))
@@ -158,7 +155,9 @@ fn run(place: &Place, job: Job, join: Option<OwnedFd>) -> ! {
         spawn::exit_now(1);
     }
     let mut line = Line::new(connection, decoder);
-    let done = become_user(place, &request).and_then(|who| {
+    // Outside the sandbox's bounds nothing is done at all.
+    let joined = joined.map_err(|errno| fault::from_errno(errno, "join the group", GROUP));
+    let done = joined.and_then(|()| become_user(place, &request)).and_then(|who| {
         Work { line: &mut line, config: &place.config, who: &who }.perform(&request.operation)
     });
     if let Err(fault) = done {
@@ -175,5 +174,8 @@ fn become_user(place: &Place, request: &FileRequest) -> Result<Who, Fault> {
         if who.is_root() { CapSet(ROOT_CAPABILITIES.0 & place.own_capabilities.0) } else { CapSet::NONE };
     caps::set(keep).map_err(|error| fault::from_io(&error, "drop capabilities", &who.name))?;
     rustix::process::umask(Mode::WGRP | Mode::WOTH);
+    // A change of identity forgets it, so it comes last. Where the agent is the first process its
+    // end is everybody's; elsewhere nobody would wait for this one any more.
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(named)?;
     Ok(who)
 }

@@ -102,6 +102,8 @@ pub(crate) struct Prepared {
 
 /// Host uids that one sandbox occupies.
 const UIDS_PER_SANDBOX: u64 = 1 << 16;
+/// There are 4096 ranges of uids, and some may belong to users of the host.
+const MOST_SANDBOXES: usize = 4000;
 
 impl Config {
     /// The settings of `coracle serve`.
@@ -171,6 +173,9 @@ impl Config {
     /// Every sandbox must find a range of its own above `uid_base`, and one more is kept for
     /// the server itself.
     fn check_uids(&self) -> Result<()> {
+        if self.limits.max_sandboxes > MOST_SANDBOXES {
+            bail!("`limits.max_sandboxes` is {}, more than {MOST_SANDBOXES}", self.limits.max_sandboxes);
+        }
         let ranges = self.limits.max_sandboxes as u64 + 1;
         let end = u64::from(self.uid_base) + ranges * UIDS_PER_SANDBOX;
         if u64::from(self.uid_base) < UIDS_PER_SANDBOX {

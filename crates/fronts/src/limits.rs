@@ -53,3 +53,33 @@ impl HttpBody for Held {
         self.body.size_hint()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use axum::Router;
+    use axum::middleware::from_fn_with_state;
+    use axum::routing::get;
+    use tower::ServiceExt;
+
+    use super::*;
+
+    async fn ask(router: &Router, path: &str) -> Response {
+        let request = Request::builder().uri(path).body(Body::empty()).unwrap();
+        router.clone().oneshot(request).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_slot_is_held_until_the_answer_was_sent() {
+        let slots = Arc::new(Semaphore::new(1));
+        let router = Router::new().route("/", get(|| async { "answer" })).route("/health", get(|| async {}));
+        let router = router.layer(from_fn_with_state(slots, admit));
+        let first = ask(&router, "/").await;
+        assert_eq!(first.status(), StatusCode::OK);
+        let second = ask(&router, "/").await;
+        assert_eq!(second.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(second.headers()["retry-after"], "1");
+        assert_eq!(ask(&router, "/health").await.status(), StatusCode::OK);
+        drop(first);
+        assert_eq!(ask(&router, "/").await.status(), StatusCode::OK);
+    }
+}

@@ -91,7 +91,31 @@ pub fn install_metrics() -> Result<PrometheusHandle, BuildError> {
 
 #[cfg(test)]
 mod tests {
+    use axum::Router;
+    use axum::body::{Body, to_bytes};
+    use axum::middleware::from_fn;
+    use axum::routing::get;
+    use tower::ServiceExt;
+
     use super::*;
+
+    #[tokio::test]
+    async fn a_panic_is_an_answer_like_any_other() {
+        async fn fail() -> &'static str {
+            panic!("as told")
+        }
+        let router = Router::new().route("/", get(fail)).fallback(answer::not_found).layer(from_fn(record));
+        for (path, status) in [("/", StatusCode::INTERNAL_SERVER_ERROR), ("/other", StatusCode::NOT_FOUND)] {
+            let request =
+                Request::builder().uri(path).header(REQUEST_ID, "mine").body(Body::empty()).unwrap();
+            let response = router.clone().oneshot(request).await.unwrap();
+            assert_eq!(response.status(), status);
+            assert_eq!(response.headers()[REQUEST_ID], "mine");
+            let body = to_bytes(response.into_body(), 1000).await.unwrap();
+            let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+            assert!(body["code"].is_string() && body["message"].is_string(), "{body}");
+        }
+    }
 
     fn id_of(value: &str) -> HeaderValue {
         request_id(&Request::builder().header(REQUEST_ID, value).body(axum::body::Body::empty()).unwrap())

@@ -2,6 +2,7 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -32,6 +33,8 @@ impl Programs {
             .args(["-c", "cat > /dev/null; rm -rf \"$0\""])
             .arg(&directory)
             .stdin(Stdio::piped())
+            // It must outlive a signal to the group of the tests.
+            .process_group(0)
             .spawn()
             .expect("there is a shell");
         for (name, from) in [("coracle", coracle), ("attacks/attacks", attacks)] {

@@ -244,7 +244,8 @@ fn end_of(log: &str) -> &str {
     lines.map_or(log, |(place, _)| &log[place..])
 }
 
-/// Resident memory of a process and all its descendants, in bytes.
+/// Resident memory of a server: of its process and all below it that is no part of a sandbox, in
+/// bytes.
 pub fn resident(pid: u32) -> u64 {
     const PAGE: u64 = 4096;
     let own = fs::read_to_string(format!("/proc/{pid}/statm"))
@@ -252,6 +253,16 @@ pub fn resident(pid: u32) -> u64 {
         .and_then(|text| text.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()))
         .unwrap_or(0);
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    let below: u64 = children.split_whitespace().filter_map(|child| child.parse().ok()).map(resident).sum();
+    let below: u64 = children
+        .split_whitespace()
+        .filter_map(|child| child.parse().ok())
+        .filter(|child| pid_namespace(*child) == pid_namespace(pid))
+        .map(resident)
+        .sum();
     own * PAGE + below
+}
+
+/// Sandboxes have a pid namespace of their own.
+fn pid_namespace(pid: u32) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/{pid}/ns/pid")).ok()
 }

@@ -57,7 +57,7 @@ pub(crate) fn boot(kernel: &Path, initramfs: &Path, disk: &Path) -> anyhow::Resu
 
 fn start(kernel: &Path, initramfs: &Path, disk: &Path) -> anyhow::Result<Child> {
     Command::new("qemu-system-x86_64")
-        .args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "1536"])
+        .args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "2048"])
         .args(["-display", "none", "-monitor", "none", "-serial", "stdio", "-nic", "none", "-no-reboot"])
         .arg("-kernel")
         .arg(kernel)

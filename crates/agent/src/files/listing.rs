@@ -9,6 +9,7 @@ use std::path::Path;
 
 use globset::{Glob, GlobMatcher};
 use wire::files::{FileInfo, FileKind};
+use wire::frame::MAX_PAYLOAD;
 use wire::{Fault, FaultKind, Reply};
 
 use super::info::info;
@@ -16,9 +17,8 @@ use super::{Named, Work};
 use crate::accounts::Accounts;
 use crate::fault;
 
-/// How many entries one message holds; with the longest paths it stays below the limit of a
-/// frame.
-const PAGE_ENTRIES: usize = 100;
+/// How large a page may become, with room for the entry that makes it so.
+const PAGE: usize = MAX_PAYLOAD / 4;
 
 /// How deep a walk goes at most.
 const DEEPEST: u32 = 1000;
@@ -29,6 +29,7 @@ struct Walk<'a, 'b> {
     accounts: Accounts,
     wanted: Option<GlobMatcher>,
     page: Vec<FileInfo>,
+    page_size: usize,
 }
 
 impl Work<'_> {
@@ -46,7 +47,8 @@ impl Work<'_> {
     fn walk(&mut self, path: &Path, depth: u32, wanted: Option<GlobMatcher>) -> Result<(), Fault> {
         // The start must be a directory even if nothing below it is asked for.
         let names = names_in(path).named("list", path)?;
-        let mut walk = Walk { work: self, accounts: Accounts::read(), wanted, page: Vec::new() };
+        let mut walk =
+            Walk { work: self, accounts: Accounts::read(), wanted, page: Vec::new(), page_size: 0 };
         walk.enter(path, names, depth)?;
         walk.send_page()?;
         Ok(self.line.send_end()?)
@@ -77,8 +79,11 @@ impl Walk<'_, '_> {
     }
 
     fn add(&mut self, info: FileInfo) -> Result<(), Fault> {
+        // JSON may write a byte as six.
+        let text = info.path.len() + info.link_target.as_ref().map_or(0, String::len);
+        self.page_size += text * 6 + 512;
         self.page.push(info);
-        if self.page.len() >= PAGE_ENTRIES { self.send_page() } else { Ok(()) }
+        if self.page_size >= PAGE { self.send_page() } else { Ok(()) }
     }
 
     fn send_page(&mut self) -> Result<(), Fault> {
@@ -86,6 +91,7 @@ impl Walk<'_, '_> {
             return Ok(());
         }
         let page = std::mem::take(&mut self.page);
+        self.page_size = 0;
         self.work.line.say_bounded(&Reply::Entries(page), "a page of entries")
     }
 }

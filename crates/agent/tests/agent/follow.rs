@@ -91,7 +91,7 @@ fn a_held_command_waits_for_its_reader_and_loses_nothing() {
         // Far more than is kept, so every byte can only arrive if the command waited.
         let mut start = shell("held", "head -c 20000000 /dev/zero; echo end");
         start.retention = Retention { first: 0, last: 1 << 20, hold: true };
-        let mut talk = agent.start(start);
+        let talk = agent.start(start);
         // Each answer is a turn of the agent's loop in which it could have read a whole pipe: in
         // so many turns everything would have been read, and most of it dropped.
         for _ in 0..1000 {

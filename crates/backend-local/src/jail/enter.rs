@@ -109,6 +109,9 @@ pub fn enter(entry: Entry, wait: impl FnOnce() -> io::Result<Handover>) -> Resul
     for tasks in &entry.agent_tasks {
         rustix::io::write(tasks, b"0").at(Step::JoinGroups)?;
     }
+    // When the whole host runs out of memory, sandboxes go before anything else. Now, while the
+    // kernel still lets us: later this process is not its own to look into.
+    fs::write("/proc/self/oom_score_adj", "500").at(Step::ResourceLimits)?;
     let handover = wait().at(Step::Handover)?;
     namespaces::become_ids(0, 0, entry.setgroups).at(Step::BecomeRoot)?;
     if entry.die_with_parent {

@@ -54,7 +54,9 @@ impl Records {
     /// half made, which at that moment it is.
     pub fn add_process(&self, id: &str, record: &mut Record, pid: i32) -> io::Result<()> {
         record.process = Some(Process::of(pid)?);
-        fs::write(self.path(id), serde_json::to_vec(record)?)
+        // Written over the intention, which is shorter: truncating first would make some
+        // filesystems write the file out at once.
+        fs::OpenOptions::new().write(true).open(self.path(id))?.write_all(&serde_json::to_vec(record)?)
     }
 
     /// The record of `id`, if it has a complete one.

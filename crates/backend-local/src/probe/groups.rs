@@ -76,7 +76,7 @@ fn without() -> Groups {
     let consequence = "no limit on memory, cpu or pids holds, commands cannot be paused, and killing one \
         may miss processes that keep forking";
     let check = Check::weaker("control groups", "not used for an ordinary user", consequence)
-        .fix("run as root; or run with limits that do not matter to you");
+        .fix("run as root: control groups are used only then");
     let mut enforced: Vec<Enforced> = LIMITS.iter().map(|(name, _)| by(name, None)).collect();
     enforced.push(by("kill", Some("a subreaping runner")));
     enforced.push(by("pause", None));

@@ -74,6 +74,7 @@ fn wrong_values_are_named_with_their_setting() {
         ("public_address = \"http://x\"", "without scheme"),
         ("uid_base = 1000", "among the host's own users"),
         ("uid_base = 4294900000", "leaves no room"),
+        ("limits.max_sandboxes = 5000", "more than 4000"),
         ("prepared.volumes = 100000", "more than 256"),
     ] {
         let found = complaint(text);

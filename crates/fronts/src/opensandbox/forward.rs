@@ -70,6 +70,8 @@ pub(super) async fn forward(front: &Front, owner: &Owner, target: &Target, mut r
         };
     }
     strip(response.headers_mut());
+    // A page of one sandbox must not put itself in front of everything at this address.
+    response.headers_mut().remove("service-worker-allowed");
     stay_below(&target.mount, target.port, response.headers_mut());
     response
 }

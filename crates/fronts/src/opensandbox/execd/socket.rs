@@ -90,9 +90,16 @@ pub(super) async fn converse(
         }
         Err(goodbye) => goodbye,
     };
+    part(&mut socket, goodbye).await;
+}
+
+/// Says goodbye and hears it. Hanging up at once would reset the connection under a client that
+/// has not read its last frames yet.
+async fn part(socket: &mut WebSocket, goodbye: Goodbye) {
     let frame = CloseFrame { code: goodbye.code, reason: goodbye.reason.into() };
-    // The client may be gone already; then nobody needs to be told.
-    if send(&mut socket, Message::Close(Some(frame))).await.is_err() {
+    let said = send(socket, Message::Close(Some(frame))).await;
+    let heard = async { while let Some(Ok(_)) = socket.recv().await {} };
+    if said.is_err() || timeout(SEND_TIME, heard).await.is_err() {
         tracing::debug!("a terminal's client left without a word");
     }
 }

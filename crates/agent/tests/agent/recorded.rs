@@ -1,0 +1,92 @@
+//! Exchanges of the first version of the protocol, as they were recorded: an agent must go on
+//! answering them so, whatever later versions add.
+//!
+//! Each file has what the server sends (`>`) and what the agent answers (`<`), in hexadecimal.
+
+use std::io::{Read, Write};
+use std::path::Path;
+
+use serde_json::Value;
+use wire::{Decoder, Frame};
+
+use crate::harness::{TestAgent, Trees};
+
+/// Numbers that are never the same twice.
+const CHANGING: [&str; 7] =
+    ["pid", "started_ms", "ended_ms", "duration_ms", "user_ms", "system_ms", "max_rss_kib"];
+
+struct Exchange {
+    sent: Vec<u8>,
+    answered: Vec<u8>,
+}
+
+impl Exchange {
+    fn load(path: &Path) -> Self {
+        let text = std::fs::read_to_string(path).unwrap();
+        let side = |mark: &str| {
+            let lines = text.lines().filter_map(|line| line.strip_prefix(mark));
+            lines.flat_map(|line| from_hex(line.trim())).collect::<Vec<u8>>()
+        };
+        Self { sent: side(">"), answered: side("<") }
+    }
+}
+
+fn from_hex(text: &str) -> Vec<u8> {
+    text.as_bytes()
+        .chunks(2)
+        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap())
+        .collect()
+}
+
+/// The frames, with the changing numbers in control frames set to zero.
+fn comparable(bytes: &[u8]) -> Vec<Frame> {
+    let mut decoder = Decoder::new();
+    decoder.feed(bytes);
+    let mut frames = Vec::new();
+    while let Some(frame) = decoder.next_frame().unwrap() {
+        frames.push(match frame {
+            Frame::Control(json) => {
+                let mut value: Value = serde_json::from_slice(&json).unwrap();
+                settle(&mut value);
+                Frame::Control(value.to_string().into_bytes())
+            }
+            other => other,
+        });
+    }
+    assert!(decoder.into_rest().is_empty(), "half a frame is left");
+    frames
+}
+
+fn settle(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            for (name, field) in fields {
+                if CHANGING.contains(&name.as_str()) {
+                    assert!(field.is_u64(), "`{name}` is a number: {field}");
+                    *field = Value::from(0);
+                }
+                settle(field);
+            }
+        }
+        Value::Array(values) => values.iter_mut().for_each(settle),
+        _ => {}
+    }
+}
+
+#[test]
+fn exchanges_of_version_one_are_answered_as_they_were_recorded() {
+    let agent = TestAgent::with_trees(Trees::Runners);
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recorded");
+    let mut paths: Vec<_> =
+        std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.sort_unstable();
+    assert!(paths.len() >= 20, "the recordings are there");
+    for path in paths {
+        let recorded = Exchange::load(&path);
+        let mut stream = agent.connect();
+        stream.write_all(&recorded.sent).unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        assert_eq!(comparable(&answer), comparable(&recorded.answered), "{}", path.display());
+    }
+}
