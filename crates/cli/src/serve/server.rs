@@ -13,6 +13,7 @@ use anyhow::{Context, Result};
 use backend_local::native::{Defaults, Native};
 use linux::namespaces::{self, Setgroups};
 use rustix::fs::FlockOperation;
+use rustix::process::Resource;
 use service::Service;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -78,6 +79,7 @@ async fn run(handover: Handover, listener: OwnedFd, ready: OwnedFd, printer: &Pr
         metrics: Some(metrics),
         ..fronts::Settings::new(address)
     };
+    let connections = settings.connections.min(connections());
     let router = fronts::router(service.clone(), settings);
     if handover.announce == Announce::Yes {
         printer.line(format!("coracle listening on http://{address}"))?;
@@ -89,7 +91,7 @@ async fn run(handover: Handover, listener: OwnedFd, ready: OwnedFd, printer: &Pr
             _ = interrupt.recv() => {}
         }
     };
-    fronts::serve(listener, router, stop).await;
+    fronts::serve(listener, connections, router, stop).await;
     let staying = service.stop().await;
     if staying > 0 {
         let text =
@@ -97,6 +99,12 @@ async fn run(handover: Handover, listener: OwnedFd, ready: OwnedFd, printer: &Pr
         printer.remark(text);
     }
     Ok(())
+}
+
+/// Half of the files that this process may open; the other half is for its sandboxes.
+fn connections() -> usize {
+    let files = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from(files / 2).unwrap_or(usize::MAX)
 }
 
 async fn start_service(handover: &Handover) -> Result<Service> {
