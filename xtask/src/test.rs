@@ -11,10 +11,7 @@ use crate::{check, packages, sdk};
 
 pub(crate) fn test() -> Result<bool> {
     let mut report = Report::default();
-    report.stage("packages", |report| {
-        packages::install(report);
-        Ok(())
-    });
+    report.stage("packages", packages::install);
     report.stage("invariants", |_| check::check());
     let mut binary = None;
     let built = report.stage("build", |_| {
