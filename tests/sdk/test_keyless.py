@@ -56,6 +56,13 @@ def test_a_page_served_by_a_sandbox_reaches_no_api(open_api, sandbox):
     assert open_api.get(f"/v1/sandboxes/{sandbox}/proxy/9/", headers=own).status_code == 502
 
 
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_another_site_may_link_to_a_port_but_not_load_from_it(open_api, sandbox, site):
+    for mode, status in [("no-cors", 403), ("cors", 403), ("navigate", 502)]:
+        headers = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode}
+        assert open_api.get(f"/v1/sandboxes/{sandbox}/proxy/9/", headers=headers).status_code == status, mode
+
+
 def test_no_page_may_ask_by_preflight(open_api):
     headers = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
     answer = open_api.options("/v1/sandboxes", headers=headers)

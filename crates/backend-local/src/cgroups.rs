@@ -24,6 +24,8 @@ const OURS: &str = "coracle";
 /// The agent's own bounds: it forks workers and its journal passes through the page cache.
 const AGENT_MEMORY: u64 = 256 << 20;
 const AGENT_PIDS: u32 = 128;
+/// Groups of commands in one sandbox, finished ones whose children live on included.
+const MOST_GROUPS: u32 = 4096;
 
 /// Where this host keeps its groups.
 #[derive(Clone, Debug)]
@@ -175,6 +177,10 @@ impl Hierarchies {
         }
         fs::create_dir(&agent)?;
         fs::create_dir(&commands)?;
+        // One group for each command and nothing below, so that what the agent makes can always be
+        // removed and does not fill the kernel's memory.
+        fs::write(commands.join("cgroup.max.depth"), "1")?;
+        fs::write(commands.join("cgroup.max.descendants"), MOST_GROUPS.to_string())?;
         self.delegate(&home, &commands, root_uid)?;
         let mut agent_tasks = Vec::new();
         let mut command_tasks = Vec::new();
@@ -235,6 +241,8 @@ impl Hierarchies {
             Controller::Legacy(root) => {
                 let group = self.legacy_home(root, id, part);
                 fs::write(group.join("memory.limit_in_bytes"), bytes.to_string())?;
+                // Buffers of sockets are counted apart here; v2 counts them with the rest.
+                fs::write(group.join("memory.kmem.tcp.limit_in_bytes"), (bytes / 4).to_string())?;
                 write_if_present(&group.join("memory.memsw.limit_in_bytes"), &bytes.to_string())
             }
             Controller::Absent => Ok(()),

@@ -11,6 +11,7 @@ mod terminal;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::IsTerminal;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -28,7 +29,7 @@ use wire::process::{Command, Directory, Exit, Missing, Retention, Start, Termina
 use crate::args::RunArgs;
 use crate::config::Config;
 use crate::output::Printer;
-use crate::serve::{handover, lock};
+use crate::serve::{handover, lock, make_state_dir};
 
 /// As `timeout(1)` has it.
 const TIMED_OUT: u8 = 124;
@@ -65,8 +66,7 @@ struct Sandbox {
 
 impl Sandbox {
     fn make(config: &Config, state: &Path, plan: &JailPlan, printer: &Printer) -> Result<Self> {
-        std::fs::create_dir_all(state.join("alive"))
-            .with_context(|| format!("could not make `{}`", state.display()))?;
+        prepare(&config.state_dir, state).with_context(|| format!("could not make `{}`", state.display()))?;
         // Opening and sweeping is done by one at a time.
         let turn = lock(&state.join("lock"), FlockOperation::LockExclusive)?;
         let mut launcher = Launcher::open(settings(config, state))?;
@@ -97,6 +97,15 @@ impl Sandbox {
     }
 }
 
+/// Makes the directory of one-shot sandboxes, closed to everybody else: what they wrote may lie
+/// there with the owners and set-id bits it had inside.
+fn prepare(state_dir: &Path, state: &Path) -> std::io::Result<()> {
+    make_state_dir(state_dir)?;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(state)?;
+    std::fs::set_permissions(state, std::fs::Permissions::from_mode(0o700))?;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(state.join("alive"))
+}
+
 /// Removes sandboxes whose `run` was killed: nobody holds their lock. A lock is older than its
 /// sandbox and outlives it, so some belong to nothing.
 fn sweep(launcher: &mut Launcher, state: &Path, printer: &Printer) -> Result<()> {
@@ -108,7 +117,11 @@ fn sweep(launcher: &mut Launcher, state: &Path, printer: &Printer) -> Result<()>
     for id in ids {
         let path = alive.join(&id);
         if lock(&path, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            launcher.destroy_and_wait(&id).with_context(|| format!("could not sweep `{id}`"))?;
+            if let Err(error) = launcher.destroy_and_wait(&id) {
+                // It must not keep this command from running; the next sweep tries again.
+                printer.warn(format!("what is left of sandbox {id} could not be removed: {error}"));
+                continue;
+            }
             std::fs::remove_file(&path)?;
             printer.note(format!("swept what was left of sandbox {id}"));
         }

@@ -17,7 +17,7 @@ use std::fs::{self, File};
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -38,6 +38,8 @@ use handover::{Announce, Handover, Pass};
 const HEALTHY: u32 = 10;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// How long a lock of a killed supervisor may outlive it.
+const LAST_MOMENT: Duration = Duration::from_millis(500);
 /// How long the parts may take to end when they are asked to.
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -45,7 +47,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode> {
     let config = Config::for_server(args)?;
     crate::tracing_output::start();
     let lock = prepare_state_dir(&config)?;
-    outlive_predecessor(&config.state_dir)?;
+    drop(server_lock(&config)?);
     let listener =
         TcpListener::bind(config.listen).with_context(|| format!("could not listen on {}", config.listen))?;
     listener.set_nonblocking(true)?;
@@ -56,34 +58,62 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode> {
     Ok(code)
 }
 
-/// The uid of the server: the first of the range that is ours.
+/// The uid of the server: one of the range that is ours, and as a rule not that of another
+/// server on this host.
 pub(crate) fn server_uid(config: &Config) -> Option<u32> {
-    rustix::process::geteuid().is_root().then_some(config.uid_base)
+    let place =
+        config.instance.bytes().fold(0u16, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
+    rustix::process::geteuid().is_root().then_some(config.uid_base + u32::from(place))
 }
 
 /// Makes the state directory and locks it for as long as the result lives.
 fn prepare_state_dir(config: &Config) -> Result<File> {
     let directory = &config.state_dir;
     let action = || format!("could not prepare the state directory `{}`", directory.display());
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).with_context(action)?;
-    fs::set_permissions(directory, fs::Permissions::from_mode(0o700)).with_context(action)?;
-    let lock = lock(&directory.join("lock"), FlockOperation::NonBlockingLockExclusive)
+    make_state_dir(directory).with_context(action)?;
+    let lock = lock_alone(&directory.join("lock"))
         .with_context(|| format!("another server uses the state directory `{}`", directory.display()))
         .hint("stop it, or choose another directory with --state-dir")?;
+    let own = server_dir(directory);
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(&own).with_context(action)?;
     if let Some(uid) = server_uid(config) {
-        chown(directory, Some(uid), Some(uid)).with_context(action)?;
+        chown(&own, Some(uid), Some(uid)).with_context(action)?;
     }
     Ok(lock)
 }
 
-/// Waits for the server of a supervisor that was killed. It dies with its supervisor, but a
-/// moment later, and until then it holds the address.
-fn outlive_predecessor(state_dir: &Path) -> Result<()> {
-    match File::open(state_dir.join("server.lock")) {
-        Ok(held) => Ok(rustix::fs::flock(&held, FlockOperation::LockExclusive)?),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error).context("could not look for a former server"),
+/// Makes the state directory. It belongs to whoever starts us; others may only pass through, and
+/// nobody but us can put something else in the place of what lies in it.
+pub(crate) fn make_state_dir(directory: &Path) -> std::io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o711).create(directory)?;
+    fs::set_permissions(directory, fs::Permissions::from_mode(0o711))
+}
+
+/// The one directory that belongs to the server: the database and the secret. Everything else is
+/// the launcher's, which must not find there what a server that was taken over has laid out.
+pub(crate) fn server_dir(state_dir: &Path) -> PathBuf {
+    state_dir.join("server")
+}
+
+/// Locks a file that somebody else may have for good, or for a last moment: the child of a
+/// supervisor that was killed while starting it holds the lock until it executes its program.
+fn lock_alone(path: &Path) -> Result<File> {
+    const STEP: Duration = Duration::from_millis(10);
+    let end = Instant::now() + LAST_MOMENT;
+    loop {
+        match lock(path, FlockOperation::NonBlockingLockExclusive) {
+            Err(_busy) if Instant::now() < end => std::thread::park_timeout(STEP),
+            locked => return locked,
+        }
     }
+}
+
+/// Locks what a server holds from its first moment to its last. So this also waits for the
+/// server of a supervisor that was killed: it dies with its supervisor, but a moment later, and
+/// until then it has the address.
+fn server_lock(config: &Config) -> Result<File> {
+    lock(&config.state_dir.join("server.lock"), FlockOperation::LockExclusive)
+        .context("could not lock the place of the server")
 }
 
 /// Opens a file and locks it. The kernel lets go of the lock when its holder dies.
@@ -194,8 +224,10 @@ fn start_server(
 ) -> Result<Part> {
     let (tell, ready) = pipe()?;
     let handover = Handover::of(config, announce);
+    // The lock before the listener: the kernel lets go of them in the opposite order.
+    let lock = OwnedFd::from(server_lock(config)?);
     let listener = listener.as_fd().try_clone_to_owned()?;
-    let child = start("__server", &[memfd(&handover)?, tell.into_blocking_fd()?, listener])?;
+    let child = start("__server", &[memfd(&handover)?, tell.into_blocking_fd()?, lock, listener])?;
     Ok(Part { name: "server", child, born: Instant::now(), pause, ready })
 }
 

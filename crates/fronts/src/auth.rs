@@ -28,7 +28,7 @@ pub(crate) const KEY_HEADERS: [&str; 2] = ["open-sandbox-api-key", "x-api-key"];
 pub(crate) enum Refusal {
     NoKey,
     WrongKey,
-    /// The server has no key, and the request comes from a web page.
+    /// The server has no key, and the request comes from a web page that may not make it.
     Page,
 }
 
@@ -48,6 +48,13 @@ pub(crate) fn caller(service: &Service, headers: &HeaderMap, names: &[&str]) -> 
 fn comes_from_a_page(headers: &HeaderMap) -> bool {
     let site = text(headers, "sec-fetch-site");
     headers.contains_key(header::ORIGIN) || site.is_some_and(|site| site != "none")
+}
+
+/// Whether a browser sent this for a page of another site. Such a page may link to a port, but
+/// not load anything from it: a request without `Origin`, as of an image or a script, acts too.
+pub(crate) fn comes_from_another_site(headers: &HeaderMap) -> bool {
+    let foreign = matches!(text(headers, "sec-fetch-site"), Some("cross-site" | "same-site"));
+    foreign && text(headers, "sec-fetch-mode") != Some("navigate")
 }
 
 /// A header's value, if it is there and plain text.
@@ -157,6 +164,20 @@ mod tests {
         {
             assert!(!check("127.0.0.1:5", "localhost:8080", Some(origin)), "{origin}");
         }
+    }
+
+    #[test]
+    fn another_site_may_link_to_a_port_but_not_load_from_it() {
+        let foreign = |site: &'static str, mode: &'static str| {
+            comes_from_another_site(&HeaderMap::from_iter([
+                (http::HeaderName::from_static("sec-fetch-site"), http::HeaderValue::from_static(site)),
+                (http::HeaderName::from_static("sec-fetch-mode"), http::HeaderValue::from_static(mode)),
+            ]))
+        };
+        assert!(foreign("cross-site", "no-cors") && foreign("same-site", "cors"));
+        assert!(foreign("cross-site", "websocket"));
+        assert!(!foreign("cross-site", "navigate") && !foreign("same-origin", "cors"));
+        assert!(!foreign("none", "navigate") && !comes_from_another_site(&HeaderMap::new()));
     }
 
     #[test]

@@ -42,6 +42,7 @@ pub fn confine(readable: &[&Path], writable: &[&Path]) -> io::Result<bool> {
     let mut ruleset = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(NEWEST))
+        .and_then(|ruleset| ruleset.scope(Scope::Signal))
         .and_then(Ruleset::create)
         .map_err(io::Error::other)?;
     let read = AccessFs::ReadFile | AccessFs::ReadDir;

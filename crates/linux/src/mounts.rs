@@ -61,6 +61,7 @@ pub fn set_attributes(
     mount: BorrowedFd<'_>,
     attributes: Attributes,
     owners: Option<BorrowedFd<'_>>,
+    depth: Depth,
 ) -> io::Result<()> {
     #[repr(C)]
     struct MountAttributes {
@@ -75,6 +76,7 @@ pub fn set_attributes(
         propagation: 0,
         user_namespace: owners.map_or(0, |fd| u64::from(fd.as_raw_fd().unsigned_abs())),
     };
+    let recursive = if depth == Depth::Recursive { libc::AT_RECURSIVE } else { 0 };
     // SAFETY: the kernel reads the structure of the size given and an empty C string; the
     // descriptors are borrowed for the duration of the call.
     let result = unsafe {
@@ -82,7 +84,7 @@ pub fn set_attributes(
             libc::SYS_mount_setattr,
             mount.as_raw_fd(),
             c"".as_ptr(),
-            libc::AT_EMPTY_PATH,
+            libc::AT_EMPTY_PATH | recursive,
             &raw const arguments,
             size_of::<MountAttributes>(),
         )
@@ -133,7 +135,7 @@ pub fn bind(source: &Path, target: &Path) -> io::Result<()> {
 /// Binds a path onto itself with more attributes.
 pub fn restrict(path: &Path, attributes: Attributes) -> io::Result<()> {
     let copy = clone_tree(path, Depth::Single)?;
-    set_attributes(copy.as_fd(), attributes, None)?;
+    set_attributes(copy.as_fd(), attributes, None, Depth::Single)?;
     attach(copy.as_fd(), path)
 }
 

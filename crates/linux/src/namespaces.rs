@@ -247,6 +247,32 @@ pub fn become_ids(uid: u32, gid: u32, setgroups: Setgroups) -> io::Result<()> {
     check(unsafe { libc::setresuid(uid, uid, uid) }).map(drop)
 }
 
+/// As [`fork_into`], but new namespaces belong to the user `uid`, and with them the kernel's
+/// counts of what is used inside. Our own capabilities stay as they are.
+pub fn fork_into_as(uid: u32, namespaces: Namespaces, group: Option<BorrowedFd<'_>>) -> io::Result<Fork> {
+    // SAFETY: the option takes no argument.
+    let before = check(unsafe { libc::prctl(libc::PR_GET_SECUREBITS, 0, 0, 0, 0) })?;
+    // Otherwise the change of ids would take the capabilities away. A new user namespace begins
+    // with the default again, so nothing of this reaches the child.
+    const KEEP_ON_CHANGE: libc::c_int = 1 << 2;
+    let keep = libc::c_ulong::try_from(before | KEEP_ON_CHANGE).map_err(io::Error::other)?;
+    // SAFETY: the option takes one integer.
+    check(unsafe { libc::prctl(libc::PR_SET_SECUREBITS, keep, 0, 0, 0) })?;
+    set_effective_user(uid)?;
+    let forked = fork_into(namespaces, group);
+    if !matches!(forked, Ok(Fork::Child)) {
+        set_effective_user(rustix::process::getuid().as_raw())?;
+    }
+    forked
+}
+
+fn set_effective_user(uid: u32) -> io::Result<()> {
+    const SAME: libc::uid_t = libc::uid_t::MAX;
+    // SAFETY: the call takes integers; the process is single-threaded, so no other thread keeps
+    // the old id.
+    check(unsafe { libc::setresuid(SAME, uid, SAME) }).map(drop)
+}
+
 /// Sets the host name of the current UTS namespace.
 pub fn set_host_name(name: &str) -> io::Result<()> {
     rustix::system::sethostname(name.as_bytes()).map_err(Into::into)

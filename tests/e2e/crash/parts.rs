@@ -36,8 +36,8 @@ pub(super) struct Parts {
     pub(super) server: Server,
     user: User,
     instance: String,
-    /// All parts that there ever were.
-    seen: BTreeSet<u32>,
+    /// All parts that there ever were. A pid is soon used again, so each has its birth with it.
+    seen: BTreeSet<(u32, u64)>,
 }
 
 impl Parts {
@@ -49,8 +49,12 @@ impl Parts {
     }
 
     pub(super) fn remember(&mut self) {
-        self.seen.insert(self.server.pid());
-        self.seen.extend(children(self.server.pid()));
+        self.remember_tree(self.server.pid());
+    }
+
+    fn remember_tree(&mut self, supervisor: u32) {
+        let all = children(supervisor).into_iter().chain([supervisor]);
+        self.seen.extend(all.filter_map(|pid| Some((pid, birth(pid)?))));
     }
 
     /// The pid of a part, once it has one. It is the supervisor's child, which the kernel shows.
@@ -71,7 +75,7 @@ impl Parts {
     /// Kills the server or the launcher, and says which process that was.
     pub(super) fn kill_part(&mut self, part: Victim) -> u32 {
         let pid = self.pid(part);
-        self.seen.insert(pid);
+        self.remember();
         kill(pid);
         pid
     }
@@ -82,8 +86,7 @@ impl Parts {
         if let Some(moment) = cut {
             let mut attempt = start.spawn(self.server.directory());
             std::thread::park_timeout(moment);
-            self.seen.insert(attempt.id());
-            self.seen.extend(children(attempt.id()));
+            self.remember_tree(attempt.id());
             attempt.kill().expect("it is our child");
             attempt.wait().expect("it is our child");
         }
@@ -128,11 +131,8 @@ impl Parts {
 
     /// Parts that are still there although their server has ended.
     pub(super) fn survivors(&self) -> Vec<String> {
-        let lines = self.seen.iter().map(|pid| (pid, arguments(*pid)));
-        lines
-            .filter(|(_, line)| line.contains("coracle"))
-            .map(|(pid, line)| format!("{pid} {line}"))
-            .collect()
+        let alive = self.seen.iter().filter(|(pid, born)| birth(*pid) == Some(*born));
+        alive.map(|(pid, _)| format!("{pid} {}", arguments(*pid))).collect()
     }
 }
 
@@ -153,6 +153,18 @@ pub(super) fn kill(pid: u32) {
 pub(super) fn children(pid: u32) -> BTreeSet<u32> {
     let list = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
     list.split_whitespace().filter_map(|word| word.parse().ok()).collect()
+}
+
+/// When a process that lives was started, in ticks since the host was. One that has ended and
+/// that the host's first process has not collected yet does not live.
+fn birth(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in parentheses may hold anything; the start time is the 20th word behind it.
+    let mut words = stat.rsplit_once(')')?.1.split_whitespace();
+    if words.next()? == "Z" {
+        return None;
+    }
+    words.nth(18)?.parse().ok()
 }
 
 fn arguments(pid: u32) -> String {

@@ -61,7 +61,7 @@ pub(super) fn volumes(launcher: u32, state: &Path) -> Vec<String> {
 
 /// The rows of the database.
 pub(super) fn rows(state: &Path) -> i64 {
-    let database = rusqlite::Connection::open(state.join("coracle.db")).expect("there is a database");
+    let database = rusqlite::Connection::open(state.join("server/coracle.db")).expect("there is a database");
     database
         .query_row("SELECT count(*) FROM sandboxes", [], |row| row.get(0))
         .expect("there is a table of sandboxes")

@@ -112,7 +112,7 @@ fn ready(process: &mut Child, directory: &Path) -> String {
     std::thread::spawn(move || lines.count());
     first.unwrap_or_else(|| {
         process.wait().expect("it is our child");
-        panic!("the server did not start:\n{}", log_of(directory));
+        panic!("the server did not start:\n{}", end_of(&log_of(directory)));
     })
 }
 
@@ -214,7 +214,7 @@ impl Drop for Server {
             self.terminate();
         }
         if std::thread::panicking() {
-            eprint_log(&self.log());
+            eprint_log(end_of(&self.log()));
             return;
         }
         removed.expect("the server removes its sandboxes");
@@ -233,9 +233,15 @@ fn eprint_log(log: &str) {
 fn log_of(directory: &Path) -> String {
     let mut text = String::new();
     if let Ok(file) = File::open(directory.join("log")) {
-        file.take(1 << 20).read_to_string(&mut text).ok();
+        file.take(64 << 20).read_to_string(&mut text).ok();
     }
     text
+}
+
+/// As much of a log as one reads.
+fn end_of(log: &str) -> &str {
+    let lines = log.rmatch_indices('\n').nth(100);
+    lines.map_or(log, |(place, _)| &log[place..])
 }
 
 /// Resident memory of a server: of its process and all below it that is no part of a sandbox, in

@@ -145,7 +145,8 @@ pub(super) fn find(state: &Path, name: &str) -> Result<Option<PathBuf>, ImageErr
     let Ok(place) = encode(name) else { return Ok(None) };
     let rootfs = directory_of(state).join(place).join(ROOTFS);
     match fs::symlink_metadata(&rootfs) {
-        Ok(_) => Ok(Some(rootfs)),
+        Ok(found) if found.is_dir() => Ok(Some(rootfs)),
+        Ok(_) => Ok(None),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error).during("look for", &rootfs),
     }

@@ -93,7 +93,7 @@ pub fn begin(parts: Parts, record: impl FnOnce(i32) -> io::Result<()>) -> Result
     let (ours, theirs) =
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .at(Step::Handover)?;
-    match fork(group.as_ref().map(AsFd::as_fd), &network)? {
+    match fork(group.as_ref().map(AsFd::as_fd), &network, &ownership)? {
         Fork::Child => {
             drop(ours);
             let journal = match &ownership {
@@ -107,6 +107,7 @@ pub fn begin(parts: Parts, record: impl FnOnce(i32) -> io::Result<()>) -> Result
             drop(theirs);
             let supplied = record(pid)
                 .at(Step::Record)
+                .and_then(|()| yield_memory(pid).at(Step::ResourceLimits))
                 .and_then(|()| supply(pid, &entry, &ownership))
                 .and_then(|descriptors| send(ours.as_fd(), &descriptors).at(Step::Handover));
             if let Err(error) = supplied {
@@ -120,7 +121,11 @@ pub fn begin(parts: Parts, record: impl FnOnce(i32) -> io::Result<()>) -> Result
     }
 }
 
-fn fork(group: Option<BorrowedFd<'_>>, network: &NetworkPart) -> Result<Fork, JailError> {
+fn fork(
+    group: Option<BorrowedFd<'_>>,
+    network: &NetworkPart,
+    ownership: &Ownership,
+) -> Result<Fork, JailError> {
     let all = Namespaces::USER
         .and(Namespaces::MOUNT)
         .and(Namespaces::PID)
@@ -128,16 +133,31 @@ fn fork(group: Option<BorrowedFd<'_>>, network: &NetworkPart) -> Result<Fork, Ja
         .and(Namespaces::UTS)
         .and(Namespaces::CGROUP);
     match network {
-        NetworkPart::New => namespaces::fork_into(all.and(Namespaces::NET), group).at(Step::Clone),
+        NetworkPart::New => fork_as(ownership, all.and(Namespaces::NET), group).at(Step::Clone),
         NetworkPart::Prepared { namespace, home } => {
             namespaces::enter(namespace.as_fd(), Namespaces::NET).at(Step::NetNamespace)?;
-            let fork = namespaces::fork_into(all, group).at(Step::Clone);
+            let fork = fork_as(ownership, all, group).at(Step::Clone);
             if !matches!(fork, Ok(Fork::Child)) {
                 namespaces::enter(home.as_fd(), Namespaces::NET).at(Step::NetNamespace)?;
             }
             fork
         }
     }
+}
+
+/// Forks so that the sandbox's own root owns its user namespace. The kernel counts what is used
+/// in a namespace against its owner too (watches, timers, queues, locked memory), and the host's
+/// root must not pay for it.
+fn fork_as(ownership: &Ownership, all: Namespaces, group: Option<BorrowedFd<'_>>) -> io::Result<Fork> {
+    match ownership {
+        Ownership::Range { base, .. } => namespaces::fork_into_as(*base, all, group),
+        Ownership::Single { .. } => namespaces::fork_into(all, group),
+    }
+}
+
+/// When the whole host runs out of memory, sandboxes go before anything else.
+fn yield_memory(pid: i32) -> io::Result<()> {
+    std::fs::write(format!("/proc/{pid}/oom_score_adj"), "500")
 }
 
 fn run_child(entry: Entry, socket: OwnedFd, journal: Option<PathBuf>, raise: bool, report: OwnedFd) -> ! {
@@ -174,13 +194,15 @@ fn supply(pid: i32, entry: &Entry, ownership: &Ownership) -> Result<Vec<OwnedFd>
             let layer = Attributes::READ_ONLY.and(Attributes::NO_DEV);
             for lower in entry.trees.iter().flat_map(|tree| &tree.lowers) {
                 let clone = mounts::clone_tree(lower, Depth::Single).at(Step::CloneLowers)?;
-                mounts::set_attributes(clone.as_fd(), layer, Some(range.as_fd())).at(Step::CloneLowers)?;
+                mounts::set_attributes(clone.as_fd(), layer, Some(range.as_fd()), Depth::Single)
+                    .at(Step::CloneLowers)?;
                 all.push(clone);
             }
             let own = Attributes::NO_SUID.and(Attributes::NO_DEV);
             for part in [volume, journal] {
                 let clone = mounts::clone_tree(part, Depth::Single).at(Step::CloneVolume)?;
-                mounts::set_attributes(clone.as_fd(), own, Some(range.as_fd())).at(Step::CloneVolume)?;
+                mounts::set_attributes(clone.as_fd(), own, Some(range.as_fd()), Depth::Single)
+                    .at(Step::CloneVolume)?;
                 all.push(clone);
             }
             for (mount, owners) in entry.mounts.iter().zip(mounts) {
@@ -198,7 +220,7 @@ fn clone_host_directory(base: u32, mount: &enter::EntryMount, owners: Owners) ->
     let groups = owners::mount_map(base, owners.gid, owners.group);
     let map = namespaces::empty_user_namespace(&users, &groups)?;
     let clone = mounts::clone_tree(&mount.source, Depth::Single)?;
-    mounts::set_attributes(clone.as_fd(), mount.attributes(), Some(map.as_fd()))?;
+    mounts::set_attributes(clone.as_fd(), mount.attributes(), Some(map.as_fd()), Depth::Single)?;
     Ok(clone)
 }
 

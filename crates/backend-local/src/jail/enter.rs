@@ -109,9 +109,6 @@ pub fn enter(entry: Entry, wait: impl FnOnce() -> io::Result<Handover>) -> Resul
     for tasks in &entry.agent_tasks {
         rustix::io::write(tasks, b"0").at(Step::JoinGroups)?;
     }
-    // When the whole host runs out of memory, sandboxes go before anything else. Now, while the
-    // kernel still lets us: later this process is not its own to look into.
-    fs::write("/proc/self/oom_score_adj", "500").at(Step::ResourceLimits)?;
     let handover = wait().at(Step::Handover)?;
     namespaces::become_ids(0, 0, entry.setgroups).at(Step::BecomeRoot)?;
     if entry.die_with_parent {
@@ -181,7 +178,7 @@ fn gather(entry: &Entry, handover: Handover) -> Result<Layers, JailError> {
 
 fn clone(path: &Path, depth: Depth, attributes: Attributes) -> io::Result<OwnedFd> {
     let tree = mounts::clone_tree(path, depth)?;
-    mounts::set_attributes(tree.as_fd(), attributes, None)?;
+    mounts::set_attributes(tree.as_fd(), attributes, None, depth)?;
     Ok(tree)
 }
 
@@ -265,7 +262,7 @@ fn make_devices(dev: &Path) -> io::Result<()> {
     }
     let pts = dev.join("pts");
     fs::create_dir(&pts)?;
-    mounts::mount("devpts", &pts, no_suid.and(no_exec), "newinstance,ptmxmode=0666,mode=0620")?;
+    mounts::mount("devpts", &pts, no_suid.and(no_exec), "newinstance,ptmxmode=0666,mode=0620,max=256")?;
     let shm = dev.join("shm");
     fs::create_dir(&shm)?;
     mounts::mount("tmpfs", &shm, no_suid.and(Attributes::NO_DEV), "mode=1777,size=64m")?;

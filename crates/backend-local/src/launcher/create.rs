@@ -1,7 +1,7 @@
 //! Making a sandbox: gather what it needs, begin it, and see it come up.
 
 use std::collections::BTreeMap;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -19,6 +19,7 @@ use crate::cgroups::Groups;
 use crate::images::{self, ImageError, Resolved};
 use crate::jail::build::{self, Begun, Failure, NetworkPart, Owners, Ownership, Parts};
 use crate::jail::enter::{COMMAND_CAPABILITIES, Entry, EntryMount, EntryTree, EntryVolume, make_uppers};
+use crate::jail::filters::Pair;
 use crate::jail::owners;
 use crate::jail::plan::{JailPlan, LimitName};
 use crate::jail::step::{At, JailError, Step};
@@ -65,7 +66,10 @@ impl Launcher {
     /// What became of a sandbox whose status is readable.
     pub fn conclude(&mut self, pending: Pending) -> Result<Created, Refusal> {
         let mut told = Vec::new();
-        let read = std::fs::File::from(pending.status).take(64 << 10).read_to_end(&mut told);
+        // One read: a report is shorter than what a pipe takes whole, and more is not waited for.
+        let mut report = [0; 4096];
+        let read = rustix::io::read(&pending.status, &mut report).map_err(io::Error::from);
+        told.extend_from_slice(&report[..*read.as_ref().unwrap_or(&0)]);
         let failure = match (read, told.as_slice()) {
             (Ok(_), [first, ..]) if *first != b'{' => {
                 return Ok(Created { pidfd: pending.begun.pidfd, holds: pending.holds });
@@ -181,7 +185,7 @@ impl Launcher {
             guest: plan.guest.clone(),
             agent: self.agent.try_clone().at(Step::Configuration)?,
             agent_tasks: groups_fds,
-            filter: self.filters.agent.clone(),
+            filter: self.filters(plan).agent.clone(),
             journal: Inherited::JOURNAL,
             inherited: inherited.descriptors,
         };
@@ -243,6 +247,13 @@ impl Launcher {
         Ok(socket)
     }
 
+    /// Where a sandbox writes to directories of the host, set-id bits are refused: the host's
+    /// users could run what root inside, who is a real user there, has made.
+    fn filters(&self, plan: &JailPlan) -> &Pair {
+        let writes_outside = plan.keep || plan.mounts.iter().any(|mount| !mount.read_only);
+        if writes_outside { &self.filters.without_set_id } else { &self.filters.usual }
+    }
+
     fn agent_config(&self, plan: &JailPlan, image: &Resolved, inherited: &Inherited) -> AgentConfig {
         let mut env: BTreeMap<String, String> = image.env.iter().cloned().collect();
         env.insert("CORACLE_SANDBOX".to_owned(), plan.id.clone());
@@ -256,7 +267,7 @@ impl Launcher {
             commands_fd: inherited.commands,
             tasks_fds: inherited.tasks.clone(),
             oom_fd: inherited.oom,
-            command_filter: self.filters.command.to_words(),
+            command_filter: self.filters(plan).command.to_words(),
             command_capabilities: COMMAND_CAPABILITIES.0,
             process_rlimit: (!root).then_some(u64::from(plan.limits.pids)),
             single_user: !root,

@@ -108,8 +108,8 @@ impl Loop {
             match self.wait()? {
                 Ready::Stop => return self.launcher.close(),
                 Ready::Listener => {
-                    let client = accept_with(&self.listener, SocketFlags::CLOEXEC)?;
-                    self.clients.push(Rc::new(client));
+                    let client = accept_with(&self.listener, SocketFlags::CLOEXEC);
+                    self.welcome(client.map_err(Into::into));
                 }
                 Ready::Client(place) => self.hear(place),
                 Ready::Created(place) => self.conclude(place),
@@ -165,6 +165,18 @@ impl Loop {
             place -= count;
         }
         Ok(Ready::Died(waiting[place]))
+    }
+
+    /// Takes in a connection; the oldest goes when there are too many, for a server has one.
+    fn welcome(&mut self, client: io::Result<OwnedFd>) {
+        const MOST_CLIENTS: usize = 8;
+        match client {
+            Ok(client) => self.clients.push(Rc::new(client)),
+            Err(error) => tracing::warn!(%error, "a connection could not be accepted"),
+        }
+        if self.clients.len() > MOST_CLIENTS {
+            drop(self.clients.remove(0));
+        }
     }
 
     fn restock(&mut self) {

@@ -140,7 +140,8 @@ fn mount_api(state: &Path) -> Check {
     let tried = in_child(|| {
         become_root_of(Namespaces::MOUNT)?;
         let copy = mounts::clone_tree(&place, Depth::Recursive).during("clone a mount")?;
-        mounts::set_attributes(copy.as_fd(), Attributes::NO_DEV, None).during("set its attributes")?;
+        mounts::set_attributes(copy.as_fd(), Attributes::NO_DEV, None, Depth::Single)
+            .during("set its attributes")?;
         Ok("detached mounts with attributes".to_owned())
     });
     Check::required("mount interface", tried).fix_if_missing(IN_A_CONTAINER)
@@ -155,7 +156,7 @@ fn idmapped(state: &Path, uid_base: u32) -> Check {
             let owners = namespaces::empty_user_namespace(&map, &map).during("make a user namespace")?;
             namespaces::unshare(Namespaces::MOUNT).during("make a mount namespace")?;
             let copy = mounts::clone_tree(place, Depth::Single).during("clone the mount")?;
-            mounts::set_attributes(copy.as_fd(), Attributes::READ_ONLY, Some(owners.as_fd()))
+            mounts::set_attributes(copy.as_fd(), Attributes::READ_ONLY, Some(owners.as_fd()), Depth::Single)
                 .during("map its owners")?;
             Ok(String::new())
         });

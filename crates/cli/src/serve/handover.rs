@@ -118,14 +118,14 @@ pub(crate) struct Received {
     pub handover: Handover,
     /// Takes one byte when the part is ready.
     pub ready: OwnedFd,
-    /// The server's.
-    pub listener: Option<OwnedFd>,
+    /// Only the server has more.
+    pub others: Vec<OwnedFd>,
 }
 
 /// Reads the arguments of a part: the supervisor's pid and its descriptors. From here on the
 /// part ends with its supervisor.
 pub(crate) fn receive(arguments: &[String]) -> Result<Received> {
-    let [parent, settings, ready, listener @ ..] = arguments else {
+    let [parent, settings, ready, others @ ..] = arguments else {
         bail!("this command is for `coracle serve` alone");
     };
     let take = |number: &str| -> Result<OwnedFd> {
@@ -133,10 +133,10 @@ pub(crate) fn receive(arguments: &[String]) -> Result<Received> {
         linux::descriptors::take_over(number).context("a descriptor was not passed")
     };
     let (settings, ready) = (take(settings)?, take(ready)?);
-    let listener = listener.first().map(|number| take(number)).transpose()?;
+    let others = others.iter().map(|number| take(number)).collect::<Result<_>>()?;
     end_with(parent.parse().context("a pid is a number")?)?;
     let handover = serde_json::from_reader(File::from(settings)).context("the settings are not readable")?;
-    Ok(Received { handover, ready, listener })
+    Ok(Received { handover, ready, others })
 }
 
 /// Asks to be killed with the supervisor, and makes sure that it has not died before.

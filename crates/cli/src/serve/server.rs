@@ -9,28 +9,28 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use backend_local::native::{Defaults, Native};
 use linux::namespaces::{self, Setgroups};
-use rustix::fs::FlockOperation;
 use service::Service;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::handover::{self, Announce, Handover, Received};
-use crate::output::Printer;
+use crate::output::{Printer, WithHint};
 
 /// The exit code that tells the supervisor not to try again.
 pub(crate) const CANNOT_START: i32 = 78;
 
 pub(crate) fn server(arguments: &[String], printer: &Printer) -> Result<ExitCode> {
     let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
-    let Received { handover, ready, listener } = handover::receive(arguments)?;
-    let listener = listener.context("the listening socket was not passed")?;
+    let Received { handover, ready, others } = handover::receive(arguments)?;
+    let Ok([lock, listener]) = <[OwnedFd; 2]>::try_from(others) else {
+        bail!("the listening socket was not passed");
+    };
     drop_privileges(&handover)?;
     // Changing ids made the kernel forget it.
     handover::end_with(parent.context("the supervisor is gone")?)?;
     crate::tracing_output::start();
-    let lock = super::lock(&handover.state_dir.join("server.lock"), FlockOperation::LockExclusive)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let outcome = runtime.block_on(run(handover, listener, ready, printer));
     drop(lock);
@@ -43,17 +43,18 @@ pub(crate) fn server(arguments: &[String], printer: &Printer) -> Result<ExitCode
     }
 }
 
-/// Takes on the server's own uid and confines itself to the state directory.
+/// Takes on the server's own uid and confines itself to its own directory.
 fn drop_privileges(handover: &Handover) -> Result<()> {
     if let Some(uid) = handover.server_uid {
         namespaces::become_ids(uid, uid, Setgroups::Allow).context("could not take on the server's uid")?;
     }
     linux::set_no_new_privs()?;
     let readable = [Path::new("/proc"), Path::new("/sys/fs/cgroup")];
-    let enforced = linux::landlock::confine(&readable, &[&handover.state_dir])
-        .context("could not confine the server")?;
+    let own = super::server_dir(&handover.state_dir);
+    let enforced = linux::landlock::confine(&readable, &[&own]).context("could not confine the server")?;
     if !enforced {
-        tracing::warn!("this kernel has no Landlock: the server is confined by its uid alone");
+        return Err(anyhow::anyhow!("this kernel has no Landlock, so nothing would confine the server"))
+            .hint("add `landlock` to the kernel's `lsm=` list");
     }
     Ok(())
 }
@@ -107,7 +108,7 @@ async fn start_service(handover: &Handover) -> Result<Service> {
     };
     let backend = Native::connect(&handover.state_dir, defaults).context("could not reach the launcher")?;
     let config = service::Config {
-        state_dir: handover.state_dir.clone(),
+        state_dir: super::server_dir(&handover.state_dir),
         sandboxes: handover.max_sandboxes,
         commands_per_sandbox: handover.max_commands,
         longest_timeout: handover.longest_timeout,

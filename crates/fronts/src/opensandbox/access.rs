@@ -126,7 +126,8 @@ pub(super) fn to_port(
     let (header, purpose) = token_of(port);
     // Pages that a sandbox serves may talk to its ports, though never to the API.
     if front.service.keyless() && purpose == "ports" {
-        return Ok(Owner::single());
+        let foreign = auth::comes_from_another_site(headers);
+        return if foreign { Err(Refusal::Page) } else { Ok(Owner::single()) };
     }
     let by_token =
         auth::text(headers, header).and_then(|token| front.service.owner_by_token(id, purpose, token));

@@ -52,6 +52,10 @@ const NOT_FORWARDED: [&str; 11] = [
     "host",
 ];
 
+/// Headers by which a page of one sandbox would act on everything at this address: put itself in
+/// front of it, or empty what the browser stored for it.
+const NOT_ANSWERED: [&str; 2] = ["service-worker-allowed", "clear-site-data"];
+
 pub(super) async fn forward(front: &Front, owner: &Owner, target: &Target, mut request: Request) -> Response {
     let upgrade = upgrade_of(request.headers());
     let waiting = upgrade.is_some().then(|| hyper::upgrade::on(&mut request));
@@ -70,8 +74,9 @@ pub(super) async fn forward(front: &Front, owner: &Owner, target: &Target, mut r
         };
     }
     strip(response.headers_mut());
-    // A page of one sandbox must not put itself in front of everything at this address.
-    response.headers_mut().remove("service-worker-allowed");
+    for name in NOT_ANSWERED {
+        response.headers_mut().remove(name);
+    }
     stay_below(&target.mount, target.port, response.headers_mut());
     response
 }
@@ -128,7 +133,7 @@ fn prepare(
     for name in NOT_FORWARDED {
         headers.remove(name);
     }
-    drop_our_key(front, headers);
+    drop_our_keys(headers, |key| front.service.owner_by_key(key).is_some());
     let forwarded: Vec<_> =
         headers.keys().filter(|name| name.as_str().starts_with("x-forwarded-")).cloned().collect();
     for name in forwarded {
@@ -146,11 +151,14 @@ fn prepare(
     Ok(request)
 }
 
-/// `X-API-Key` may be the service's own header; only a key of ours is kept from it.
-fn drop_our_key(front: &Front, headers: &mut HeaderMap) {
-    let name = KEY_HEADERS[1];
-    if auth::text(headers, name).is_some_and(|key| front.service.owner_by_key(key).is_some()) {
-        headers.remove(name);
+/// `X-API-Key` may be the service's own header; only keys of ours are kept from it, wherever they
+/// stand among its values.
+fn drop_our_keys(headers: &mut HeaderMap, is_ours: impl Fn(&str) -> bool) {
+    let header::Entry::Occupied(entry) = headers.entry(KEY_HEADERS[1]) else { return };
+    let (name, values) = entry.remove_entry_mult();
+    let theirs: Vec<_> = values.filter(|value| !value.to_str().is_ok_and(&is_ours)).collect();
+    for value in theirs {
+        headers.append(name.clone(), value);
     }
 }
 
@@ -232,6 +240,16 @@ mod tests {
         ]);
         strip(&mut headers);
         assert_eq!(headers.keys().collect::<Vec<_>>(), ["x-public"]);
+    }
+
+    #[test]
+    fn a_key_of_ours_is_dropped_wherever_it_stands() {
+        let name = KEY_HEADERS[1];
+        let mut headers = headers(&[(name, "theirs"), (name, "ours"), (name, "other"), (name, "ours")]);
+        drop_our_keys(&mut headers, |key| key == "ours");
+        assert_eq!(headers.get_all(name).iter().collect::<Vec<_>>(), ["theirs", "other"]);
+        drop_our_keys(&mut headers, |_| true);
+        assert!(!headers.contains_key(name));
     }
 
     #[test]

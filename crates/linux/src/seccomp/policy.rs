@@ -57,8 +57,18 @@ pub struct Condition {
     pub mask: u32,
     #[serde(flatten)]
     pub rule: Rule,
+    /// Look only where another argument has one of these values.
+    #[serde(default)]
+    pub only_when: Option<OnlyWhen>,
     /// The errno if the rule does not hold.
     pub errno: i32,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OnlyWhen {
+    pub argument: u8,
+    pub one_of: Vec<u32>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -111,6 +121,41 @@ enum Answer {
 }
 
 impl Policy {
+    /// The same policy, but nobody can make a file whose mode gives its owner's rights to whoever
+    /// runs it. For sandboxes that write where the host's users could run it.
+    #[must_use]
+    pub fn without_set_id(mut self) -> Self {
+        const WHY: &str = "modes without set-id bits: the file lies where users of the host could run it";
+        const SET_ID: u32 = 0o6000;
+        let modes = [
+            ("chmod", 1),
+            ("fchmod", 1),
+            ("fchmodat", 2),
+            ("fchmodat2", 2),
+            ("open", 2),
+            ("openat", 3),
+            ("creat", 1),
+            ("mknod", 1),
+            ("mknodat", 2),
+        ];
+        let hidden = "openat2".to_owned();
+        for group in &mut self.groups {
+            group.calls.retain(|call| *call != hidden && modes.iter().all(|(name, _)| call != name));
+        }
+        self.conditions.extend(modes.map(|(call, argument)| Condition {
+            call: call.to_owned(),
+            why: WHY.to_owned(),
+            argument,
+            mask: SET_ID,
+            rule: Rule::OneOf(vec![0]),
+            only_when: None,
+            errno: libc::EPERM,
+        }));
+        // Its mode lies in memory, where a filter cannot look; libraries fall back to openat.
+        self.refused.push(Refused { calls: vec![hidden], why: WHY.to_owned(), errno: libc::ENOSYS });
+        self
+    }
+
     pub fn parse(name: &'static str, json: &str) -> Result<Self, PolicyError> {
         serde_json::from_str(json).map_err(|error| PolicyError::Malformed(name, error))
     }
@@ -195,8 +240,23 @@ impl Policy {
     }
 }
 
-/// Falls through if the rule holds, else returns the condition's errno.
+/// Falls through if the rule holds or does not apply, else returns the condition's errno.
 fn condition(condition: &Condition, code: &mut Vec<libc::sock_filter>) {
+    let mut check = Vec::new();
+    check_argument(condition, &mut check);
+    if let Some(when) = &condition.only_when {
+        let count = u8::try_from(when.one_of.len()).expect("a rule lists fewer than 200 values");
+        code.push(statement(LOAD, ARGUMENTS + 8 * u32::from(when.argument)));
+        for (place, value) in (0u8..).zip(&when.one_of) {
+            // A match jumps over the comparisons that remain and the jump behind them.
+            code.push(jump(JUMP_EQUAL, *value, count - place, 0));
+        }
+        code.push(statement(JUMP, u32::try_from(check.len()).unwrap_or(u32::MAX)));
+    }
+    code.append(&mut check);
+}
+
+fn check_argument(condition: &Condition, code: &mut Vec<libc::sock_filter>) {
     let errno = condition.errno.unsigned_abs();
     code.push(statement(LOAD, ARGUMENTS + 8 * u32::from(condition.argument)));
     code.push(statement(AND, condition.mask));
@@ -285,6 +345,8 @@ mod tests {
                  "refused": [{ "calls": ["clone3"], "why": "flags in memory", "errno": 38 }],
                  "conditions": [
                    { "call": "socket", "why": "families", "argument": 0, "one_of": [1, 2, 10], "errno": 97 },
+                   { "call": "socket", "why": "types", "argument": 1, "mask": 15, "one_of": [1, 2],
+                     "only_when": { "argument": 0, "one_of": [2, 10] }, "errno": 1 },
                    { "call": "ioctl", "why": "no injection", "argument": 1, "none_of": [21522, 21532], "errno": 1 },
                    { "call": "clone", "why": "no namespaces", "argument": 0, "mask": 268435456, "one_of": [0], "errno": 1 }] }"#,
         )
@@ -320,13 +382,35 @@ mod tests {
         let allowed =
             |name: &str, arguments| run(&program, number(name), arguments) == libc::SECCOMP_RET_ALLOW;
         for family in 0..50 {
-            assert_eq!(allowed("socket", [family, 0, 0, 0, 0, 0]), [1, 2, 10].contains(&family), "{family}");
+            assert_eq!(allowed("socket", [family, 1, 0, 0, 0, 0]), [1, 2, 10].contains(&family), "{family}");
+            assert_eq!(allowed("socket", [family, 3, 0, 0, 0, 0]), family == 1, "a raw socket of {family}");
         }
         assert!(allowed("ioctl", [0, 21505, 0, 0, 0, 0]));
         assert!(!allowed("ioctl", [0, 21522, 0, 0, 0, 0]));
         assert!(!allowed("ioctl", [0, 21532, 0, 0, 0, 0]));
         assert!(allowed("clone", [17, 0, 0, 0, 0, 0]));
         assert!(!allowed("clone", [0x1000_0011, 0, 0, 0, 0, 0]));
+    }
+
+    #[test]
+    fn set_id_bits_can_be_refused() {
+        let policy = Policy::parse(
+            "test",
+            r#"{ "about": "a test", "otherwise": 1,
+                 "groups": [{ "name": "files", "why": "to run", "calls": ["fchmod", "openat", "openat2"] }] }"#,
+        );
+        let program = policy.expect("it is a policy").without_set_id().compile().expect("it compiles");
+        let number = |name: &str| number_of(name.parse().expect("a call"));
+        let answer = |name: &str, mode| run(&program, number(name), [0, mode, mode, mode, 0, 0]);
+        for mode in [0, 0o644, 0o755, 0o1777] {
+            assert_eq!(answer("fchmod", mode), libc::SECCOMP_RET_ALLOW, "{mode:o}");
+            assert_eq!(answer("openat", mode), libc::SECCOMP_RET_ALLOW, "{mode:o}");
+        }
+        for mode in [0o4755, 0o2755, 0o6000] {
+            assert_ne!(answer("fchmod", mode), libc::SECCOMP_RET_ALLOW, "{mode:o}");
+            assert_ne!(answer("openat", mode), libc::SECCOMP_RET_ALLOW, "{mode:o}");
+        }
+        assert_eq!(answer("openat2", 0), libc::SECCOMP_RET_ERRNO | libc::ENOSYS.unsigned_abs());
     }
 
     #[test]

@@ -180,7 +180,7 @@ pub(super) async fn create(
     front.terminals.sweep(&front);
     if front.terminals.count(&scope.id) >= MOST_WAITING {
         let message = "this sandbox has as many terminals as it may";
-        return Err(Fault::new(StatusCode::TOO_MANY_REQUESTS, "SERVICE_UNAVAILABLE", message));
+        return Err(Fault::too_many(message));
     }
     let given = |text: Option<String>| text.filter(|text| !text.trim().is_empty());
     let wish = CreateBody { cwd: given(body.cwd), command: given(body.command) };

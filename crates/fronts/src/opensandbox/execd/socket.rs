@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use service::{Event, Following, Input, Reach, ServiceError};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, interval, sleep_until, timeout};
+use tokio::time::{Instant, interval, sleep_until, timeout, timeout_at};
 
 use super::Scope;
 use super::command::{directory, exit_code};
@@ -30,6 +30,11 @@ const REPLAY: u8 = 3;
 
 /// Output that is kept for clients that come back.
 const KEPT: Retention = Retention { first: 0, last: 1 << 20 };
+/// As much is sent as replay, which is gathered before it is sent. It is more than is kept; what
+/// a sandbox claims beyond it comes piece by piece, like new output.
+const MOST_REPLAYED: u64 = KEPT.last + KEPT.last / 4;
+/// How long the replay may take to gather.
+const REPLAY_TIME: Duration = Duration::from_secs(10);
 const FIRST_SIZE: Size = Size { columns: 80, rows: 24 };
 const PING: Duration = Duration::from_secs(30);
 /// A client that shows no sign of life for so long is gone.
@@ -121,15 +126,37 @@ async fn open(
             return Err(Goodbye { code: FAILED, reason: "the shell could not be started" });
         }
     };
-    if let Some((next, bytes)) = missed.filter(|(_, bytes)| !bytes.is_empty()) {
-        let frame = [&[REPLAY][..], &next.to_be_bytes(), &bytes].concat();
+    if let Some(missed) = missed.filter(|missed| !missed.bytes.is_empty()) {
+        let frame = [&[REPLAY][..], &missed.next.to_be_bytes(), &missed.bytes].concat();
         send(socket, Message::Binary(frame.into())).await?;
     }
     reply(socket, &Reply::Connected { session_id: &terminal.name, mode: running.mode.name() }).await?;
     Ok((following, running))
 }
 
-type Missed = Option<(u64, Vec<u8>)>;
+/// What a client has missed, as far as it was gathered.
+struct Missed {
+    /// The offset behind it.
+    next: u64,
+    bytes: Vec<u8>,
+}
+
+impl Missed {
+    fn wants_more(&self, to: u64) -> bool {
+        self.next < to && (self.bytes.len() as u64) < MOST_REPLAYED
+    }
+
+    fn add(&mut self, event: &Event) {
+        match event {
+            Event::Output { at, bytes, .. } => {
+                self.bytes.extend_from_slice(bytes);
+                self.next = at.0.saturating_add(bytes.len() as u64);
+            }
+            Event::Gap { to, .. } => self.next = to.0,
+            Event::Ended(_) => {}
+        }
+    }
+}
 
 async fn follow(
     front: &Front,
@@ -137,7 +164,7 @@ async fn follow(
     terminal: &Terminal,
     mode: Mode,
     since: Option<u64>,
-) -> Result<(Following, Running, Missed), ServiceError> {
+) -> Result<(Following, Running, Option<Missed>), ServiceError> {
     let mut started = terminal.process.lock().await;
     let Some(running) = started.clone() else {
         let following = front.service.launch(&scope.owner, &scope.id, shell(terminal, mode)).await?;
@@ -155,20 +182,20 @@ async fn follow(
     Ok((following, running, Some(missed)))
 }
 
-/// What was printed from one offset to another, as far as it is kept, and where it ends.
-async fn replay(following: &mut Following, from: u64, to: u64) -> Result<(u64, Vec<u8>), ServiceError> {
-    let (mut at, mut missed) = (from, Vec::new());
-    while at < to {
-        match following.next().await? {
-            Event::Output { at: start, bytes, .. } => {
-                missed.extend_from_slice(&bytes);
-                at = start.0 + bytes.len() as u64;
-            }
-            Event::Gap { to, .. } => at = to.0,
-            Event::Ended(_) => break,
+/// What was printed from one offset to another, as far as it is kept. Both offsets come from
+/// inside the sandbox, so neither decides how much is gathered, nor for how long.
+async fn replay(following: &mut Following, from: u64, to: u64) -> Result<Missed, ServiceError> {
+    let mut missed = Missed { next: from, bytes: Vec::new() };
+    let deadline = Instant::now() + REPLAY_TIME;
+    while missed.wants_more(to) {
+        let Ok(event) = timeout_at(deadline, following.next()).await else { break };
+        let event = event?;
+        missed.add(&event);
+        if matches!(event, Event::Ended(_)) {
+            break;
         }
     }
-    Ok((at, missed))
+    Ok(missed)
 }
 
 fn shell(terminal: &Terminal, mode: Mode) -> Process {
@@ -349,6 +376,32 @@ async fn send(socket: &mut WebSocket, message: Message) -> Result<(), Goodbye> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const PIECE: u64 = 64 << 10;
+
+    fn output(at: u64) -> Event {
+        let bytes = vec![b'x'; usize::try_from(PIECE).unwrap()];
+        Event::Output { stream: Stream::Stdout, at: Position(at), bytes: bytes.into() }
+    }
+
+    #[test]
+    fn a_sandbox_that_claims_endless_output_does_not_fill_memory() {
+        let mut missed = Missed { next: 0, bytes: Vec::new() };
+        while missed.wants_more(1 << 60) {
+            missed.add(&output(missed.next));
+        }
+        assert_eq!(missed.next, missed.bytes.len() as u64);
+        assert!((KEPT.last..=MOST_REPLAYED + PIECE).contains(&missed.next), "{}", missed.next);
+    }
+
+    #[test]
+    fn a_replay_counts_the_bytes_that_are_no_longer_kept() {
+        let mut missed = Missed { next: 5, bytes: Vec::new() };
+        missed.add(&Event::Gap { from: Position(5), to: Position(1000) });
+        assert!(missed.wants_more(1001) && !missed.wants_more(1000));
+        missed.add(&output(1000));
+        assert_eq!((missed.next, missed.bytes.len() as u64), (1000 + PIECE, PIECE));
+    }
 
     #[test]
     fn the_words_of_the_protocol_are_understood() {
