@@ -62,6 +62,11 @@ impl Programs {
         command
     }
 
+    /// A state directory that goes with this test run.
+    pub fn state_directory(&self) -> PathBuf {
+        self.directory.join("state")
+    }
+
     /// The directory that holds `attacks` alone, to be mounted into a sandbox.
     pub fn attacks_directory(&self) -> PathBuf {
         self.directory.join("attacks")

@@ -3,7 +3,7 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use tempfile::TempDir;
@@ -70,13 +70,21 @@ impl From<Output> for Ended {
 /// A `coracle run` that is being put together.
 pub struct Run {
     user: User,
+    state: PathBuf,
     flags: Vec<String>,
     home: TempDir,
 }
 
 impl Run {
+    /// Root's runs share one state directory, as they would on a host; an ordinary user's are
+    /// in a home of its own.
     pub fn new(user: User) -> Self {
-        Self { user, flags: Vec::new(), home: user.home() }
+        let home = user.home();
+        let state = match user {
+            User::Same => Programs::shared().state_directory(),
+            User::Ordinary(_) => home.path().join("state"),
+        };
+        Self { user, state, flags: Vec::new(), home }
     }
 
     /// Adds a flag and its value.
@@ -97,9 +105,9 @@ impl Run {
         self.mount(&directory, "/attacks", "ro")
     }
 
-    /// The home of the user, which holds what the binary stores.
-    pub fn home(&self) -> &Path {
-        self.home.path()
+    /// Where the binary keeps what it needs.
+    pub fn state_directory(&self) -> &Path {
+        &self.state
     }
 
     /// The command, ready to be started.
@@ -107,6 +115,8 @@ impl Run {
         let mut command = Programs::shared().command();
         command
             .arg("run")
+            .arg("--state-dir")
+            .arg(&self.state)
             .args(&self.flags)
             .arg("--")
             .args(argv)
