@@ -83,7 +83,8 @@ fn inodes_past_the_limit_are_refused() {
 #[test]
 fn the_whole_image_is_under_the_disk_limit() {
     // A second tree, at /usr, must not be a second purse.
-    let text = "head -c 100m /dev/zero > /usr/local/filler; head -c 100m /dev/zero > /root/filler; df /root /usr/local";
+    let text =
+        "head -c 100m /dev/zero > /usr/bin/filler; head -c 100m /dev/zero > /root/filler; df /root /usr/bin";
     let ended = run().flag("--disk", "64m").shell(text);
     let refusals =
         ended.stderr.matches("No space left").count() + ended.stderr.matches("quota exceeded").count();

@@ -85,6 +85,19 @@ def test_logs_serve_foreground_commands_and_any_offset(box):
     assert box.execd.get("/command/" + "0" * 32 + "/logs").status_code == 404
 
 
+def test_output_that_is_no_longer_kept_is_named(box):
+    process = box.run("head -c 20000000 /dev/zero | tr '\\0' x", background=True)[0]["text"]
+    while box.execd.get(f"/command/status/{process}").json()["running"]:
+        pass
+    for more in [{}, {"follow": "true"}]:
+        answer = box.execd.get(f"/command/{process}/logs", params={"cursor": 1000, **more})
+        begin, end = map(int, answer.headers["coracle-output-gap"].split("-"))
+        assert begin == 1 << 20 and begin < end
+        assert len(answer.text) == 20_000_000 - 1000 - (end - begin)
+    rest = box.execd.get(f"/command/{process}/logs", params={"cursor": end})
+    assert "coracle-output-gap" not in rest.headers and len(rest.text) == 20_000_000 - end
+
+
 def test_a_character_is_not_cut_between_two_reads(box):
     process = box.start("echo begun; printf '\\342\\202'; exec sleep 600", until="begun")
     content, cursor = "", "0"

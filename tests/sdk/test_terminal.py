@@ -141,3 +141,10 @@ def test_nonsense_is_answered_and_survived(box, session):
         assert client.word()["code"] == "INVALID_FRAME"
     client.type("echo alive-$((2+2))\n")
     client.until(b"alive-4")
+
+
+def test_too_many_terminals_are_told_when_to_come_back(new_box):
+    box = new_box()
+    answers = [box.execd.post("/pty", json={}) for _ in range(65)]
+    assert {answer.status_code for answer in answers[:64]} == {201}
+    assert answers[64].status_code == 429 and int(answers[64].headers["retry-after"]) >= 1

@@ -1,5 +1,6 @@
 //! Chores of the project, started as `cargo xtask CHORE`.
 
+mod bench;
 mod check;
 mod packages;
 mod report;

@@ -2,12 +2,17 @@
 
 use std::process::{Command, Stdio};
 
+use anyhow::{Result, bail};
+
 use crate::report::Report;
 use crate::vm::find;
 
 struct Package {
     name: &'static str,
     present: fn() -> bool,
+    /// Whether tests that must run here cannot run without it. Whatever wants another one
+    /// skips itself.
+    required: fn() -> bool,
     needed_for: &'static str,
 }
 
@@ -15,45 +20,58 @@ const WANTED: &[Package] = &[
     Package {
         name: "python3-venv",
         present: || python_has("venv") && python_has("ensurepip"),
+        // Without Python there are no SDK tests; with it they have no excuse.
+        required: has_python,
         needed_for: "the SDK tests run in an environment of their own",
     },
     Package {
         name: "nginx-light",
         present: || find("nginx").is_some(),
+        required: || false,
         needed_for: "transfers are compared with what nginx serves",
     },
     Package {
         name: "bubblewrap",
         present: || find("bwrap").is_some(),
+        required: || false,
         needed_for: "the time of a create is compared with it",
     },
 ];
 
-/// Installs what is missing, where that is possible. Whatever needs a package that stays
-/// missing skips itself; here it is said why.
-pub(crate) fn install(report: &mut Report) {
+/// Installs what is missing, where that is possible, and says of what stays missing why.
+pub(crate) fn install(report: &mut Report) -> Result<()> {
     let missing: Vec<&Package> = WANTED.iter().filter(|package| !(package.present)()).collect();
-    if missing.is_empty() {
-        return;
+    let (required, optional): (Vec<_>, Vec<_>) =
+        try_to_install(&missing).into_iter().partition(|(package, _)| (package.required)());
+    for (package, why) in optional {
+        report.skip(package.name, format_args!("{why}; {}", package.needed_for));
     }
+    let required: Vec<String> = required
+        .into_iter()
+        .map(|(package, why)| format!("`{}` is missing: {why}; {}", package.name, package.needed_for))
+        .collect();
+    if required.is_empty() { Ok(()) } else { bail!(required.join("\n")) }
+}
+
+/// Returns those that could not be installed, with the reason.
+fn try_to_install<'a>(missing: &[&'a Package]) -> Vec<(&'a Package, &'static str)> {
     if let Err(why) = can_install() {
-        for package in missing {
-            report.skip(package.name, format_args!("{why}; {}", package.needed_for));
-        }
-        return;
+        return missing.iter().map(|package| (*package, why)).collect();
     }
     // An old list names versions that are gone, so a failure proves something only after an
     // update.
     let mut updated = false;
+    let mut failed = Vec::new();
     for package in missing {
         if install_one(package.name) {
             continue;
         }
         updated = updated || apt_get(&["update", "--quiet"]);
         if !updated || !install_one(package.name) {
-            report.skip(package.name, format_args!("apt-get could not install it; {}", package.needed_for));
+            failed.push((*package, "apt-get could not install it"));
         }
     }
+    failed
 }
 
 fn can_install() -> Result<(), &'static str> {
@@ -80,6 +98,11 @@ fn apt_get(args: &[&str]) -> bool {
         .stderr(Stdio::null())
         .status()
         .is_ok_and(|status| status.success())
+}
+
+/// Whether there is a Python to run at all.
+pub(crate) fn has_python() -> bool {
+    python_has("sys")
 }
 
 fn python_has(module: &str) -> bool {

@@ -7,14 +7,11 @@ use anyhow::{Result, bail};
 use crate::report::Report;
 use crate::tools::{cargo, output, run};
 use crate::vm::{self, VmOutcome};
-use crate::{check, packages, sdk};
+use crate::{bench, check, packages, sdk};
 
 pub(crate) fn test() -> Result<bool> {
     let mut report = Report::default();
-    report.stage("packages", |report| {
-        packages::install(report);
-        Ok(())
-    });
+    report.stage("packages", packages::install);
     report.stage("invariants", |_| check::check());
     let mut binary = None;
     let built = report.stage("build", |_| {
@@ -26,10 +23,15 @@ pub(crate) fn test() -> Result<bool> {
         run(cargo(&["test", "--workspace", "--locked"]).env("CORACLE_BIN", &binary))
     });
     report.stage("SDK tests", |report| sdk::test(&binary, report));
+    report.stage("bench", |report| bench::bench(&binary, report));
     report.stage("cgroup v2", |report| {
         match vm::vm(&["--binary".to_owned(), binary.display().to_string()])? {
             VmOutcome::Skipped(why) => report.skip("limit tests on cgroup v2", why),
-            VmOutcome::Passed { .. } => {}
+            VmOutcome::Passed { skipped, .. } => {
+                for test in skipped {
+                    report.skip(&format!("{test} on cgroup v2"), "too slow under emulation");
+                }
+            }
             failed @ VmOutcome::Failed { .. } => bail!(failed.line()),
         }
         Ok(())

@@ -25,6 +25,8 @@ use anyhow::{Context, bail};
 pub(crate) enum VmOutcome {
     Passed {
         checks: usize,
+        /// Tests that are too slow under emulation.
+        skipped: Vec<String>,
     },
     Failed {
         checks: usize,
@@ -38,7 +40,7 @@ impl VmOutcome {
     /// The one line for the end of a log.
     pub(crate) fn line(&self) -> String {
         match self {
-            Self::Passed { checks } => format!("vm: all {checks} checks passed with cgroup v2"),
+            Self::Passed { checks, .. } => format!("vm: all {checks} checks passed with cgroup v2"),
             Self::Failed { checks, failures } => {
                 format!("vm: {} of {checks} checks FAILED: {}", failures.len(), failures.join("; "))
             }

@@ -5,7 +5,8 @@ export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8
 export CORACLE_BIN=/usr/bin/coracle CORACLE_TEST_ATTACKS=/usr/bin/attacks CORACLE_TEST_SLOWNESS=10
 bb=/usr/bin/busybox
 
-$bb mount -t cgroup2 none /sys/fs/cgroup
+# As systemd mounts it.
+$bb mount -t cgroup2 -o nsdelegate none /sys/fs/cgroup
 $bb mkdir -p /dev/pts /dev/shm
 $bb mount -t devpts -o ptmxmode=666 none /dev/pts
 $bb mount -t tmpfs none /dev/shm
@@ -45,6 +46,14 @@ only=$($bb sed -n 's/.*coracle.only=\([^ ]*\).*/\1/p' /proc/cmdline)
 tests=$(/usr/bin/e2e --list --format terse "${only:-limits::}" | $bb sed -n 's/: test$//p')
 report limit_tests_exist test -n "$tests"
 for test in $tests; do
+    case $test in
+        # Makes some hundred thousand files, and shares half a processor with hundreds of processes:
+        # under emulation neither ends in time. Both run on the host's own kernel.
+        limits::inodes_past_the_limit_are_refused | limits::an_exec_is_answered_while_a_fork_bomb_sits_at_the_limit)
+            echo "VM SKIP $test"
+            continue
+            ;;
+    esac
     report "$test" $bb timeout 240 /usr/bin/e2e --exact "$test" --include-ignored
 done
 echo "VM DONE"

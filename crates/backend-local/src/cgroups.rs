@@ -32,6 +32,8 @@ const MOST_GROUPS: u32 = 4096;
 pub struct Hierarchies {
     instance: String,
     unified: PathBuf,
+    /// Whether the hierarchy is mounted with `nsdelegate`, as systemd does.
+    delegates_by_namespace: bool,
     memory: Controller,
     cpu: Controller,
     pids: Controller,
@@ -73,8 +75,10 @@ impl Hierarchies {
     pub fn find(instance: &str) -> io::Result<Self> {
         let table = fs::read_to_string("/proc/self/mountinfo")?;
         let mounts: Vec<CgroupMount> = table.lines().filter_map(CgroupMount::parse).collect();
-        let unified = mounts.iter().find(|mount| mount.kind == "cgroup2").map(|mount| mount.path.clone());
+        let unified = mounts.iter().find(|mount| mount.kind == "cgroup2");
         let unified = unified.ok_or_else(|| io::Error::other("no cgroup v2 hierarchy is mounted"))?;
+        let delegates_by_namespace = unified.has("nsdelegate");
+        let unified = unified.path.clone();
         let offered = fs::read_to_string(unified.join("cgroup.controllers"))?;
         let controller = |name: &str| {
             if offered.split_whitespace().any(|word| word == name) {
@@ -84,7 +88,14 @@ impl Hierarchies {
             legacy.map_or(Controller::Absent, |mount| Controller::Legacy(mount.path.clone()))
         };
         let (memory, cpu, pids) = (controller("memory"), controller("cpu"), controller("pids"));
-        Ok(Self { instance: instance.to_owned(), unified, memory, cpu, pids })
+        Ok(Self { instance: instance.to_owned(), unified, delegates_by_namespace, memory, cpu, pids })
+    }
+
+    /// Whether a sandbox can have a cgroup namespace. With `nsdelegate` the kernel lets nobody move
+    /// a process out of its namespace's root, and the agent, whose group that root would be, could
+    /// start no command in another one. Names of groups can then be read inside.
+    pub fn allows_namespace(&self) -> bool {
+        !self.delegates_by_namespace
     }
 
     /// Makes the instance's own groups, with controllers switched on and a ceiling for the sum.

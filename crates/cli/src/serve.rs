@@ -77,6 +77,7 @@ fn prepare_state_dir(config: &Config) -> Result<File> {
     let own = server_dir(directory);
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&own).with_context(action)?;
     if let Some(uid) = server_uid(config) {
+        check_reachable(directory)?;
         chown(&own, Some(uid), Some(uid)).with_context(action)?;
     }
     Ok(lock)
@@ -87,6 +88,19 @@ fn prepare_state_dir(config: &Config) -> Result<File> {
 pub(crate) fn make_state_dir(directory: &Path) -> std::io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o711).create(directory)?;
     fs::set_permissions(directory, fs::Permissions::from_mode(0o711))
+}
+
+/// The server has a uid of its own and must be able to pass through to its directory.
+fn check_reachable(directory: &Path) -> Result<()> {
+    for above in directory.ancestors().skip(1) {
+        let facts =
+            fs::metadata(above).with_context(|| format!("could not look at `{}`", above.display()))?;
+        if facts.permissions().mode() & 0o001 == 0 {
+            return Err(anyhow!("the server's own user cannot pass through `{}`", above.display()))
+                .hint("choose another directory with --state-dir, or let others pass with `chmod o+x`");
+        }
+    }
+    Ok(())
 }
 
 /// The one directory that belongs to the server: the database and the secret. Everything else is

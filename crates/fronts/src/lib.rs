@@ -8,6 +8,7 @@
 
 mod answer;
 mod auth;
+mod door;
 mod limits;
 mod router;
 mod serve;

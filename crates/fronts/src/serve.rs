@@ -3,6 +3,8 @@
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -13,27 +15,32 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::sleep;
 use tower::ServiceExt;
+
+use crate::door::{Door, Visitor};
 
 const LARGEST_HEADERS: usize = 64 << 10;
 /// How long a connection may wait for the whole head of its next request. hyper counts the
 /// idle time before it as well, and clients keep idle connections for 30 to 60 seconds: a
 /// shorter time would reset one just as it is used again.
 const HEAD_TIME: Duration = Duration::from_secs(90);
+/// As above, for the first request: whoever connects has something to say.
+const FIRST_HEAD_TIME: Duration = Duration::from_secs(10);
 /// How long requests in progress may go on once the server stops.
 const GRACE: Duration = Duration::from_secs(5);
-/// A pause after a failed accept, which is nearly always a lack of file descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The other end of the connection that a request came on.
 #[derive(Clone, Copy)]
 pub(crate) struct Peer(pub(crate) SocketAddr);
 
-/// Serves until `shutdown` resolves, then lets requests in progress end for a short while.
-pub async fn serve(listener: TcpListener, router: Router, shutdown: impl Future<Output = ()>) {
+/// Serves at most `most` connections at once until `shutdown` resolves, then lets requests in
+/// progress end for a short while.
+pub async fn serve(listener: TcpListener, most: usize, router: Router, shutdown: impl Future<Output = ()>) {
+    let mut door = Door::new(listener, most);
     let (stop, stopping) = watch::channel(false);
     let mut connections = JoinSet::new();
     let mut shutdown = pin!(shutdown);
@@ -42,18 +49,12 @@ pub async fn serve(listener: TcpListener, router: Router, shutdown: impl Future<
         tokio::select! {
             () = &mut shutdown => break,
             Some(_) = connections.join_next() => {}
-            accepted = listener.accept() => match accepted {
-                Ok((stream, peer)) => {
-                    connections.spawn(converse(stream, Peer(peer), router.clone(), stopping.clone()));
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "could not accept a connection");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
+            (visitor, peer) = door.next() => {
+                connections.spawn(converse(visitor, peer, router.clone(), stopping.clone()));
             }
         }
     }
-    drop(listener);
+    drop(door);
     stop.send_replace(true);
     let all_ended = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(GRACE, all_ended).await.is_err() {
@@ -62,13 +63,18 @@ pub async fn serve(listener: TcpListener, router: Router, shutdown: impl Future<
 }
 
 /// One connection, from its first request to its end.
-async fn converse(stream: TcpStream, peer: Peer, router: Router, mut stopping: watch::Receiver<bool>) {
+async fn converse(stream: Visitor, peer: Peer, router: Router, mut stopping: watch::Receiver<bool>) {
     // Output comes in small pieces that must not wait for each other.
-    if let Err(error) = stream.set_nodelay(true) {
+    if let Err(error) = stream.set_nodelay() {
         tracing::debug!(%error, "a connection was gone before it was served");
         return;
     }
-    let answer = service_fn(move |request| answer(router.clone(), peer, request));
+    let asked = Arc::new(AtomicBool::new(false));
+    let heard = asked.clone();
+    let answer = service_fn(move |request| {
+        heard.store(true, Ordering::Relaxed);
+        answer(router.clone(), peer, request)
+    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIME)
@@ -76,8 +82,18 @@ async fn converse(stream: TcpStream, peer: Peer, router: Router, mut stopping: w
         .serve_connection(TokioIo::new(stream), answer)
         .with_upgrades();
     let mut connection = pin!(connection);
+    let silent = async {
+        sleep(FIRST_HEAD_TIME).await;
+        if asked.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
+    };
     let ended = tokio::select! {
         ended = &mut connection => ended,
+        () = silent => {
+            tracing::debug!("a connection was closed that asked for nothing");
+            return;
+        }
         _ = stopping.changed() => {
             connection.as_mut().graceful_shutdown();
             connection.await
@@ -92,4 +108,44 @@ async fn answer(router: Router, peer: Peer, request: Request<Incoming>) -> Resul
     let mut request = request.map(Body::new);
     request.extensions_mut().insert(peer);
     router.oneshot(request).await
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+    use tokio::time::Instant;
+
+    use super::*;
+
+    async fn connect() -> (TcpStream, JoinSet<()>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let router = Router::new().route("/", get(|| async { "answer" }));
+        let mut server = JoinSet::new();
+        server.spawn(serve(listener, 1, router, std::future::pending()));
+        (client, server)
+    }
+
+    /// Time is not waited for: it jumps to the next timer whenever nothing else happens.
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_asks_for_nothing_is_closed_soon() {
+        let (mut client, _server) = connect().await;
+        let begun = Instant::now();
+        client.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
+        assert_eq!(client.read(&mut [0; 16]).await.unwrap(), 0);
+        assert!((FIRST_HEAD_TIME..HEAD_TIME).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_was_used_may_rest_longer() {
+        let (mut client, _server) = connect().await;
+        let begun = Instant::now();
+        client.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
+        let mut answer = Vec::new();
+        client.read_to_end(&mut answer).await.unwrap();
+        assert!(answer.starts_with(b"HTTP/1.1 200 OK\r\n"), "{}", answer.escape_ascii());
+        assert!(begun.elapsed() >= HEAD_TIME, "{:?}", begun.elapsed());
+    }
 }

@@ -18,6 +18,8 @@ pub struct Settings {
     pub json_body_limit: usize,
     /// Requests in progress, streams included; past them the answer is 429.
     pub concurrent_requests: usize,
+    /// Connections that are open at once; past them the next ones wait until one is closed.
+    pub connections: usize,
     /// Where `/metrics` takes its text from; see [`crate::install_metrics`].
     pub metrics: Option<PrometheusHandle>,
 }
@@ -45,6 +47,7 @@ impl Settings {
             default_lines: Lines::default(),
             json_body_limit: 1 << 20,
             concurrent_requests: 1024,
+            connections: 4096,
             metrics: None,
         }
     }

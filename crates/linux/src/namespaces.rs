@@ -258,12 +258,45 @@ pub fn fork_into_as(uid: u32, namespaces: Namespaces, group: Option<BorrowedFd<'
     let keep = libc::c_ulong::try_from(before | KEEP_ON_CHANGE).map_err(io::Error::other)?;
     // SAFETY: the option takes one integer.
     check(unsafe { libc::prctl(libc::PR_SET_SECUREBITS, keep, 0, 0, 0) })?;
+    let bond = Bond::of_this_process()?;
     set_effective_user(uid)?;
     let forked = fork_into(namespaces, group);
     if !matches!(forked, Ok(Fork::Child)) {
         set_effective_user(rustix::process::getuid().as_raw())?;
+        bond.renew()?;
     }
     forked
+}
+
+/// The signal that this process gets when its parent dies. The kernel forgets it with every
+/// change of ids.
+struct Bond {
+    signal: libc::c_int,
+    parent: Option<rustix::process::Pid>,
+}
+
+impl Bond {
+    fn of_this_process() -> io::Result<Self> {
+        let mut signal = 0;
+        // SAFETY: the kernel writes one int, which outlives the call.
+        check(unsafe { libc::prctl(libc::PR_GET_PDEATHSIG, &raw mut signal) })?;
+        Ok(Self { signal, parent: rustix::process::getppid() })
+    }
+
+    /// Asks for it again. A parent that died in between is made up for.
+    fn renew(&self) -> io::Result<()> {
+        if self.signal == 0 {
+            return Ok(());
+        }
+        let signal = libc::c_ulong::try_from(self.signal).map_err(io::Error::other)?;
+        // SAFETY: the option takes one integer.
+        check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, signal, 0, 0, 0) })?;
+        if rustix::process::getppid() != self.parent {
+            // SAFETY: the call takes one integer.
+            check(unsafe { libc::raise(self.signal) })?;
+        }
+        Ok(())
+    }
 }
 
 fn set_effective_user(uid: u32) -> io::Result<()> {

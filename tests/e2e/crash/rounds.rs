@@ -40,9 +40,10 @@ struct Round {
 
 #[test]
 fn killing_any_process_at_any_instant_loses_nothing() {
-    if e2e::run::is_root() {
-        play_all(User::Same, "crash", &Operation::ALL, ROUNDS);
+    if !e2e::run::is_root() {
+        return say("SKIPPED: killing a privileged server needs root");
     }
+    play_all(User::Same, "crash", &Operation::ALL, ROUNDS);
 }
 
 #[test]

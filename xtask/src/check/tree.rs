@@ -13,10 +13,12 @@ const FORBIDDEN: &[(&str, &str)] = &[
     ("FIXME", "an open end belongs into an issue"),
     ("<<<<<<< ", "a merge was not finished"),
     (">>>>>>> ", "a merge was not finished"),
-    ("/Users/", "a path of somebody's own machine"),
     ("--index-url", "packages come from wherever the host is told to look"),
     ("BEGIN PRIVATE KEY", "secrets are not kept in the repository"),
 ];
+
+/// Where people keep their own files, and the names below it that are plainly made up.
+const PRIVATE: &[(&str, &[&str])] = &[("/Users/", &[]), ("/home/", &["alice", "user"]), ("/work/", &[])];
 
 /// Files that must name what they forbid, or are not ours.
 const EXCEPT: &[&str] = &["xtask/src/check/tree.rs", "LICENSE", "Cargo.lock"];
@@ -67,10 +69,23 @@ fn find(file: &str, text: &str) -> Findings {
     let lines = text.lines().enumerate();
     lines
         .flat_map(|(number, line)| {
-            let found = FORBIDDEN.iter().filter(move |(word, _)| line.contains(word));
+            let texts = FORBIDDEN.iter().filter(move |(word, _)| line.contains(word)).copied();
+            let paths = PRIVATE.iter().filter(move |(root, made_up)| names_private(line, root, made_up));
+            let found = texts.chain(paths.map(|(root, _)| (*root, "a path of somebody's own machine")));
             found.map(move |(word, why)| format!("{file}:{}: `{}`; {why}", number + 1, word.trim()))
         })
         .collect()
+}
+
+/// Whether a path in `line` begins with `root` and goes on with a name that is not made up.
+fn names_private(line: &str, root: &str, made_up: &[&str]) -> bool {
+    let is_name = |letter: char| letter.is_alphanumeric() || "_-.".contains(letter);
+    line.match_indices(root).any(|(place, _)| {
+        let begins = !line[..place].ends_with(|letter: char| is_name(letter) || letter == '}');
+        let rest = &line[place + root.len()..];
+        let name = rest.split(|letter| !is_name(letter)).next().unwrap_or_default();
+        begins && !made_up.contains(&name)
+    })
 }
 
 #[cfg(test)]
@@ -83,7 +98,12 @@ mod tests {
             find("a.rs", "fine\n// TODO later"),
             ["a.rs:2: `TODO`; an open end belongs into an issue"]
         );
-        assert_eq!(find("a.md", "see /Users/me/x").len(), 1);
+        for line in ["see /Users/me/x", "cd /home/me", "(/work/x)", "\"/work/\""] {
+            assert_eq!(find("a.md", line).len(), 1, "{line}");
+        }
+        for line in ["/home/alice/x", "t/work/work", "{dir}/work/x", "/homes/me"] {
+            assert_eq!(find("a.md", line), Findings::new(), "{line}");
+        }
         assert_eq!(find("a.md", "see ~/x"), Findings::new());
     }
 }

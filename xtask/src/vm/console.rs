@@ -21,7 +21,10 @@ const COMMAND_LINE: &str = "console=ttyS0 quiet loglevel=1 panic=-1 cgroup_no_v1
 pub(crate) struct Report {
     passed: usize,
     failures: Vec<String>,
+    skipped: Vec<String>,
     complete: bool,
+    /// It was switched off because it took too long.
+    late: bool,
     /// The last lines of all, for a machine that never came up.
     tail: Vec<String>,
 }
@@ -50,7 +53,7 @@ pub(crate) fn boot(
             Ok(line) => report.hear(&line)?,
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {
-                report.failures.push(format!("the machine did not end within {} s", DEADLINE.as_secs()));
+                report.late = true;
                 break;
             }
         }
@@ -90,6 +93,8 @@ impl Report {
                 self.passed += 1;
             } else if let Some(name) = words.strip_prefix("FAIL ") {
                 self.failures.push(name.to_owned());
+            } else if let Some(name) = words.strip_prefix("SKIP ") {
+                self.skipped.push(name.to_owned());
             } else if words == "DONE" {
                 self.complete = true;
             }
@@ -102,12 +107,16 @@ impl Report {
     }
 
     pub(crate) fn outcome(mut self) -> VmOutcome {
+        if self.late && self.failures.is_empty() {
+            let reason = format!("the emulated machine did not end within {} s", DEADLINE.as_secs());
+            return VmOutcome::Skipped(format!("{reason}; {} checks had passed", self.passed));
+        }
         if !self.complete {
             self.failures.push(format!("the machine ended before its last check:\n{}", self.tail.join("\n")));
         }
         let checks = self.passed + self.failures.len();
         if self.failures.is_empty() {
-            VmOutcome::Passed { checks }
+            VmOutcome::Passed { checks, skipped: self.skipped }
         } else {
             VmOutcome::Failed { checks, failures: self.failures }
         }
@@ -128,7 +137,7 @@ mod tests {
 
     #[test]
     fn all_checks_must_pass_and_the_last_word_must_come() {
-        assert!(matches!(report(&["\u{1b}cVM PASS a", "VM DONE"]), VmOutcome::Passed { checks: 1 }));
+        assert!(matches!(report(&["\u{1b}cVM PASS a", "VM DONE"]), VmOutcome::Passed { checks: 1, .. }));
         assert!(matches!(report(&["VM PASS a"]), VmOutcome::Failed { .. }));
         let VmOutcome::Failed { checks, failures } =
             report(&["VM PASS a", "VM FAIL b (status 1)", "VM DONE"])

@@ -35,6 +35,8 @@ pub struct Parts {
     /// The agent's v2 group.
     pub group: Option<OwnedFd>,
     pub network: NetworkPart,
+    /// Whether the sandbox has a cgroup namespace of its own.
+    pub cgroup_namespace: bool,
     pub ownership: Ownership,
     /// Where the failing child writes and the agent reports; the agent inherits a copy.
     pub report: OwnedFd,
@@ -89,11 +91,11 @@ impl From<Failure> for JailError {
 
 /// Clones the child and gives it all it needs. On failure nothing is left of it.
 pub fn begin(parts: Parts, record: impl FnOnce(i32) -> io::Result<()>) -> Result<Begun, JailError> {
-    let Parts { entry, group, network, ownership, report } = parts;
+    let Parts { entry, group, network, cgroup_namespace, ownership, report } = parts;
     let (ours, theirs) =
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .at(Step::Handover)?;
-    match fork(group.as_ref().map(AsFd::as_fd), &network, &ownership)? {
+    match fork(group.as_ref().map(AsFd::as_fd), &network, cgroup_namespace, &ownership)? {
         Fork::Child => {
             drop(ours);
             let journal = match &ownership {
@@ -124,14 +126,16 @@ pub fn begin(parts: Parts, record: impl FnOnce(i32) -> io::Result<()>) -> Result
 fn fork(
     group: Option<BorrowedFd<'_>>,
     network: &NetworkPart,
+    cgroup_namespace: bool,
     ownership: &Ownership,
 ) -> Result<Fork, JailError> {
+    let groups = if cgroup_namespace { Namespaces::CGROUP } else { Namespaces::NONE };
     let all = Namespaces::USER
         .and(Namespaces::MOUNT)
         .and(Namespaces::PID)
         .and(Namespaces::IPC)
         .and(Namespaces::UTS)
-        .and(Namespaces::CGROUP);
+        .and(groups);
     match network {
         NetworkPart::New => fork_as(ownership, all.and(Namespaces::NET), group).at(Step::Clone),
         NetworkPart::Prepared { namespace, home } => {

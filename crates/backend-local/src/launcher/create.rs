@@ -189,8 +189,14 @@ impl Launcher {
             journal: Inherited::JOURNAL,
             inherited: inherited.descriptors,
         };
-        let parts =
-            Parts { entry, group, network: resources.network, ownership: resources.ownership, report };
+        let parts = Parts {
+            entry,
+            group,
+            network: resources.network,
+            cgroup_namespace: resources.cgroup_namespace,
+            ownership: resources.ownership,
+            report,
+        };
         Ok((parts, status))
     }
 
@@ -214,6 +220,7 @@ impl Launcher {
                     groups: None,
                     volume: kept.map_or(EntryVolume::Tmpfs(plan.limits.disk), EntryVolume::Directory),
                     network: NetworkPart::New,
+                    cgroup_namespace: true,
                     ownership: Ownership::Single { uid: *uid, gid: *gid, journal },
                     setgroups: Setgroups::Deny,
                 })
@@ -284,6 +291,7 @@ struct Resources {
     groups: Option<Groups>,
     volume: EntryVolume,
     network: NetworkPart,
+    cgroup_namespace: bool,
     ownership: Ownership,
     setgroups: Setgroups,
 }
@@ -317,6 +325,7 @@ impl Root {
             groups: Some(groups),
             volume: EntryVolume::Given,
             network: NetworkPart::Prepared { namespace, home },
+            cgroup_namespace: self.groups.allows_namespace(),
             ownership: Ownership::Range {
                 base,
                 volume: kept.unwrap_or(volume.disk),

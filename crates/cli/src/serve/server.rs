@@ -12,6 +12,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use backend_local::native::{Defaults, Native};
 use linux::namespaces::{self, Setgroups};
+use rustix::process::Resource;
 use service::Service;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -79,6 +80,7 @@ async fn run(handover: Handover, listener: OwnedFd, ready: OwnedFd, printer: &Pr
         metrics: Some(metrics),
         ..fronts::Settings::new(address)
     };
+    let connections = settings.connections.min(connections());
     let router = fronts::router(service.clone(), settings);
     if handover.announce == Announce::Yes {
         printer.line(format!("coracle listening on http://{address}"))?;
@@ -90,14 +92,21 @@ async fn run(handover: Handover, listener: OwnedFd, ready: OwnedFd, printer: &Pr
             _ = interrupt.recv() => {}
         }
     };
-    fronts::serve(listener, router, stop).await;
+    fronts::serve(listener, connections, router, stop).await;
     let staying = service.stop().await;
     if staying > 0 {
-        let text =
-            format!("{staying} sandboxes stay; start the server again and `coracle rm --all` removes them");
+        let some =
+            if staying == 1 { "1 sandbox stays".to_owned() } else { format!("{staying} sandboxes stay") };
+        let text = format!("{some}; start the server again and `coracle rm --all` removes them");
         printer.remark(text);
     }
     Ok(())
+}
+
+/// Half of the files that this process may open; the other half is for its sandboxes.
+fn connections() -> usize {
+    let files = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from(files / 2).unwrap_or(usize::MAX)
 }
 
 async fn start_service(handover: &Handover) -> Result<Service> {

@@ -1,13 +1,17 @@
 //! What a command has printed, from a byte offset on: up to now, or as it comes.
+//!
+//! Output that is no longer kept is named in the head of the answer. A body that would miss
+//! anything else is broken off, so that nobody takes it for the whole.
 
+use axum::BoxError;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use domain::{Position, ProcessId};
+use domain::{Position, ProcessId, Retention};
 use futures_util::{Stream, stream};
 use http::{HeaderName, HeaderValue, Uri, header};
-use service::{Event, Following, ServiceError};
+use service::{Event, Following};
 
 use super::fault::{Fault, process_id};
 use super::{Name, Scope};
@@ -16,8 +20,36 @@ use crate::opensandbox::lines::incomplete_suffix;
 use crate::opensandbox::query::Query;
 
 const CURSOR: HeaderName = HeaderName::from_static("execd-commands-tail-cursor");
+/// Which bytes of the combined output are missing in the body.
+const GAP: HeaderName = HeaderName::from_static("coracle-output-gap");
+const TEXT: &str = "text/plain; charset=utf-8";
 /// As many bytes can be missing of a character that was begun.
 const LONGEST_CUT: u64 = 3;
+
+/// Output that is no longer kept, up to and not including `to`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Gap {
+    from: u64,
+    to: u64,
+}
+
+/// A command's output, with what was read of it to learn whether something is missing.
+struct Output {
+    following: Following,
+    ahead: Option<Event>,
+    gap: Option<Gap>,
+}
+
+/// What becomes of an event in the body of an answer.
+#[derive(Debug, PartialEq, Eq)]
+enum Step {
+    Send(Bytes),
+    SendLast(Bytes),
+    Skip,
+    End,
+    /// Something is missing that the head of the answer does not tell of.
+    BreakOff,
+}
 
 /// `GET /command/{id}/logs?cursor=…[&follow=true]`
 pub(super) async fn read(
@@ -32,46 +64,109 @@ pub(super) async fn read(
     let status = front.service.status(&scope.owner, &scope.id, &process).await?;
     let from = cursor.min(status.written);
     if query.is_on("follow") {
-        let following = front.service.follow(&scope.owner, &scope.id, &process, Position(from)).await?;
-        return Ok(plain(pieces(following, u64::MAX)));
+        let output = open(&front, &scope, &process, from, status.written).await?;
+        return Ok(plain(output, u64::MAX));
     }
-    let to = match status.ended {
+    let mut to = match status.ended {
         Some(end) => end.written.max(status.written),
         None => whole_characters(&front, &scope, &process, from, status.written).await?,
     };
     let mut response = if from < to {
-        let following = front.service.follow(&scope.owner, &scope.id, &process, Position(from)).await?;
-        plain(pieces(following, to))
+        let output = open(&front, &scope, &process, from, status.written).await?;
+        // A gap grows while a command prints, so the answer ends before it; the next begins there.
+        if let (None, Some(gap)) = (status.ended, output.gap.filter(|gap| gap.from > from)) {
+            to = to.min(gap.from);
+        }
+        plain(output, to)
     } else {
-        plain(stream::empty())
+        ([(header::CONTENT_TYPE, TEXT)], Body::empty()).into_response()
     };
     response.headers_mut().insert(CURSOR, HeaderValue::from(to));
     Ok(response)
 }
 
-fn plain(pieces: impl Stream<Item = Result<Bytes, ServiceError>> + Send + 'static) -> Response {
-    ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], Body::from_stream(pieces)).into_response()
+/// Begins to read at `from`. Whether something is missing shows at once or, as the beginning of
+/// the output is kept apart from its end, where that beginning ends.
+async fn open(
+    front: &Front,
+    scope: &Scope,
+    process: &ProcessId,
+    from: u64,
+    written: u64,
+) -> Result<Output, Fault> {
+    let follow = |from| front.service.follow(&scope.owner, &scope.id, process, Position(from));
+    let mut output = Output { following: follow(from).await?, ahead: None, gap: None };
+    if from < written {
+        let event = output.following.next().await?;
+        output.gap = Gap::of(&event);
+        output.ahead = Some(event);
+    }
+    let beginning = Retention::default().first;
+    if output.gap.is_none() && from < beginning && beginning < written {
+        output.gap = Gap::of(&follow(beginning).await?.next().await?);
+    }
+    Ok(output)
 }
 
-/// The output up to the offset `to`, or to the end of the command. What is no longer kept is
-/// left out.
-fn pieces(following: Following, to: u64) -> impl Stream<Item = Result<Bytes, ServiceError>> + Send {
-    stream::unfold(Some(following), move |following| async move {
-        let mut following = following?;
+impl Gap {
+    fn of(event: &Event) -> Option<Self> {
+        match event {
+            Event::Gap { from, to } => Some(Self { from: from.0, to: to.0 }),
+            Event::Output { .. } | Event::Ended(_) => None,
+        }
+    }
+
+    /// The part of it that lies before `end`.
+    fn before(self, end: u64) -> Option<Self> {
+        Some(Self { to: self.to.min(end), ..self }).filter(|gap| gap.from < gap.to)
+    }
+}
+
+/// The output up to the offset `to`, or to the end of the command.
+fn plain(output: Output, to: u64) -> Response {
+    let gap = output.gap.and_then(|gap| gap.before(to));
+    let mut response =
+        ([(header::CONTENT_TYPE, TEXT)], Body::from_stream(pieces(output, to))).into_response();
+    if let Some(Gap { from, to }) = gap {
+        let value = HeaderValue::try_from(format!("{from}-{to}")).expect("digits are a header's value");
+        response.headers_mut().insert(GAP, value);
+    }
+    response
+}
+
+fn pieces(output: Output, to: u64) -> impl Stream<Item = Result<Bytes, BoxError>> + Send {
+    stream::unfold(Some(output), move |output| async move {
+        let mut output = output?;
         loop {
-            match following.next().await {
-                Ok(Event::Output { at, mut bytes, .. }) => {
-                    let room = to.saturating_sub(at.0);
-                    bytes.truncate(usize::try_from(room).unwrap_or(usize::MAX));
-                    let more = (bytes.len() as u64) < room;
-                    return Some((Ok(bytes), more.then_some(following)));
-                }
-                Ok(Event::Gap { to: behind, .. }) if behind.0 < to => {}
-                Ok(Event::Gap { .. } | Event::Ended(_)) => return None,
-                Err(error) => return Some((Err(error), None)),
+            let event = match output.ahead.take() {
+                Some(event) => Ok(event),
+                None => output.following.next().await,
+            };
+            match event.map(|event| step(event, to, output.gap)) {
+                Ok(Step::Send(bytes)) => return Some((Ok(bytes), Some(output))),
+                Ok(Step::SendLast(bytes)) => return Some((Ok(bytes), None)),
+                Ok(Step::Skip) => {}
+                Ok(Step::End) => return None,
+                Ok(Step::BreakOff) => return Some((Err("output was lost while it was read".into()), None)),
+                Err(error) => return Some((Err(error.into()), None)),
             }
         }
     })
+}
+
+fn step(event: Event, to: u64, told: Option<Gap>) -> Step {
+    let gap = Gap::of(&event);
+    match event {
+        Event::Output { at, mut bytes, .. } => {
+            let room = to.saturating_sub(at.0);
+            bytes.truncate(usize::try_from(room).unwrap_or(usize::MAX));
+            if (bytes.len() as u64) < room { Step::Send(bytes) } else { Step::SendLast(bytes) }
+        }
+        Event::Gap { from, .. } if from.0 >= to => Step::End,
+        Event::Gap { .. } if gap != told => Step::BreakOff,
+        Event::Gap { to: behind, .. } if behind.0 < to => Step::Skip,
+        Event::Gap { .. } | Event::Ended(_) => Step::End,
+    }
 }
 
 /// The offset up to which the output holds no cut character; the rest comes with the next call.
@@ -96,4 +191,43 @@ async fn whole_characters(
     }
     tail.truncate(usize::try_from(written - near).unwrap_or(usize::MAX));
     Ok(written - incomplete_suffix(&tail) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOLD: Option<Gap> = Some(Gap { from: 10, to: 20 });
+
+    fn gap(from: u64, to: u64) -> Event {
+        Event::Gap { from: Position(from), to: Position(to) }
+    }
+
+    #[test]
+    fn only_a_gap_that_was_told_of_is_passed_over() {
+        assert_eq!(step(gap(10, 20), 100, TOLD), Step::Skip);
+        assert_eq!(step(gap(10, 20), 15, TOLD), Step::End);
+        assert_eq!(step(gap(10, 21), 100, TOLD), Step::BreakOff);
+        assert_eq!(step(gap(30, 40), 100, TOLD), Step::BreakOff);
+        assert_eq!(step(gap(10, 20), u64::MAX, None), Step::BreakOff);
+        assert_eq!(step(gap(10, 20), 10, None), Step::End);
+    }
+
+    #[test]
+    fn output_ends_at_the_offset_that_was_promised() {
+        let at = |to| {
+            let bytes = Bytes::from_static(b"abcd");
+            step(Event::Output { stream: domain::Stream::Stdout, at: Position(6), bytes }, to, None)
+        };
+        assert_eq!(at(11), Step::Send("abcd".into()));
+        assert_eq!(at(10), Step::SendLast("abcd".into()));
+        assert_eq!(at(8), Step::SendLast("ab".into()));
+    }
+
+    #[test]
+    fn a_gap_is_told_as_far_as_the_answer_goes() {
+        assert_eq!(TOLD.unwrap().before(15), Some(Gap { from: 10, to: 15 }));
+        assert_eq!(TOLD.unwrap().before(u64::MAX), TOLD);
+        assert_eq!(TOLD.unwrap().before(10), None);
+    }
 }

@@ -302,7 +302,12 @@ impl Client<'_> {
             // Clients send their size without asking whether there is a terminal.
             Word::Resize { .. } if self.running.mode == Mode::Pipes => Ok(()),
             Word::Resize { cols, rows } => {
-                service.resize(owner, id, process, Size { columns: cols, rows }).await
+                let resized = service.resize(owner, id, process, Size { columns: cols, rows }).await;
+                if let Err(error) = resized {
+                    // A program that has just ended has no terminal; its end is on its way.
+                    tracing::debug!(%error, "a terminal could not be resized");
+                }
+                Ok(())
             }
         };
         match done {

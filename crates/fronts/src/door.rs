@@ -1,0 +1,131 @@
+//! Lets connections in, no more at once than there is room for.
+//!
+//! While it is full nobody is accepted: whoever comes waits in the kernel's queue. A connection
+//! keeps its place until its socket is closed, also when it was upgraded to something else.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, sleep};
+
+use crate::serve::Peer;
+
+/// A pause after a failed accept, which is nearly always a lack of file descriptors.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Failures are told of at most so often.
+const QUIET: Duration = Duration::from_secs(1);
+
+pub(crate) struct Door {
+    listener: TcpListener,
+    places: Arc<Semaphore>,
+    complained: Option<Instant>,
+}
+
+/// A connection and its place.
+pub(crate) struct Visitor {
+    stream: TcpStream,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Door {
+    pub(crate) fn new(listener: TcpListener, connections: usize) -> Self {
+        let places = Arc::new(Semaphore::new(connections.min(Semaphore::MAX_PERMITS)));
+        Self { listener, places, complained: None }
+    }
+
+    /// Waits for the next connection. It may be dropped and called again without losing one.
+    pub(crate) async fn next(&mut self) -> (Visitor, Peer) {
+        let place = self.places.clone().acquire_owned().await.expect("nobody closes the semaphore");
+        loop {
+            match self.listener.accept().await {
+                Ok((stream, peer)) => return (Visitor { stream, _place: place }, Peer(peer)),
+                Err(error) => {
+                    self.complain(&error);
+                    sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+
+    fn complain(&mut self, error: &io::Error) {
+        if self.complained.is_none_or(|last| last.elapsed() >= QUIET) {
+            tracing::warn!(%error, "could not accept a connection");
+            self.complained = Some(Instant::now());
+        }
+    }
+}
+
+impl Visitor {
+    pub(crate) fn set_nodelay(&self) -> io::Result<()> {
+        self.stream.set_nodelay(true)
+    }
+}
+
+impl AsyncRead for Visitor {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Visitor {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        pieces: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, pieces)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_full_door_opens_again_when_a_connection_closes() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut door = Door::new(listener, 1);
+        let _first = TcpStream::connect(address).await.unwrap();
+        let (inside, _) = door.next().await;
+        let second = TcpStream::connect(address).await.unwrap();
+        // Its handshake is done, so that it is not taken is the door's doing.
+        assert!(door.next().now_or_never().is_none());
+        assert_eq!(door.places.available_permits(), 0);
+        drop(inside);
+        let (_, peer) = door.next().await;
+        assert_eq!(peer.0, second.local_addr().unwrap());
+    }
+}

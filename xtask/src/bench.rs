@@ -1,0 +1,72 @@
+//! The numbers we promise (docs/promises.md), measured once and shown.
+//!
+//! A missed bar is told and fails nothing: bars depend on what else the machine does. What fails
+//! is a `bench` that does not come to its end.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::report::{Report, say};
+
+pub(crate) fn bench(binary: &Path, report: &mut Report) -> Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        report.skip(
+            "bench",
+            "only root has all default limits enforced, without which its server makes nothing",
+        );
+        return Ok(());
+    }
+    let mut command = Command::new(binary);
+    let output = command.args(["bench", "--quick", "--json"]).output().context("could not start `bench`")?;
+    // Its exit code says as well whether a bar was missed, so the report decides.
+    let measured: Value = serde_json::from_slice(&output.stdout).with_context(|| {
+        format!("`bench` gave no report: {}", String::from_utf8_lossy(&output.stderr).trim())
+    })?;
+    for line in lines(&measured)? {
+        say(format_args!("{line}"));
+    }
+    Ok(())
+}
+
+/// One line per bar, then what could not be measured.
+fn lines(report: &Value) -> Result<Vec<String>> {
+    let bars = report["bars"].as_array().context("the report of `bench` has no bars")?;
+    if bars.is_empty() {
+        bail!("`bench` measured nothing");
+    }
+    let mut lines = bars.iter().map(bar).collect::<Result<Vec<_>>>()?;
+    let absent = report["absent"].as_array().into_iter().flatten();
+    lines.extend(absent.filter_map(Value::as_str).map(|why| format!("not measured: {why}")));
+    Ok(lines)
+}
+
+fn bar(bar: &Value) -> Result<String> {
+    let text = |key: &str| bar[key].as_str().with_context(|| format!("a bar has no `{key}`"));
+    let number = |key: &str| bar[key].as_f64().with_context(|| format!("a bar has no `{key}`"));
+    let kept = bar["kept"].as_bool().context("a bar has no verdict")?;
+    let verdict = if kept { "kept" } else { "missed on this machine now" };
+    let (value, bound) = (number("value")?, number("bound")?);
+    Ok(format!("{}: {value:.2} {} (bound {bound:.2}), {verdict}", text("name")?, text("unit")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_missed_bar_is_told_and_an_empty_report_is_an_error() {
+        let missed =
+            json!({"name": "create", "value": 3.5, "bound": 3.0, "unit": "times the floor", "kept": false});
+        let report = json!({"times": [], "bars": [missed], "absent": ["nginx"]});
+        assert_eq!(
+            lines(&report).expect("a report"),
+            ["create: 3.50 times the floor (bound 3.00), missed on this machine now", "not measured: nginx"]
+        );
+        assert!(lines(&json!({"bars": []})).is_err());
+        assert!(lines(&json!({"bars": [{"name": "create"}]})).is_err());
+    }
+}
