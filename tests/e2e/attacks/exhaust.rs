@@ -11,23 +11,22 @@ use crate::verdict::{Attempt, Verdict, refusal};
 
 /// Forks without end. Each child forks too, so killing one helps nobody.
 pub(crate) fn processes() -> Attempt {
+    const EVERY: Duration = Duration::from_secs(5);
     let mut made = 0_u64;
-    loop {
+    let error = loop {
         match call(libc::SYS_fork, &[]) {
             Ok(_) => made += 1,
-            Err(error) if made > 0 => {
-                // The line tells the watcher that the limit is reached. The bomb then stays where
-                // it is and takes every place that becomes free, without eating the processor
-                // too: that is another attack.
-                println!("stopped: {} after {made}", refusal("fork", &error));
-                io::stdout().flush().map_err(|error| error.to_string())?;
-                loop {
-                    std::thread::park_timeout(Duration::from_secs(5));
-                    call(libc::SYS_fork, &[]).ok();
-                }
-            }
-            Err(error) => return Ok(Verdict::Stopped(refusal("fork", &error))),
+            Err(error) => break error,
         }
+    };
+    // The line tells the watcher that the limit is reached. The bomb then stays where it is and
+    // takes every place that becomes free, without eating the processor too: that is another
+    // attack.
+    println!("stopped: {} after {made}", refusal("fork", &error));
+    io::stdout().flush().map_err(|error| error.to_string())?;
+    loop {
+        std::thread::sleep(EVERY);
+        call(libc::SYS_fork, &[]).ok();
     }
 }
 
