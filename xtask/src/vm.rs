@@ -57,7 +57,9 @@ pub(crate) struct Missing(pub(crate) String);
 /// Boots the machine, runs the limit tests in it and says how they ended.
 ///
 /// `--binary PATH` names the static binary; without it the release build is made and used.
+/// `--only WORD` leaves out the tests whose names do not contain it.
 pub(crate) fn vm(args: &[String]) -> anyhow::Result<VmOutcome> {
+    let wishes = Wishes::read(args)?;
     let directory = workspace().join("target/vm");
     std::fs::create_dir_all(&directory).context("could not make target/vm")?;
     if let Err(Missing(reason)) = install_tools() {
@@ -67,10 +69,36 @@ pub(crate) fn vm(args: &[String]) -> anyhow::Result<VmOutcome> {
         Ok(kernel) => kernel,
         Err(Missing(reason)) => return Ok(VmOutcome::Skipped(reason)),
     };
-    let disk = disk::build(&directory, &programs(args)?)?;
+    let disk = disk::build(&directory, &programs(wishes.binary)?)?;
     let initramfs = kernel::initramfs(&kernel, &directory)?;
-    let report = console::boot(&kernel.image, &initramfs, &disk)?;
+    let report = console::boot(&kernel.image, &initramfs, &disk, wishes.only.as_deref())?;
     Ok(report.outcome())
+}
+
+/// What was asked for on the command line.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Wishes {
+    binary: Option<PathBuf>,
+    only: Option<String>,
+}
+
+impl Wishes {
+    fn read(mut args: &[String]) -> anyhow::Result<Self> {
+        let mut wishes = Self::default();
+        while let [flag, value, rest @ ..] = args {
+            match flag.as_str() {
+                "--binary" => wishes.binary = Some(PathBuf::from(value)),
+                "--only" => wishes.only = Some(value.clone()),
+                _ => break,
+            }
+            args = rest;
+        }
+        if args.is_empty() {
+            Ok(wishes)
+        } else {
+            bail!("usage: cargo xtask vm [--binary PATH] [--only WORD]")
+        }
+    }
 }
 
 /// What is tested in the machine, and with what.
@@ -80,11 +108,10 @@ pub(crate) struct Programs {
     pub(crate) attacks: PathBuf,
 }
 
-fn programs(args: &[String]) -> anyhow::Result<Programs> {
-    let coracle = match args {
-        [] => built(&["build", "--release", "--package", "cli", "--bin", "coracle"], "coracle")?,
-        [flag, path] if flag == "--binary" => PathBuf::from(path),
-        _ => bail!("usage: cargo xtask vm [--binary PATH]"),
+fn programs(binary: Option<PathBuf>) -> anyhow::Result<Programs> {
+    let coracle = match binary {
+        Some(path) => path,
+        None => built(&["build", "--release", "--package", "cli", "--bin", "coracle"], "coracle")?,
     };
     Ok(Programs {
         coracle,
@@ -176,6 +203,16 @@ fn workspace() -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn flags_come_in_pairs_and_unknown_ones_are_refused() {
+        let read =
+            |words: &[&str]| Wishes::read(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>());
+        let both = Wishes { binary: Some("/b".into()), only: Some("disk".to_owned()) };
+        assert_eq!(read(&["--only", "disk", "--binary", "/b"]).expect("both are known"), both);
+        assert!(read(&["--binary"]).is_err());
+        assert!(read(&["--fast", "yes"]).is_err());
+    }
 
     #[test]
     fn the_executable_is_found_among_cargos_messages() {

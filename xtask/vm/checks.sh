@@ -26,7 +26,8 @@ report() { # NAME COMMAND...
         echo "VM PASS $name"
     else
         echo "VM FAIL $name (status $?)"
-        $bb sed "s/^/VM NOTE $name: /" /tmp/output | $bb tail -n 60
+        # The server's own log has one JSON object per line and would hide the rest.
+        $bb grep -v '^{' /tmp/output | $bb tail -n 40 | $bb sed "s/^/VM NOTE $name: /"
     fi
 }
 
@@ -40,7 +41,9 @@ only_v2() { # The point of this machine: no v1 hierarchy, and the controllers un
 echo "VM NOTE kernel $($bb uname -r)"
 report only_cgroup_v2 only_v2
 report doctor $CORACLE_BIN doctor
-tests=$(/usr/bin/e2e --list --format terse limits:: | $bb sed -n 's/: test$//p')
+$bb sed 's/^/VM NOTE doctor: /' /tmp/output
+only=$($bb sed -n 's/.*coracle.only=\([^ ]*\).*/\1/p' /proc/cmdline)
+tests=$(/usr/bin/e2e --list --format terse "${only:-limits::}" | $bb sed -n 's/: test$//p')
 report limit_tests_exist test -n "$tests"
 for test in $tests; do
     case $test in

@@ -16,12 +16,13 @@ pub(crate) fn processes() -> Attempt {
         match call(libc::SYS_fork, &[]) {
             Ok(_) => made += 1,
             Err(error) if made > 0 => {
-                // One line, by whichever process is refused first, tells the watcher that the
-                // limit is reached; the bomb then stays where it is.
+                // The line tells the watcher that the limit is reached. The bomb then stays where
+                // it is and takes every place that becomes free, without eating the processor
+                // too: that is another attack.
                 println!("stopped: {} after {made}", refusal("fork", &error));
                 io::stdout().flush().map_err(|error| error.to_string())?;
                 loop {
-                    std::thread::park_timeout(Duration::from_secs(1));
+                    std::thread::park_timeout(Duration::from_secs(5));
                     call(libc::SYS_fork, &[]).ok();
                 }
             }

@@ -30,8 +30,13 @@ pub(crate) struct Report {
 }
 
 /// Boots the machine and listens until it switches itself off or its time is over.
-pub(crate) fn boot(kernel: &Path, initramfs: &Path, disk: &Path) -> anyhow::Result<Report> {
-    let mut machine = start(kernel, initramfs, disk)?;
+pub(crate) fn boot(
+    kernel: &Path,
+    initramfs: &Path,
+    disk: &Path,
+    only: Option<&str>,
+) -> anyhow::Result<Report> {
+    let mut machine = start(kernel, initramfs, disk, only)?;
     let console = machine.stdout.take().expect("the console is a pipe");
     let (sender, lines) = mpsc::channel();
     let reader = std::thread::spawn(move || {
@@ -59,7 +64,8 @@ pub(crate) fn boot(kernel: &Path, initramfs: &Path, disk: &Path) -> anyhow::Resu
     Ok(report)
 }
 
-fn start(kernel: &Path, initramfs: &Path, disk: &Path) -> anyhow::Result<Child> {
+fn start(kernel: &Path, initramfs: &Path, disk: &Path, only: Option<&str>) -> anyhow::Result<Child> {
+    let only = only.map(|word| format!(" coracle.only={word}")).unwrap_or_default();
     Command::new("qemu-system-x86_64")
         .args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "2048"])
         .args(["-display", "none", "-monitor", "none", "-serial", "stdio", "-nic", "none", "-no-reboot"])
@@ -68,7 +74,7 @@ fn start(kernel: &Path, initramfs: &Path, disk: &Path) -> anyhow::Result<Child> 
         .arg("-initrd")
         .arg(initramfs)
         .arg("-append")
-        .arg(COMMAND_LINE)
+        .arg(format!("{COMMAND_LINE}{only}"))
         .arg("-drive")
         .arg(format!("file={},format=raw,if=virtio,cache=unsafe", disk.display()))
         .stdin(Stdio::null())

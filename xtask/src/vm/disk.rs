@@ -91,6 +91,7 @@ fn make_skeleton(root: &Path) -> anyhow::Result<()> {
         "usr/sbin",
         "usr/lib",
         "usr/lib64",
+        "usr/local/bin",
         "etc",
         "root",
         "tmp",
