@@ -47,10 +47,12 @@ tests=$(/usr/bin/e2e --list --format terse "${only:-limits::}" | $bb sed -n 's/:
 report limit_tests_exist test -n "$tests"
 for test in $tests; do
     case $test in
-        # Makes some hundred thousand files, and shares half a processor with hundreds of processes:
-        # under emulation neither ends in time. Both run on the host's own kernel.
-        limits::inodes_past_the_limit_are_refused | limits::an_exec_is_answered_while_a_fork_bomb_sits_at_the_limit)
-            echo "VM SKIP $test"
+        limits::inodes_past_the_limit_are_refused)
+            echo "VM SKIP $test: some hundred thousand files take too long under emulation"
+            continue
+            ;;
+        limits::an_exec_is_answered_while_a_fork_bomb_sits_at_the_limit)
+            echo "VM SKIP $test: an open defect, the exec waits as long as the processes sit at the limit of a v2 group"
             continue
             ;;
     esac
