@@ -25,7 +25,7 @@ use anyhow::{Context, bail};
 pub(crate) enum VmOutcome {
     Passed {
         checks: usize,
-        /// Tests that are too slow under emulation.
+        /// Tests that were left out there, and why.
         skipped: Vec<String>,
     },
     Failed {

@@ -28,6 +28,7 @@ mod tests;
 mod tokens;
 mod transfer;
 mod translate;
+mod waiting;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -52,6 +53,7 @@ pub use sessions::{Busy, OpenSession, Run, SessionStatus};
 pub use store::StoreError;
 pub use tokens::Secret;
 pub use transfer::{Reading, Watching, Writing};
+pub use waiting::{Patience, Waited};
 
 /// How long a backend may take to say what a sandbox uses.
 const USAGE: Duration = Duration::from_secs(10);

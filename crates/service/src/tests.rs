@@ -7,6 +7,7 @@ mod liar;
 mod lifecycle;
 mod pretend;
 mod restart;
+mod waiting;
 
 use std::sync::Arc;
 use std::time::Duration;

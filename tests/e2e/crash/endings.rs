@@ -135,7 +135,7 @@ fn runs_killed_at_any_instant_leave_nothing_after_the_next() {
         let home = user.home();
         let state = home.path().join("state");
         let instance = format!("crash-{name}-{}", std::process::id());
-        let run = Run::new(user).flag("--state-dir", &state.display().to_string());
+        let run = Run::new(user).state(&state);
         let command = |argv: &[&str]| {
             let mut command = run.command(argv);
             command.env("CORACLE_INSTANCE", &instance).stdout(Stdio::null());

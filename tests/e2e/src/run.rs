@@ -87,6 +87,12 @@ impl Run {
         Self { user, state, flags: Vec::new(), home }
     }
 
+    /// Uses a state directory of the test's own.
+    pub fn state(mut self, directory: &Path) -> Self {
+        self.state = directory.to_owned();
+        self
+    }
+
     /// Adds a flag and its value.
     pub fn flag(mut self, name: &str, value: &str) -> Self {
         self.flags.extend([name.to_owned(), value.to_owned()]);

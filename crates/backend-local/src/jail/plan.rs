@@ -71,6 +71,14 @@ pub struct UserPlan {
 }
 
 impl LimitName {
+    /// What holds where no group enforces it.
+    pub fn without_groups(self) -> String {
+        match self {
+            Self::Pids => "processes are bounded by RLIMIT_NPROC alone".to_owned(),
+            Self::Memory | Self::Cpus | Self::Disk => format!("no limit on {} holds here", self.word()),
+        }
+    }
+
     pub fn word(self) -> &'static str {
         match self {
             Self::Memory => "memory",

@@ -113,7 +113,7 @@ impl Launcher {
                     Some("`coracle doctor` says what is missing for it"),
                 ));
             } else {
-                holds.weaker.push(format!("no limit on {} holds here", limit.word()));
+                holds.weaker.push(self.missing(limit, plan));
             }
         }
         let root = matches!(self.rights, Rights::Root(_));
@@ -130,6 +130,13 @@ impl Launcher {
             holds.measures.push((name.to_owned(), value.to_owned()));
         }
         Ok(holds)
+    }
+
+    fn missing(&self, limit: LimitName, plan: &JailPlan) -> String {
+        match limit {
+            LimitName::Disk if plan.keep => "what is kept has no limit on disk".to_owned(),
+            limit => limit.without_groups(),
+        }
     }
 
     fn describe(&self, limit: LimitName, plan: &JailPlan) -> String {

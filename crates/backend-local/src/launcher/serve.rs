@@ -271,7 +271,7 @@ impl Loop {
             all.into_iter().partition(|limit| self.launcher.enforces(*limit));
         Answer::Report {
             limits: held.iter().map(|limit| limit.word().to_owned()).collect(),
-            weaker: missing.iter().map(|limit| format!("no limit on {} holds here", limit.word())).collect(),
+            weaker: missing.iter().map(|limit| limit.without_groups()).collect(),
             pause: self.launcher.enforces(LimitName::Memory),
         }
     }

@@ -73,8 +73,8 @@ fn bound(found: &Hierarchies, name: &str, limit: LimitName) -> Enforced {
 
 /// As an ordinary user: groups belong to root, and v1 cannot be delegated at all.
 fn without() -> Groups {
-    let consequence = "no limit on memory, cpu or pids holds, commands cannot be paused, and killing one \
-        may miss processes that keep forking";
+    let consequence = "no limit on memory or cpu holds, RLIMIT_NPROC alone bounds processes, commands cannot \
+        be paused, and killing one may miss processes that keep forking";
     let check = Check::weaker("control groups", "not used for an ordinary user", consequence)
         .fix("run as root: control groups are used only then");
     let mut enforced: Vec<Enforced> = LIMITS.iter().map(|(name, _)| by(name, None)).collect();

@@ -1,0 +1,88 @@
+//! Waits that do not kill, against an agent that prints when it is told to.
+
+use std::time::Duration;
+
+use domain::{ProcessId, SandboxId};
+use tokio::io::{AsyncWriteExt, DuplexStream};
+use wire::process::Exit;
+use wire::{Frame, Greeting, Reply, StreamTag};
+
+use super::pretend::Pretend;
+use crate::activity::Activity;
+use crate::agent_client::{Agent, Connection};
+use crate::clock::Clock;
+use crate::commands::Commands;
+use crate::following::{Following, Place};
+use crate::{Patience, Waited};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+async fn followed() -> (Following, DuplexStream) {
+    let (ours, mut theirs) = tokio::io::duplex(1 << 20);
+    send(&mut theirs, Frame::message(&Greeting { version: wire::VERSION })).await;
+    let agent = Agent::new(Pretend::new(), SandboxId::from_entropy([1; 20]));
+    let activity = Activity::new(Clock::host());
+    let process = ProcessId::from_entropy([1; 16]);
+    let connection = Connection::new(Box::new(ours));
+    let place = Place::starting(0, 0);
+    (Following::new(process, agent, connection, place, Commands::new(1), activity.begin()), theirs)
+}
+
+async fn send(agent: &mut DuplexStream, frame: Frame) {
+    let mut bytes = Vec::new();
+    frame.encode(&mut bytes);
+    agent.write_all(&bytes).await.unwrap();
+}
+
+fn output(offset: u64) -> Frame {
+    Frame::Output { stream: StreamTag::Stdout, offset, bytes: b"x".to_vec() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_process_is_left_running_when_the_quiet_limit_is_reached() {
+    let (mut following, mut agent) = followed().await;
+    let printing = async {
+        for offset in 0..5 {
+            tokio::time::sleep(SECOND).await;
+            send(&mut agent, output(offset)).await;
+        }
+        agent
+    };
+    let patience = Patience { soft: None, quiet: Some(2 * SECOND) };
+    let mut seen = 0;
+    let (waited, mut agent) = tokio::join!(following.wait(patience, |_| seen += 1), printing);
+    assert_eq!(waited.unwrap(), Waited::TooQuiet);
+    assert_eq!(seen, 5, "output put the limit off each time");
+    // It still runs, and the same reader sees it end.
+    let ended = wire::process::Ended {
+        exit: Exit::Code(3),
+        written: 5,
+        ended_ms: 0,
+        duration_ms: 0,
+        user_ms: 0,
+        system_ms: 0,
+        max_rss_kib: 0,
+    };
+    send(&mut agent, Frame::message(&Reply::Ended(ended))).await;
+    let waited = following.wait(patience, |_| {}).await.unwrap();
+    assert!(matches!(waited, Waited::Ended(ended) if ended.exit == domain::Exit::Code(3)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_busy_process_is_left_running_when_the_soft_limit_is_reached() {
+    let (mut following, mut agent) = followed().await;
+    let printing = async {
+        for offset in 0..10 {
+            tokio::time::sleep(SECOND).await;
+            send(&mut agent, output(offset)).await;
+        }
+    };
+    let patience = Patience { soft: Some(SECOND * 7 / 2), quiet: Some(2 * SECOND) };
+    let mut seen = 0;
+    let waiting = following.wait(patience, |_| seen += 1);
+    let waited = tokio::select! {
+        waited = waiting => waited.unwrap(),
+        () = printing => panic!("the wait went past its limit"),
+    };
+    assert_eq!((waited, seen), (Waited::TooLong, 3));
+}
