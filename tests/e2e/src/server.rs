@@ -6,6 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use tempfile::TempDir;
 
@@ -36,7 +37,7 @@ pub struct Start {
 
 impl Default for Start {
     fn default() -> Self {
-        let listen = "127.0.0.1:0".to_owned();
+        let listen = own_address();
         Self { user: User::Same, listen, arguments: Vec::new(), environment: Vec::new() }
     }
 }
@@ -97,6 +98,20 @@ impl Start {
             .stderr(log);
         self.user.apply(&mut command);
         command.process_group(0).spawn().expect("the binary can be run")
+    }
+}
+
+/// An address that nobody uses. Its port lies below those that the kernel hands out: while a
+/// server is down, no client of another test may be given the port it comes back to.
+fn own_address() -> String {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = u16::try_from(std::process::id() % 20_000).expect("it is below 20,000");
+    loop {
+        let place = NEXT.fetch_add(1, Ordering::Relaxed);
+        let port = 10_000 + (first + place) % 22_000;
+        if std::net::TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return format!("127.0.0.1:{port}");
+        }
     }
 }
 
