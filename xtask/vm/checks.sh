@@ -52,7 +52,7 @@ for test in $tests; do
             continue
             ;;
         limits::an_exec_is_answered_while_a_fork_bomb_sits_at_the_limit)
-            echo "VM SKIP $test: not seen to pass under emulation yet"
+            echo "VM SKIP $test: it has passed alone, but not yet in a whole run under emulation"
             continue
             ;;
     esac
