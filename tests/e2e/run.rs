@@ -69,6 +69,22 @@ fn a_sandbox_that_cannot_be_made_ends_with_125_and_says_why() {
     assert!(ended.stderr.contains("network"), "{ended:?}");
 }
 
+/// The numbers at which the agent finds what it inherits may be free or taken beforehand.
+#[test]
+fn it_does_not_matter_which_descriptors_are_open() {
+    const CLOSED: &str = "for n in {3..254}; do eval \"exec $n<&-\"; done; exec \"$@\"";
+    const OPEN: &str = "for n in {3..254}; do eval \"exec $n</\"; done; exec \"$@\"";
+    for (user, first) in users().into_iter().flat_map(|user| [(user, CLOSED), (user, OPEN)]) {
+        let run = Run::new(user);
+        let plain = run.command(&["echo", "hello"]);
+        let mut command = Command::new("bash");
+        command.args(["-c", first, "bash"]).arg(plain.get_program()).args(plain.get_args());
+        user.apply(&mut command);
+        let output = command.env("HOME", run.home()).output().expect("there is a shell");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "hello\n", "{user:?}: {output:?}");
+    }
+}
+
 #[test]
 fn the_environment_is_set_and_not_inherited() {
     let run = Run::new(User::Same).flag("--env", "GIVEN=yes");

@@ -116,6 +116,10 @@ impl Run {
         &self.state
     }
 
+    pub fn home(&self) -> &Path {
+        self.home.path()
+    }
+
     /// The command, ready to be started.
     pub fn command(&self, argv: &[&str]) -> Command {
         let mut command = Programs::shared().command();

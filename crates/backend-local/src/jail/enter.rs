@@ -385,14 +385,12 @@ fn arrange_descriptors(
     const ABOVE: i32 = 512;
     inherited[place] = journal;
     let nothing = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
-    for _ in 0..3 {
-        inherited.insert(0, nothing.try_clone()?);
-    }
-    let agent = rustix::io::fcntl_dupfd_cloexec(agent, ABOVE)?;
-    let raised: Vec<OwnedFd> = inherited
-        .into_iter()
-        .map(|fd| rustix::io::fcntl_dupfd_cloexec(fd, ABOVE))
-        .collect::<Result<_, _>>()?;
+    let standard = [nothing.try_clone()?, nothing.try_clone()?, nothing];
+    let raise = |fd| rustix::io::fcntl_dupfd_cloexec(fd, ABOVE);
+    let raised = standard.into_iter().chain(inherited).map(raise).collect::<Result<_, _>>()?;
+    let agent = raise(agent)?;
+    // From here on none of the low numbers is ours: a descriptor dropped later would take an
+    // inherited one along.
     linux::descriptors::place_from(0, raised)?;
     Ok(agent)
 }
