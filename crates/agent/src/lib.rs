@@ -53,6 +53,14 @@ pub struct AgentError {
     source: io::Error,
 }
 
+impl AgentError {
+    /// As the launcher reads it.
+    fn told(&self) -> Vec<u8> {
+        let message = format!("{self}: {}", self.source);
+        serde_json::json!({"step": "agent-ready", "errno": null, "message": message}).to_string().into_bytes()
+    }
+}
+
 /// Runs the agent with the configuration on descriptor [`wire::config::CONFIG_FD`]. The process
 /// must have been started for this alone: it returns only when the agent cannot go on.
 pub fn run() -> Result<Infallible, AgentError> {

@@ -64,6 +64,19 @@ impl Place {
         let mut take = |number: i32| inherited.take(number).during("take a descriptor");
         let ours = caps::effective().during("read its capabilities")?;
         let ready = take(config.ready_fd)?;
+        let begun = Self::begin(config, thread, ours, take);
+        // One byte, or why there is none.
+        let word = begun.as_ref().map_or_else(AgentError::told, |_| b"1".to_vec());
+        rustix::io::write(&ready, &word).during("say that it listens")?;
+        begun
+    }
+
+    fn begin(
+        config: AgentConfig,
+        thread: SingleThread,
+        ours: CapSet,
+        mut take: impl FnMut(i32) -> Result<OwnedFd, AgentError>,
+    ) -> Result<Self, AgentError> {
         let place = Self {
             thread,
             listener: take(config.listen_fd)?,
@@ -80,7 +93,6 @@ impl Place {
             config,
         };
         place.listen().during("listen")?;
-        rustix::io::write(&ready, b"1").during("say that it listens")?;
         Ok(place)
     }
 
