@@ -51,11 +51,23 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode> {
     let listener =
         TcpListener::bind(config.listen).with_context(|| format!("could not listen on {}", config.listen))?;
     listener.set_nonblocking(true)?;
+    make_room();
     linux::namespaces::adopt_orphans().context("could not become the parent of orphans")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let code = runtime.block_on(supervise(&config, listener))?;
     drop(lock);
     Ok(code)
+}
+
+/// An ordinary user's groups lie in the one we were started in. It must be empty of processes
+/// before the launcher can set limits there, so we leave it before we start any.
+fn make_room() {
+    if rustix::process::geteuid().is_root() {
+        return;
+    }
+    if let Err(error) = backend_local::cgroups::make_room() {
+        tracing::info!(%error, "no control group was delegated to us");
+    }
 }
 
 /// The uid of the server: one of the range that is ours, and as a rule not that of another
