@@ -215,6 +215,10 @@ pub(crate) struct CreateArgs {
     #[arg(long, value_name = "CORES", value_parser = values::cpus)]
     pub cpus: Option<Cpus>,
 
+    /// The most processes and threads
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    pub pids: Option<u32>,
+
     /// The most it may write to its disk, such as 100m
     #[arg(long, value_name = "SIZE", value_parser = values::bytes)]
     pub disk: Option<Bytes>,

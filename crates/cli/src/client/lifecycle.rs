@@ -30,6 +30,7 @@ pub(crate) struct NewSandbox {
     pub idle_timeout: Option<Duration>,
     pub memory: Option<Bytes>,
     pub cpus: Option<Cpus>,
+    pub pids: Option<u32>,
     pub disk: Option<Bytes>,
     pub network: Option<Network>,
     pub env: BTreeMap<String, String>,
@@ -168,6 +169,7 @@ impl NewSandbox {
     fn extensions(&self) -> BTreeMap<&'static str, String> {
         // Our own output must be exact, whatever dialect the server speaks by default.
         let mut extensions = BTreeMap::from([("coracle.lines", "P".to_owned())]);
+        extensions.extend(self.pids.map(|pids| ("coracle.pids", pids.to_string())));
         extensions.extend(self.disk.map(|disk| ("coracle.disk", disk.to_string())));
         extensions
             .extend(self.idle_timeout.map(|time| ("coracle.idle-timeout", whole_seconds(time).to_string())));
@@ -209,6 +211,7 @@ mod tests {
         let wish = NewSandbox {
             memory: Some(Bytes::mib(256)),
             cpus: Some(Cpus(500)),
+            pids: Some(64),
             disk: Some(Bytes::mib(100)),
             network: Some(Network::Off),
             timeout: Some(Duration::from_millis(60_001)),
@@ -218,7 +221,9 @@ mod tests {
         assert_eq!(body["resourceLimits"], json!({"cpu": "0.5", "memory": "256Mi"}));
         assert_eq!(
             body["extensions"],
-            json!({"coracle.disk": "100Mi", "coracle.lines": "P", "coracle.network": "off"})
+            json!({
+                "coracle.disk": "100Mi", "coracle.lines": "P", "coracle.network": "off", "coracle.pids": "64",
+            })
         );
         assert_eq!(body["timeout"], 61);
     }
