@@ -143,6 +143,7 @@ fn launch(state_dir: PathBuf, instance: &str) {
         linux::mounts::make_private().unwrap();
     }
     let launcher = Launcher::open(Settings {
+        image_state: state_dir.clone(),
         state_dir,
         instance: instance.to_owned(),
         uid_base: DEFAULT_BASE,

@@ -15,7 +15,7 @@ use wire::AgentConfig;
 
 use super::protocol::{Holds, Refusal, RefusalKind};
 use super::{Launcher, PREPARED_DISK, Rights, Root};
-use crate::cgroups::Groups;
+use crate::cgroups::{Groups, has_legacy_controllers};
 use crate::images::{self, ImageError, Resolved};
 use crate::jail::build::{self, Begun, Failure, NetworkPart, Owners, Ownership, Parts};
 use crate::jail::enter::{COMMAND_CAPABILITIES, Entry, EntryMount, EntryTree, EntryVolume, make_uppers};
@@ -98,7 +98,7 @@ impl Launcher {
     }
 
     fn resolve(&self, name: &str) -> Result<Resolved, Refusal> {
-        images::resolve(&self.settings.state_dir, &self.host, name, &self.aliases).map_err(refuse_image)
+        images::resolve(&self.settings.image_state, &self.host, name, &self.aliases).map_err(refuse_image)
     }
 
     /// Says what will be in force, or refuses what cannot be.
@@ -140,7 +140,12 @@ impl Launcher {
         if let Some(reason) = self.shortfall() {
             message = format!("{message}: {reason}");
             let command = if served { "serve" } else { "run" };
-            hint = format!("{DELEGATED} {command} ...`, or run it as root; {hint}");
+            let way = if has_legacy_controllers() {
+                "run it as root, since controllers of cgroup v1 cannot be delegated".to_owned()
+            } else {
+                format!("{DELEGATED} {command} ...`, or run it as root")
+            };
+            hint = format!("{way}; {hint}");
         }
         if !plan.named.contains(&limit) {
             let without = if served {
