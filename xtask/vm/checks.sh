@@ -89,7 +89,12 @@ held_by_groups() { # The doctor of an ordinary user, started as systemd would st
 report delegated::doctor held_by_groups
 $bb sed 's/^/VM NOTE delegated doctor: /' /tmp/output
 run_tests delegated:: as_user
-report delegated::nothing_is_left test -z "$($bb find $given -mindepth 2 -type d)"
+nothing_is_left() {
+    left=$($bb find $given -mindepth 2 -type d)
+    echo "$left"
+    test -z "$left"
+}
+report delegated::nothing_is_left nothing_is_left
 echo "VM DONE"
 $bb sync
 $bb poweroff -f

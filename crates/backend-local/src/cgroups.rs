@@ -26,7 +26,7 @@ use linux::mounts::{self, Depth};
 use self::table::CgroupMount;
 use crate::jail::plan::{LimitName, Limits};
 
-pub use self::delegation::make_room;
+pub use self::delegation::{give_room_back, make_room};
 
 const OURS: &str = "coracle";
 const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];

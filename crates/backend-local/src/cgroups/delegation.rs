@@ -41,6 +41,14 @@ pub fn make_room() -> io::Result<()> {
     fs::write(leaf.join("cgroup.procs"), "0")
 }
 
+/// Undoes [`make_room`] if nothing of ours is left but ourselves.
+pub fn give_room_back() -> io::Result<()> {
+    let mounts = table::mounted()?;
+    let unified = table::unified(&mounts)?;
+    let group = given(unified)?;
+    if unified.own_group()? == group { Ok(()) } else { give_back(&group) }
+}
+
 /// The group that is ours to divide, or why there is none.
 pub(super) fn given(unified: &CgroupMount) -> io::Result<PathBuf> {
     let own = unified.own_group()?;
