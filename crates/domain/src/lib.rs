@@ -5,6 +5,7 @@
 
 pub mod guest;
 pub mod journal;
+pub mod key;
 pub mod lifecycle;
 pub mod process;
 pub mod quantity;
@@ -13,6 +14,7 @@ pub mod spec;
 
 pub use guest::{Guest, User};
 pub use journal::{Position, Retention, Stream};
+pub use key::{Key, NotAKey};
 pub use lifecycle::{Cause, Phase, Request, Verdict};
 pub use process::{Exit, Identity, ProcessId, SessionId};
 pub use quantity::{Bytes, Cpus};

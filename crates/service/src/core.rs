@@ -6,7 +6,7 @@ use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use backend::{BackendError, Capabilities, Death, SharedBackend};
-use domain::{Owner, Phase, ProcessId, Request, SandboxId, Verdict};
+use domain::{Key, Owner, Phase, ProcessId, Request, SandboxId, Verdict};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -17,6 +17,7 @@ use crate::agent_client::Agent;
 use crate::clock::{self, Clock};
 use crate::driver::{Answer, Command, Driver};
 use crate::reaper::Schedule;
+use crate::names::Names;
 use crate::registry::{Handle, Registry};
 use crate::store::{Kept, Record, Store};
 use crate::tokens::{Keys, Mint, random};
@@ -33,6 +34,7 @@ pub(crate) struct Core {
     pub(crate) clock: Clock,
     pub(crate) boot_id: String,
     pub(crate) registry: Registry,
+    pub(crate) names: Names,
     pub(crate) schedule: Schedule,
     pub(crate) mint: Mint,
     pub(crate) keys: RwLock<Keys>,
@@ -66,6 +68,7 @@ impl Core {
             clock,
             boot_id,
             registry: Registry::default(),
+            names: Names::default(),
             schedule: Schedule::default(),
             mint,
             keys: RwLock::new(Keys::new(kept.keys)),
@@ -79,21 +82,27 @@ impl Core {
     pub(crate) async fn create(
         self: &Arc<Self>,
         owner: &Owner,
+        key: Option<&Key>,
         wish: Create,
     ) -> Result<Sandbox, ServiceError> {
         if self.stop.is_cancelled() {
             return Err(ServiceError::Stopping);
         }
-        let record = self.record(owner, wish)?;
+        let record = self.record(owner, key, wish)?;
+        self.make_room().await;
         let (handle, driver) = Driver::new(self, record);
         let limit = self.config.sandboxes;
-        self.registry.add(handle, limit).map_err(|_full| ServiceError::TooManySandboxes { limit })?;
+        while self.registry.add(Arc::clone(&handle), limit).is_err() {
+            if !self.evict().await {
+                return Err(ServiceError::TooManySandboxes { limit });
+            }
+        }
         let (reply, claim) = oneshot::channel();
         self.tasks.spawn(driver.create(reply));
         claim.await.unwrap_or(Err(ServiceError::Stopping)).map(|claim| claim.take())
     }
 
-    fn record(&self, owner: &Owner, wish: Create) -> Result<Record, ServiceError> {
+    fn record(&self, owner: &Owner, key: Option<&Key>, wish: Create) -> Result<Record, ServiceError> {
         let now = self.clock.now();
         let expires = wish.timeout.map(|timeout| self.checked(timeout)).transpose()?;
         let expires = expires.map(|timeout| now.after(timeout).ok_or_else(too_long)).transpose()?;
@@ -113,6 +122,7 @@ impl Core {
         };
         Ok(Record {
             sandbox,
+            key: key.cloned(),
             expires_boot: expires.map(|moment| moment.boot),
             idle_timeout: wish.idle_timeout,
             entrypoint,
@@ -180,6 +190,20 @@ impl Core {
             }
             Ok(_) => Err(agent.unexpected()),
             Err(fault) => Err(agent.refused(fault)),
+        }
+    }
+
+    /// Whether anything but its main process runs in a sandbox. An agent that does not answer is
+    /// given the benefit of the doubt.
+    pub(crate) async fn runs_something(&self, handle: &Handle) -> bool {
+        match self.processes_of(&handle.agent).await {
+            Ok(processes) => processes.iter().any(|status| {
+                status.ended.is_none() && Some(&status.process) != handle.entrypoint.as_ref()
+            }),
+            Err(error) => {
+                tracing::debug!(sandbox = %handle.id, %error, "nobody knows whether it is idle");
+                true
+            }
         }
     }
 

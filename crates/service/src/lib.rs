@@ -4,6 +4,7 @@
 //! sandbox has a driver, the only one that changes its phase. Commands and files go straight
 //! to the agent inside, over a connection of their own.
 
+mod acquire;
 mod activity;
 mod agent_client;
 mod clock;
@@ -15,8 +16,10 @@ mod error;
 mod faults;
 mod files;
 mod following;
+mod hold;
 mod listing;
 mod measure;
+mod names;
 mod processes;
 mod reaper;
 mod reconcile;
@@ -36,7 +39,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use backend::SharedBackend;
-use domain::{Labels, Owner, Phase, SandboxId, Spec};
+use domain::{Key, Labels, Owner, Phase, SandboxId, Spec};
 
 use crate::clock::Clock;
 use crate::core::Core;
@@ -68,6 +71,10 @@ pub struct Config {
     pub state_dir: PathBuf,
     /// How many sandboxes there may be at once.
     pub sandboxes: usize,
+    /// From how many on a new sandbox takes the place of a parked one.
+    pub soft_sandboxes: Option<usize>,
+    /// How long a sandbox with a key is kept from being parked without anybody using it.
+    pub park_after: Duration,
     pub commands_per_sandbox: u32,
     /// The longest time to live that a client may ask for.
     pub longest_timeout: Option<Duration>,
@@ -92,6 +99,14 @@ pub struct Create {
     pub notes: Vec<u8>,
     pub timeout: Option<Duration>,
     pub idle_timeout: Option<Duration>,
+}
+
+/// The sandbox of a key.
+#[derive(Clone, Debug)]
+pub struct Acquired {
+    pub sandbox: Sandbox,
+    /// Whether it was made for this call.
+    pub fresh: bool,
 }
 
 /// A sandbox as it is at one moment.
@@ -155,10 +170,34 @@ impl Service {
     /// Answers when a command can run. Dropping the future undoes it.
     pub async fn create(&self, owner: &Owner, wish: Create) -> Result<Sandbox, ServiceError> {
         let began = Instant::now();
-        let created = self.0.create(owner, wish).await.inspect_err(measure::failure("create"))?;
+        let created = self.0.create(owner, None, wish).await.inspect_err(measure::failure("create"))?;
         measure::created(began.elapsed());
         tracing::info!(sandbox = %created.id, origin = created.origin, "a sandbox was created");
         Ok(created)
+    }
+
+    /// The sandbox that the key leads to, made if there is none or if it died. It is held until
+    /// [`Service::release`], or until nobody has used it for a while.
+    pub async fn acquire(&self, key: &Key, wish: Create) -> Result<Acquired, ServiceError> {
+        let began = Instant::now();
+        let acquired = self.0.acquire(key, wish).await.inspect_err(measure::failure("acquire"))?;
+        if acquired.fresh {
+            measure::created(began.elapsed());
+            let sandbox = &acquired.sandbox;
+            tracing::info!(sandbox = %sandbox.id, origin = sandbox.origin, "a sandbox was created for a key");
+        }
+        Ok(acquired)
+    }
+
+    /// Lets the sandbox of a key be taken away when another needs its place. It stays as it is
+    /// until then.
+    pub fn release(&self, key: &Key) -> Outcome {
+        self.0.release(key)
+    }
+
+    /// The sandbox that the key leads to now.
+    pub fn find(&self, key: &Key) -> Option<Sandbox> {
+        self.get(key.owner(), &self.0.names.find(key)?).ok()
     }
 
     pub fn get(&self, owner: &Owner, id: &SandboxId) -> Result<Sandbox, ServiceError> {

@@ -102,6 +102,9 @@ async fn adopt(core: &Arc<Core>, mut record: Record, phase: Phase) {
         record.sandbox.phase_since = core.clock.now().wall;
         core.store.update_later(&record).await;
     }
+    if let Some(key) = &record.key {
+        core.names.place(key).lead_to(record.sandbox.id.clone());
+    }
     let (handle, driver) = Driver::new(core, record);
     // The limit is for new ones; what exists already is kept whatever it says now.
     if core.registry.add(handle, usize::MAX).is_ok() {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::SystemTime;
 
-use domain::{Cause, Labels, Owner, Phase, SandboxId};
+use domain::{Cause, Key, Labels, Owner, Phase, ProcessId, SandboxId};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -12,6 +12,7 @@ use crate::activity::Activity;
 use crate::agent_client::Agent;
 use crate::commands::Commands;
 use crate::driver::Command;
+use crate::hold::Hold;
 use crate::{Filter, Page, Sandbox};
 
 /// What everybody but its driver knows of a sandbox.
@@ -20,6 +21,11 @@ pub(crate) struct Handle {
     pub(crate) owner: Owner,
     pub(crate) created: SystemTime,
     pub(crate) epoch: u64,
+    /// The client's name for it.
+    pub(crate) key: Option<Key>,
+    pub(crate) hold: Hold,
+    /// Its main process, which is the sandbox itself and not a use of it.
+    pub(crate) entrypoint: Option<ProcessId>,
     pub(crate) agent: Agent,
     pub(crate) activity: Arc<Activity>,
     pub(crate) commands: Arc<Commands>,
@@ -56,6 +62,10 @@ pub(crate) struct Full;
 impl Handle {
     pub(crate) fn phase(&self) -> Phase {
         self.state.borrow().phase
+    }
+
+    pub(crate) fn current(&self) -> Sandbox {
+        self.state.borrow().clone()
     }
 
     fn has_labels(&self, wanted: &Labels) -> bool {
@@ -102,6 +112,10 @@ impl Registry {
 
     pub(crate) fn find(&self, id: &SandboxId) -> Option<Arc<Handle>> {
         self.read().by_id.get(id).cloned()
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.read().by_id.len()
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<Handle>> {

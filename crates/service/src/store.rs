@@ -25,7 +25,10 @@ const QUEUE: usize = 256;
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Each brings the schema to its version from the one before.
-const MIGRATIONS: &[(u32, &str)] = &[(1, include_str!("store/migrations/0001_sandboxes_and_keys.sql"))];
+const MIGRATIONS: &[(u32, &str)] = &[
+    (1, include_str!("store/migrations/0001_sandboxes_and_keys.sql")),
+    (2, include_str!("store/migrations/0002_keys.sql")),
+];
 
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -152,8 +155,10 @@ fn migrate(connection: &mut Connection) -> Result<(), StoreError> {
 }
 
 fn read_records(connection: &Connection) -> Result<Vec<Record>, StoreError> {
+    const SQL: &str = "SELECT sandboxes.*, keys.space AS key_space, keys.name AS key_name \
+         FROM sandboxes LEFT JOIN keys ON keys.sandbox = sandboxes.id";
     let failed = |source| StoreError::Sqlite { action: "read the sandboxes", source };
-    let mut statement = connection.prepare("SELECT * FROM sandboxes").map_err(failed)?;
+    let mut statement = connection.prepare(SQL).map_err(failed)?;
     let rows = statement.query_map([], |row| {
         Ok(Row {
             id: row.get("id")?,
@@ -172,6 +177,10 @@ fn read_records(connection: &Connection) -> Result<Vec<Record>, StoreError> {
             entrypoint: row.get("entrypoint")?,
             epoch: row.get("epoch")?,
             boot_id: row.get("boot_id")?,
+            key: match (row.get("key_space")?, row.get("key_name")?) {
+                (Some(space), Some(name)) => Some((space, name)),
+                _ => None,
+            },
         })
     });
     rows.map_err(failed)?.map(|row| row.map_err(failed)?.read()).collect()

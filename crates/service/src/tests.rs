@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod acquire;
 mod expiry;
 mod liar;
 mod lifecycle;
@@ -58,6 +59,20 @@ impl Bench {
         self.service.0.registry.find(&sandbox.id).unwrap()
     }
 
+    /// Waits until nothing is known of the sandbox any more.
+    async fn gone(&self, sandbox: &Sandbox) {
+        let Some(handle) = self.service.0.registry.find(&sandbox.id) else { return };
+        let mut state = handle.state.clone();
+        state.wait_for(|sandbox| sandbox.phase == Phase::Stopped).await.unwrap();
+    }
+
+    /// Waits until there are so many.
+    async fn until_count(&self, count: usize) {
+        while self.all().total != count {
+            tokio::task::yield_now().await;
+        }
+    }
+
     /// Waits until the sandbox is in a phase that passes.
     async fn until(&self, sandbox: &Sandbox, passes: impl Fn(Phase) -> bool) -> Sandbox {
         let mut state = self.handle(sandbox).state.clone();
@@ -70,6 +85,8 @@ fn config(state: &TempDir) -> Config {
     Config {
         state_dir: state.path().to_owned(),
         sandboxes: 20,
+        soft_sandboxes: None,
+        park_after: Duration::from_secs(600),
         commands_per_sandbox: 3,
         longest_timeout: Some(Duration::from_secs(86_400)),
     }
