@@ -2,5 +2,6 @@
 
 mod crash;
 mod escape;
+mod keys;
 mod limits;
 mod run;

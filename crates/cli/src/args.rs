@@ -59,6 +59,8 @@ pub(crate) enum Command {
     Cp(CpArgs),
     /// Print what a command has printed, from any offset
     Logs(LogsArgs),
+    /// Let the sandbox of a name make room for others when they need it
+    Release(ReleaseArgs),
     /// Remove sandboxes
     Rm(RmArgs),
     /// Images in the state directory of this host
@@ -199,6 +201,10 @@ pub(crate) struct CreateArgs {
     #[arg(long, default_value = "host")]
     pub image: String,
 
+    /// Find the sandbox of this name again, and make it only if there is none
+    #[arg(long, value_name = "NAME")]
+    pub key: Option<String>,
+
     /// Remove the sandbox after this long, at least 60s [default: never]
     #[arg(long, value_name = "TIME", value_parser = values::duration)]
     pub timeout: Option<Duration>,
@@ -234,6 +240,13 @@ pub(crate) struct CreateArgs {
     /// The main process, if there is to be one
     #[arg(trailing_var_arg = true, value_name = "CMD")]
     pub entrypoint: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReleaseArgs {
+    /// The name that `create --key` was given
+    #[arg(value_name = "NAME")]
+    pub key: String,
 }
 
 #[derive(Debug, Args)]

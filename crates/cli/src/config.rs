@@ -45,6 +45,8 @@ pub(crate) struct Config {
     pub free_space_floor: Bytes,
     /// The longest expiry a client may ask for.
     pub longest_timeout: Option<Duration>,
+    /// After how long without use a sandbox with a key may make room for another.
+    pub park_after: Duration,
     pub prepared: Prepared,
 }
 
@@ -87,6 +89,8 @@ pub(crate) struct Limits {
     pub pids: u32,
     pub disk: Bytes,
     pub max_sandboxes: usize,
+    /// From how many on parked sandboxes make room for new ones.
+    pub soft_sandboxes: Option<usize>,
     /// Per sandbox.
     pub max_commands: u32,
     pub concurrent_requests: usize,
@@ -159,6 +163,10 @@ impl Config {
             require_limits: raw.require_limits.unwrap_or(true),
             uid_base: raw.uid_base.unwrap_or(1_879_048_192),
             free_space_floor: bytes("free_space_floor", raw.free_space_floor.as_ref(), Bytes::mib(512))?,
+            park_after: match &raw.park_after {
+                Some(amount) => read("park_after", amount, values::duration)?,
+                None => Duration::from_secs(600),
+            },
             longest_timeout: raw
                 .longest_timeout
                 .map(|amount| read("longest_timeout", &amount, values::duration))
@@ -321,6 +329,10 @@ fn check_limits(raw: &RawLimits) -> Result<Limits> {
         pids: positive("limits.pids", raw.pids, 512)?,
         disk: bytes("limits.disk", raw.disk.as_ref(), Bytes::mib(1024))?,
         max_sandboxes: positive("limits.max_sandboxes", raw.max_sandboxes, 2000)?,
+        soft_sandboxes: raw
+            .soft_sandboxes
+            .map(|count| positive("limits.soft_sandboxes", Some(count), 1))
+            .transpose()?,
         max_commands: positive("limits.max_commands", raw.max_commands, 64)?,
         concurrent_requests: positive("limits.concurrent_requests", raw.concurrent_requests, 1024)?,
         json_body: bytes("limits.json_body", raw.json_body.as_ref(), Bytes::mib(1))?,

@@ -71,6 +71,7 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<ExitCode> {
         Command::Bench(args) => bench::bench(&args, printer),
         Command::Create(args) => block_on(sandboxes::create(&server()?, args, printer)),
         Command::Ls(args) => block_on(sandboxes::list(&server()?, args, printer)),
+        Command::Release(args) => block_on(sandboxes::release(&server()?, &args, printer)),
         Command::Rm(args) => block_on(sandboxes::remove(&server()?, args, printer)),
         Command::Exec(args) => block_on(exec::exec(&server()?, args, printer)),
         Command::Shell(args) => block_on(shell::shell(&server()?, args, printer)),

@@ -47,7 +47,7 @@ mod tests {
     #[test]
     fn a_name_is_text_of_bounded_length() {
         let key = |name: &str| Key::new(&Owner::single(), "test", name);
-        assert_eq!(key("user:7/thread 9 ü").unwrap().name(), "user:7/thread 9 ü");
+        assert_eq!(key("user:7/thread 9 ü").expect("a fine name").name(), "user:7/thread 9 ü");
         assert!(key(&"x".repeat(Key::LONGEST)).is_ok());
         for wrong in ["", "a\nb", "a\0", &"x".repeat(Key::LONGEST + 1)] {
             assert_eq!(key(wrong), Err(NotAKey), "{wrong:?}");
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn spaces_and_owners_keep_equal_names_apart() {
-        let key = |owner: &str, space| Key::new(&Owner::named(owner), space, "n").unwrap();
+        let key = |owner: &str, space| Key::new(&Owner::named(owner), space, "n").expect("a fine name");
         assert_ne!(key("a", "s"), key("b", "s"));
         assert_ne!(key("a", "s"), key("a", "t"));
     }

@@ -14,6 +14,7 @@ use std::time::Duration;
 use backend::BackendError;
 use domain::{Cause, Key, Phase};
 
+use crate::agent_client::AgentError;
 use crate::core::Core;
 use crate::driver::Command;
 use crate::error::chain;
@@ -63,9 +64,17 @@ impl Core {
         }
     }
 
-    /// Whether there is an agent. One that is slow or answers nonsense is alive all the same.
+    /// Whether there is an agent. One that is slow or answers nonsense is alive all the same. One
+    /// that hangs up may just be dying, so it is asked again: nobody picks up for the dead.
     async fn lives(&self, handle: &Handle) -> bool {
-        match tokio::time::timeout(PROBE, handle.agent.ping()).await {
+        let ask = || tokio::time::timeout(PROBE, handle.agent.ping());
+        let answer = match ask().await {
+            Ok(Err(ServiceError::Agent {
+                source: AgentError::Broken(_) | AgentError::EndedEarly, ..
+            })) => ask().await,
+            answer => answer,
+        };
+        match answer {
             Ok(Err(ServiceError::Backend { source, .. })) => !matches!(*source, BackendError::Gone),
             _ => true,
         }
@@ -94,10 +103,15 @@ impl Core {
     /// needed.
     pub(crate) async fn evict(&self) -> bool {
         let now = self.clock.now().boot;
-        let mut parked: Vec<_> = self.registry.all().into_iter().filter_map(|handle| {
-            let since = handle.hold.parked_since(&handle.activity, now, self.config.park_after)?;
-            handle.key.is_some().then_some((since, handle))
-        }).collect();
+        let mut parked: Vec<_> = self
+            .registry
+            .all()
+            .into_iter()
+            .filter_map(|handle| {
+                let since = handle.hold.parked_since(&handle.activity, now, self.config.park_after)?;
+                handle.key.is_some().then_some((since, handle))
+            })
+            .collect();
         parked.sort_by_key(|(since, _)| *since);
         for (_, handle) in parked {
             if self.take_away(&handle).await {

@@ -16,8 +16,8 @@ use crate::activity::Use;
 use crate::agent_client::Agent;
 use crate::clock::{self, Clock};
 use crate::driver::{Answer, Command, Driver};
-use crate::reaper::Schedule;
 use crate::names::Names;
+use crate::reaper::Schedule;
 use crate::registry::{Handle, Registry};
 use crate::store::{Kept, Record, Store};
 use crate::tokens::{Keys, Mint, random};
@@ -197,9 +197,9 @@ impl Core {
     /// given the benefit of the doubt.
     pub(crate) async fn runs_something(&self, handle: &Handle) -> bool {
         match self.processes_of(&handle.agent).await {
-            Ok(processes) => processes.iter().any(|status| {
-                status.ended.is_none() && Some(&status.process) != handle.entrypoint.as_ref()
-            }),
+            Ok(processes) => processes
+                .iter()
+                .any(|status| status.ended.is_none() && Some(&status.process) != handle.entrypoint.as_ref()),
             Err(error) => {
                 tracing::debug!(sandbox = %handle.id, %error, "nobody knows whether it is idle");
                 true

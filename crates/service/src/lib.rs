@@ -58,6 +58,9 @@ pub use tokens::Secret;
 pub use transfer::{Reading, Watching, Writing};
 pub use waiting::{Patience, Waited};
 
+/// The space of the names that people and programs give sandboxes on purpose.
+pub const NAMES: &str = "name";
+
 /// How long a backend may take to say what a sandbox uses.
 const USAGE: Duration = Duration::from_secs(10);
 

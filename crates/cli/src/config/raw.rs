@@ -18,6 +18,7 @@ pub(super) struct RawConfig {
     pub uid_base: Option<u32>,
     pub free_space_floor: Option<Amount>,
     pub longest_timeout: Option<Amount>,
+    pub park_after: Option<Amount>,
     #[serde(default)]
     pub images: RawImages,
     #[serde(default)]
@@ -42,6 +43,7 @@ pub(super) struct RawLimits {
     pub pids: Option<u32>,
     pub disk: Option<Amount>,
     pub max_sandboxes: Option<usize>,
+    pub soft_sandboxes: Option<usize>,
     pub max_commands: Option<u32>,
     pub concurrent_requests: Option<usize>,
     pub json_body: Option<Amount>,

@@ -119,6 +119,8 @@ async fn start_service(handover: &Handover) -> Result<Service> {
     let config = service::Config {
         state_dir: super::server_dir(&handover.state_dir),
         sandboxes: handover.max_sandboxes,
+        soft_sandboxes: handover.soft_sandboxes,
+        park_after: handover.park_after,
         commands_per_sandbox: handover.max_commands,
         longest_timeout: handover.longest_timeout,
     };

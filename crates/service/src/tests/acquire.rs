@@ -257,6 +257,8 @@ async fn acquire_and_eviction_at_once_never_give_a_dead_sandbox_or_two() {
         for (name, id) in &all {
             assert!(all.iter().all(|(other, found)| (other == name) == (found == id)), "{all:?}");
         }
-        names.iter().for_each(|name| drop(bench.release(name)));
+        for name in &names {
+            bench.release(name);
+        }
     }
 }
