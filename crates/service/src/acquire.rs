@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backend::BackendError;
-use domain::{Cause, Key, Phase};
+use domain::{Cause, Key, Owner, Phase};
 
 use crate::agent_client::AgentError;
 use crate::core::Core;
@@ -96,12 +96,12 @@ impl Core {
     /// Takes away parked sandboxes until there is room below the soft limit, or none is parked.
     pub(crate) async fn make_room(&self) {
         let Some(soft) = self.config.soft_sandboxes else { return };
-        while self.registry.count() >= soft && self.evict().await {}
+        while self.registry.count() >= soft && self.evict(None).await {}
     }
 
-    /// Takes away the sandbox that nobody has needed for the longest time; `false` if all are
-    /// needed.
-    pub(crate) async fn evict(&self) -> bool {
+    /// Takes away the sandbox, of this owner if one is named, that nobody has needed for the
+    /// longest time; `false` if all are needed.
+    pub(crate) async fn evict(&self, owner: Option<&Owner>) -> bool {
         let now = self.clock.now().boot;
         let mut parked: Vec<_> = self
             .registry
@@ -109,7 +109,8 @@ impl Core {
             .into_iter()
             .filter_map(|handle| {
                 let since = handle.hold.parked_since(&handle.activity, now, self.config.park_after)?;
-                handle.key.is_some().then_some((since, handle))
+                (handle.key.is_some() && owner.is_none_or(|owner| *owner == handle.owner))
+                    .then_some((since, handle))
             })
             .collect();
         parked.sort_by_key(|(since, _)| *since);

@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::{Arc, RwLock};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use backend::{BackendError, Capabilities, Death, SharedBackend};
 use domain::{Key, Owner, Phase, ProcessId, Request, SandboxId, Verdict};
@@ -14,14 +14,15 @@ use wire::Reply;
 
 use crate::activity::Use;
 use crate::agent_client::Agent;
+use crate::api_keys::{ApiKey, KeptKey, Keys};
 use crate::clock::{self, Clock};
 use crate::driver::{Answer, Command, Driver};
 use crate::names::Names;
 use crate::reaper::Schedule;
-use crate::registry::{Handle, Registry};
+use crate::registry::{Handle, NoRoom, Registry};
 use crate::store::{Kept, Record, Store};
-use crate::tokens::{Keys, Mint, random};
-use crate::{Config, Create, InForce, ProcessStatus, Sandbox, ServiceError, translate};
+use crate::tokens::{Mint, random};
+use crate::{Config, Create, InForce, ProcessStatus, Sandbox, Secret, ServiceError, translate};
 
 /// How long a backend may take to remove a sandbox.
 const DESTROY: Duration = Duration::from_secs(60);
@@ -91,15 +92,55 @@ impl Core {
         let record = self.record(owner, key, wish)?;
         self.make_room().await;
         let (handle, driver) = Driver::new(self, record);
-        let limit = self.config.sandboxes;
-        while self.registry.add(Arc::clone(&handle), limit).is_err() {
-            if !self.evict().await {
-                return Err(ServiceError::TooManySandboxes { limit });
-            }
-        }
+        self.admit(&handle).await?;
         let (reply, claim) = oneshot::channel();
         self.tasks.spawn(driver.create(reply));
         claim.await.unwrap_or(Err(ServiceError::Stopping)).map(|claim| claim.take())
+    }
+
+    /// Puts a new sandbox on the list if there is room for it, here and in its owner's quota; one
+    /// that is parked may have to make room.
+    async fn admit(&self, handle: &Arc<Handle>) -> Result<(), ServiceError> {
+        let (limit, quota) = (self.config.sandboxes, self.config.quotas.of(&handle.owner));
+        loop {
+            let (evicted, refusal) = match self.registry.add(Arc::clone(handle), limit, &quota) {
+                Ok(()) => return Ok(()),
+                Err(NoRoom::Full) => (self.evict(None).await, ServiceError::TooManySandboxes { limit }),
+                Err(NoRoom::OverQuota(what)) => {
+                    let owner = handle.owner.clone();
+                    (self.evict(Some(&owner)).await, ServiceError::OverQuota { owner, what })
+                }
+            };
+            if !evicted {
+                return Err(refusal);
+            }
+        }
+    }
+
+    pub(crate) async fn issue_key(
+        &self,
+        owner: Owner,
+        expires: Option<SystemTime>,
+    ) -> Result<(ApiKey, Secret), ServiceError> {
+        if !self.keys.read().expect("nobody panics while setting a key").has_single() {
+            return Err(ServiceError::NoOperatorKey);
+        }
+        let made = KeptKey::make(owner, self.clock.now().wall, expires.map(clock::whole_micros));
+        let (kept, secret) = made.map_err(io("draw a random key"))?;
+        let failed = |source| ServiceError::Store { action: "keep the key", source };
+        self.store.insert_key(&kept).await.map_err(failed)?;
+        let key = kept.key.clone();
+        self.keys.write().expect("nobody panics while setting a key").add(kept);
+        Ok((key, secret))
+    }
+
+    pub(crate) async fn revoke_key(&self, id: &str) -> Result<bool, ServiceError> {
+        // Refused at once, whatever becomes of the row: a key that cannot be forgotten on disk is
+        // told of, and still opens nothing until the next start.
+        let known = self.keys.write().expect("nobody panics while setting a key").remove(id);
+        let failed = |source| ServiceError::Store { action: "forget the key", source };
+        self.store.delete_key(id).await.map_err(failed)?;
+        Ok(known)
     }
 
     fn record(&self, owner: &Owner, key: Option<&Key>, wish: Create) -> Result<Record, ServiceError> {

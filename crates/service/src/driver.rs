@@ -26,6 +26,7 @@ use crate::commands::Commands;
 use crate::core::Core;
 use crate::error::chain;
 use crate::hold::Hold;
+use crate::quota::Cost;
 use crate::reaper::Why;
 use crate::registry::Handle;
 use crate::store::Record;
@@ -121,6 +122,7 @@ impl Driver {
             epoch: record.epoch,
             key: record.key.clone(),
             hold: Hold::default(),
+            cost: Cost::of(&record.sandbox.spec.resources, &core.config.usual),
             entrypoint: record.entrypoint.clone(),
             agent: Agent::new(Arc::clone(&core.backend), record.sandbox.id.clone()),
             activity: Activity::new(core.clock.clone()),

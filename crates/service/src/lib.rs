@@ -7,6 +7,7 @@
 mod acquire;
 mod activity;
 mod agent_client;
+mod api_keys;
 mod clock;
 mod commands;
 mod core;
@@ -21,6 +22,7 @@ mod listing;
 mod measure;
 mod names;
 mod processes;
+mod quota;
 mod reaper;
 mod reconcile;
 mod registry;
@@ -39,7 +41,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use backend::SharedBackend;
-use domain::{Key, Labels, Owner, Phase, SandboxId, Spec};
+use domain::{Key, Labels, Owner, Phase, Resources, SandboxId, Spec};
 
 use crate::clock::Clock;
 use crate::core::Core;
@@ -47,11 +49,13 @@ use crate::driver::Command;
 use crate::registry::Handle;
 
 pub use agent_client::AgentError;
+pub use api_keys::ApiKey;
 pub use backend::{AgentStream, Capabilities, InForce, Usage};
 pub use error::{ErrorKind, FileError, FileFault, ServiceError};
 pub use files::{Attributes, Change, Edit, FileInfo, FileKind, WatchEvent, WriteMode};
 pub use following::{Event, Following, Input};
 pub use processes::{Ended, ProcessStatus, Reach};
+pub use quota::{Quota, Quotas};
 pub use sessions::{Busy, OpenSession, Run, SessionStatus};
 pub use store::StoreError;
 pub use tokens::Secret;
@@ -79,6 +83,10 @@ pub struct Config {
     /// How long a sandbox with a key is kept from being parked without anybody using it.
     pub park_after: Duration,
     pub commands_per_sandbox: u32,
+    /// What each owner may have at once.
+    pub quotas: Quotas,
+    /// The limits of a sandbox that names none, as quotas count them.
+    pub usual: Resources,
     /// The longest time to live that a client may ask for.
     pub longest_timeout: Option<Duration>,
 }
@@ -290,7 +298,27 @@ impl Service {
     }
 
     pub fn owner_by_key(&self, presented: &str) -> Option<Owner> {
-        self.0.keys.read().expect("nobody panics while setting a key").owner(presented)
+        let keys = self.0.keys.read().expect("nobody panics while setting a key");
+        keys.owner(presented, self.0.clock.now().wall)
+    }
+
+    /// Hands out a key for an owner. It is shown this once and cannot be shown again.
+    pub async fn issue_key(
+        &self,
+        owner: Owner,
+        expires: Option<SystemTime>,
+    ) -> Result<(ApiKey, Secret), ServiceError> {
+        self.0.issue_key(owner, expires).await
+    }
+
+    /// All keys that were handed out, expired ones included.
+    pub fn keys(&self) -> Vec<ApiKey> {
+        self.0.keys.read().expect("nobody panics while setting a key").list()
+    }
+
+    /// Refuses the key from now on. `false` if there is none of this id.
+    pub async fn revoke_key(&self, id: &str) -> Result<bool, ServiceError> {
+        self.0.revoke_key(id).await
     }
 
     /// Whether there is no key at all, so that nobody is asked for one.

@@ -18,6 +18,8 @@ use tokio::sync::{mpsc, oneshot};
 pub(crate) use rows::Record;
 use rows::Row;
 
+use crate::api_keys::{ApiKey, KeptKey};
+
 /// How many writes may wait for the thread.
 const QUEUE: usize = 256;
 
@@ -28,6 +30,7 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 const MIGRATIONS: &[(u32, &str)] = &[
     (1, include_str!("store/migrations/0001_sandboxes_and_keys.sql")),
     (2, include_str!("store/migrations/0002_keys.sql")),
+    (3, include_str!("store/migrations/0003_api_keys.sql")),
 ];
 
 #[derive(Debug, thiserror::Error)]
@@ -57,7 +60,7 @@ impl StoreError {
 /// What a start finds.
 pub(crate) struct Kept {
     pub(crate) records: Vec<Record>,
-    pub(crate) keys: Vec<([u8; 32], Owner)>,
+    pub(crate) keys: Vec<KeptKey>,
 }
 
 /// A handle to the thread that writes.
@@ -71,6 +74,8 @@ enum Write {
     Insert(Box<Row>, Answer),
     Update(Box<Row>, Option<Answer>),
     Delete(SandboxId, Answer),
+    InsertKey(KeptKey, Answer),
+    DeleteKey(String, Answer),
     Close(oneshot::Sender<()>),
 }
 
@@ -108,6 +113,14 @@ impl Store {
     /// Removes a row, or has it removed later if the disk has no room for the change now.
     pub(crate) async fn delete(&self, id: &SandboxId) -> Result<(), StoreError> {
         self.ask(|answer| Write::Delete(id.clone(), answer)).await
+    }
+
+    pub(crate) async fn insert_key(&self, key: &KeptKey) -> Result<(), StoreError> {
+        self.ask(|answer| Write::InsertKey(key.clone(), answer)).await
+    }
+
+    pub(crate) async fn delete_key(&self, id: &str) -> Result<(), StoreError> {
+        self.ask(|answer| Write::DeleteKey(id.to_owned(), answer)).await
     }
 
     /// Returns when all earlier writes are done and the file is closed.
@@ -186,10 +199,20 @@ fn read_records(connection: &Connection) -> Result<Vec<Record>, StoreError> {
     rows.map_err(failed)?.map(|row| row.map_err(failed)?.read()).collect()
 }
 
-fn read_keys(connection: &Connection) -> Result<Vec<([u8; 32], Owner)>, StoreError> {
+fn read_keys(connection: &Connection) -> Result<Vec<KeptKey>, StoreError> {
     let failed = |source| StoreError::Sqlite { action: "read the keys", source };
-    let mut statement = connection.prepare("SELECT hash, owner FROM api_keys").map_err(failed)?;
-    let rows = statement.query_map([], |row| Ok((row.get(0)?, Owner::named(row.get::<_, String>(1)?))));
+    let mut statement = connection
+        .prepare("SELECT hash, id, owner, created, expires FROM api_keys ORDER BY created")
+        .map_err(failed)?;
+    let rows = statement.query_map([], |row| {
+        let key = ApiKey {
+            id: row.get(1)?,
+            owner: Owner::named(row.get::<_, String>(2)?),
+            created: rows::wall_time(row.get(3)?),
+            expires: row.get::<_, Option<i64>>(4)?.map(rows::wall_time),
+        };
+        Ok(KeptKey { hash: row.get(0)?, key })
+    });
     rows.map_err(failed)?.map(|row| row.map_err(failed)).collect()
 }
 

@@ -6,6 +6,7 @@ mod acquire;
 mod expiry;
 mod liar;
 mod lifecycle;
+mod owners;
 mod pretend;
 mod restart;
 mod waiting;
@@ -13,12 +14,12 @@ mod waiting;
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::{Labels, Owner, Phase, Spec};
+use domain::{Labels, Owner, Phase, Resources, Spec};
 use tempfile::TempDir;
 
 use crate::clock::Clock;
 use crate::registry::Handle;
-use crate::{Config, Create, Filter, Page, Sandbox, Service};
+use crate::{Config, Create, Filter, Page, Quotas, Sandbox, Service};
 use pretend::Pretend;
 
 /// A service with its own state directory and the backend it stands on.
@@ -88,6 +89,8 @@ fn config(state: &TempDir) -> Config {
         soft_sandboxes: None,
         park_after: Duration::from_secs(600),
         commands_per_sandbox: 3,
+        quotas: Quotas::default(),
+        usual: Resources::default(),
         longest_timeout: Some(Duration::from_secs(86_400)),
     }
 }

@@ -124,7 +124,7 @@ fn span(micros: i64) -> Duration {
     Duration::from_micros(u64::try_from(micros).unwrap_or(0))
 }
 
-fn wall_time(micros: i64) -> SystemTime {
+pub(super) fn wall_time(micros: i64) -> SystemTime {
     UNIX_EPOCH + span(micros)
 }
 

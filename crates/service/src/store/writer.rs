@@ -10,8 +10,9 @@ use domain::{Phase, SandboxId};
 use rusqlite::{Connection, params};
 use tokio::sync::mpsc;
 
-use super::rows::Row;
+use super::rows::{Row, wall_micros};
 use super::{Answer, StoreError, Write};
+use crate::api_keys::KeptKey;
 use crate::error::chain;
 
 /// After how many writes the log is folded into the database.
@@ -54,6 +55,8 @@ impl Writer {
                     self.delete(id);
                     reply(answer, Ok(()));
                 }
+                Write::InsertKey(key, answer) => reply(answer, self.insert_key(&key)),
+                Write::DeleteKey(id, answer) => reply(answer, self.delete_key(&id)),
                 Write::Close(done) => {
                     self.close();
                     // Nobody may be waiting any more.
@@ -116,6 +119,21 @@ impl Writer {
             removed.map_err(failed)?;
         }
         change.commit().map_err(failed)
+    }
+
+    fn insert_key(&self, kept: &KeptKey) -> Result<(), StoreError> {
+        const SQL: &str =
+            "INSERT INTO api_keys (id, hash, owner, created, expires) VALUES (?1, ?2, ?3, ?4, ?5)";
+        let key = &kept.key;
+        let times = (wall_micros(key.created), key.expires.map(wall_micros));
+        let values = params![key.id, kept.hash, key.owner.as_str(), times.0, times.1];
+        let written = self.connection.execute(SQL, values);
+        written.map(drop).map_err(|source| StoreError::Sqlite { action: "keep a key", source })
+    }
+
+    fn delete_key(&self, id: &str) -> Result<(), StoreError> {
+        let written = self.connection.execute("DELETE FROM api_keys WHERE id = ?1", [id]);
+        written.map(drop).map_err(|source| StoreError::Sqlite { action: "forget a key", source })
     }
 
     fn after_write(&mut self) {

@@ -22,7 +22,7 @@ impl Bench {
         Self::configured(config, backend, state).await
     }
 
-    async fn configured(config: Config, backend: Arc<Pretend>, state: TempDir) -> Self {
+    pub(super) async fn configured(config: Config, backend: Arc<Pretend>, state: TempDir) -> Self {
         let service = Service::start_at(config, backend.clone(), Clock::host()).await.unwrap();
         Self { service, backend, state, owner: Owner::single() }
     }
