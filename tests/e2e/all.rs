@@ -4,4 +4,5 @@ mod crash;
 mod escape;
 mod keys;
 mod limits;
+mod owners;
 mod run;

@@ -63,6 +63,9 @@ pub(crate) enum Command {
     Release(ReleaseArgs),
     /// Remove sandboxes
     Rm(RmArgs),
+    /// API keys of the server's owners; needs the operator's key
+    #[command(subcommand)]
+    Key(KeyCommand),
     /// Images in the state directory of this host
     #[command(subcommand)]
     Image(ImageCommand),
@@ -359,6 +362,25 @@ pub(crate) struct RmArgs {
     /// Remove every sandbox of the server
     #[arg(long, conflicts_with = "ids")]
     pub all: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum KeyCommand {
+    /// Hand out a key for an owner, and print it this once
+    Create {
+        /// Whose sandboxes the key opens; an owner exists from its first key on
+        owner: String,
+        /// Refuse the key after this long, such as 30d [default: never]
+        #[arg(long, value_name = "TIME", value_parser = values::duration)]
+        expires: Option<Duration>,
+    },
+    /// List the keys, never themselves
+    Ls,
+    /// Refuse keys from now on
+    Rm {
+        #[arg(required = true, value_name = "ID")]
+        ids: Vec<String>,
+    },
 }
 
 #[derive(Debug, Subcommand)]

@@ -18,5 +18,5 @@ pub use key::{Key, NotAKey};
 pub use lifecycle::{Cause, Phase, Request, Verdict};
 pub use process::{Exit, Identity, ProcessId, SessionId};
 pub use quantity::{Bytes, Cpus};
-pub use sandbox::{Labels, Owner, SandboxId};
+pub use sandbox::{Labels, NotAnOwner, Owner, SandboxId};
 pub use spec::{Mount, Network, Resources, Spec};

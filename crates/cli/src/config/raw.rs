@@ -25,6 +25,8 @@ pub(super) struct RawConfig {
     pub limits: RawLimits,
     #[serde(default)]
     pub prepared: RawPrepared,
+    #[serde(default)]
+    pub owners: BTreeMap<String, RawQuota>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -47,6 +49,16 @@ pub(super) struct RawLimits {
     pub max_commands: Option<u32>,
     pub concurrent_requests: Option<usize>,
     pub json_body: Option<Amount>,
+}
+
+/// What one owner may have at once.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawQuota {
+    pub sandboxes: Option<usize>,
+    pub cpus: Option<Amount>,
+    pub memory: Option<Amount>,
+    pub disk: Option<Amount>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -12,7 +12,7 @@ use backend_local::jail::plan::Limits;
 use backend_local::settings::{Lifetime, MountRule, Settings};
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Config, Lines};
+use crate::config::{Config, Lines, Quota};
 
 /// The settings as one part needs them. It travels through memory only: it holds the API key.
 #[derive(Serialize, Deserialize)]
@@ -27,6 +27,7 @@ pub(crate) struct Handover {
     pub max_sandboxes: usize,
     pub soft_sandboxes: Option<usize>,
     pub park_after: Duration,
+    pub owners: BTreeMap<String, Quota>,
     pub max_commands: u32,
     pub concurrent_requests: usize,
     pub json_body: usize,
@@ -61,6 +62,7 @@ impl Handover {
             max_sandboxes: config.limits.max_sandboxes,
             soft_sandboxes: config.limits.soft_sandboxes,
             park_after: config.park_after,
+            owners: config.owners.clone(),
             max_commands: config.limits.max_commands,
             concurrent_requests: config.limits.concurrent_requests,
             json_body: usize::try_from(config.limits.json_body.0).unwrap_or(usize::MAX),
