@@ -17,6 +17,7 @@ use crate::agent_client::Agent;
 use crate::api_keys::{ApiKey, KeptKey, Keys};
 use crate::clock::{self, Clock};
 use crate::driver::{Answer, Command, Driver};
+use crate::events::Feed;
 use crate::names::Names;
 use crate::reaper::Schedule;
 use crate::registry::{Handle, NoRoom, Registry};
@@ -36,6 +37,7 @@ pub(crate) struct Core {
     pub(crate) boot_id: String,
     pub(crate) registry: Registry,
     pub(crate) names: Names,
+    pub(crate) events: Feed,
     pub(crate) schedule: Schedule,
     pub(crate) mint: Mint,
     pub(crate) keys: RwLock<Keys>,
@@ -70,6 +72,7 @@ impl Core {
             boot_id,
             registry: Registry::default(),
             names: Names::default(),
+            events: Feed::new(kept.events),
             schedule: Schedule::default(),
             mint,
             keys: RwLock::new(Keys::new(kept.keys)),

@@ -14,6 +14,7 @@ mod core;
 mod driver;
 mod entrypoint;
 mod error;
+mod events;
 mod faults;
 mod files;
 mod following;
@@ -52,6 +53,7 @@ pub use agent_client::AgentError;
 pub use api_keys::ApiKey;
 pub use backend::{AgentStream, Capabilities, InForce, Usage};
 pub use error::{ErrorKind, FileError, FileFault, ServiceError};
+pub use events::{Events, LifeEvent, Told};
 pub use files::{Attributes, Change, Edit, FileInfo, FileKind, WatchEvent, WriteMode};
 pub use following::{Event, Following, Input};
 pub use processes::{Ended, ProcessStatus, Reach};
@@ -162,6 +164,7 @@ impl Service {
         measure::describe();
         let deaths = backend.deaths();
         let (core, records) = Core::open(config, backend, clock).await?;
+        core.tasks.spawn(events::keep(Arc::clone(&core)));
         reconcile::reconcile(&core, records).await?;
         core.tasks.spawn(Arc::clone(&core).hear_of_deaths(deaths));
         core.tasks.spawn(reaper::reap(Arc::clone(&core)));
@@ -209,6 +212,11 @@ impl Service {
     /// The sandbox that the key leads to now.
     pub fn find(&self, key: &Key) -> Option<Sandbox> {
         self.get(key.owner(), &self.0.names.find(key)?).ok()
+    }
+
+    /// What becomes of sandboxes from now on, or after the event `after`: of one owner's, or of all.
+    pub fn events(&self, owner: Option<Owner>, after: Option<u64>) -> Events {
+        Events::new(&self.0, owner, after.unwrap_or_else(|| self.0.events.newest()))
     }
 
     pub fn get(&self, owner: &Owner, id: &SandboxId) -> Result<Sandbox, ServiceError> {
