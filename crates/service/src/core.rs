@@ -23,6 +23,7 @@ use crate::reaper::Schedule;
 use crate::registry::{Handle, NoRoom, Registry};
 use crate::store::{Kept, Record, Store};
 use crate::tokens::{Mint, random};
+use crate::trouble::Troubles;
 use crate::{Config, Create, InForce, ProcessStatus, Sandbox, Secret, ServiceError, translate};
 
 /// How long a backend may take to remove a sandbox.
@@ -38,6 +39,7 @@ pub(crate) struct Core {
     pub(crate) registry: Registry,
     pub(crate) names: Names,
     pub(crate) events: Feed,
+    pub(crate) troubles: Troubles,
     pub(crate) schedule: Schedule,
     pub(crate) mint: Mint,
     pub(crate) keys: RwLock<Keys>,
@@ -73,6 +75,7 @@ impl Core {
             registry: Registry::default(),
             names: Names::default(),
             events: Feed::new(kept.events),
+            troubles: Troubles::default(),
             schedule: Schedule::default(),
             mint,
             keys: RwLock::new(Keys::new(kept.keys)),
