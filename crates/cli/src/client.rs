@@ -10,6 +10,7 @@ mod files;
 mod http;
 mod keys;
 mod lifecycle;
+mod operator;
 mod sandbox;
 mod terminal;
 
@@ -19,6 +20,7 @@ pub(crate) use files::{FileInfo, Kind};
 pub(crate) use http::Refused;
 pub(crate) use keys::KeyInfo;
 pub(crate) use lifecycle::{NewSandbox, SandboxInfo, Server};
+pub(crate) use operator::Report;
 pub(crate) use sandbox::Sandbox;
 pub(crate) use terminal::{FromTerminal, Terminal, ToTerminal};
 
