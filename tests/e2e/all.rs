@@ -3,4 +3,5 @@
 mod crash;
 mod escape;
 mod limits;
+mod open_files;
 mod run;

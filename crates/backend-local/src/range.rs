@@ -13,8 +13,6 @@ use std::path::{Path, PathBuf};
 
 /// How many ids a sandbox has.
 pub const WIDTH: u32 = 65_536;
-/// Where ranges start unless configured; well above what adduser and systemd hand out.
-pub const DEFAULT_BASE: u32 = 1_879_048_192;
 /// How many ranges there are, the server's included.
 const COUNT: u32 = 4096;
 
@@ -80,11 +78,6 @@ impl Ranges {
         let taken = by_id.values().copied().collect();
         let next = starting_place(directory) % count;
         Ok(Self { directory: directory.to_owned(), base, count, by_id, taken, blocked, next })
-    }
-
-    /// The id the server itself runs as.
-    pub fn server_id(&self) -> u32 {
-        self.base
     }
 
     /// The range of the sandbox `id`, recorded before this returns. One that has a range keeps it.
@@ -236,9 +229,10 @@ mod tests {
     use super::*;
 
     const FEW: u32 = 64;
+    const BASE: u32 = 1_879_048_192;
 
     fn open(directory: &TempDir) -> Ranges {
-        Ranges::open_beside(directory.path(), DEFAULT_BASE, FEW, &[]).unwrap()
+        Ranges::open_beside(directory.path(), BASE, FEW, &[]).unwrap()
     }
 
     #[test]
@@ -282,10 +276,10 @@ mod tests {
     #[test]
     fn ids_that_users_have_are_left_alone() {
         let directory = TempDir::new().unwrap();
-        let text = format!("# none\nann:{}:{}\nbob:100000:65536\nbroken\n", DEFAULT_BASE + WIDTH + 5, WIDTH);
+        let text = format!("# none\nann:{}:{}\nbob:100000:65536\nbroken\n", BASE + WIDTH + 5, WIDTH);
         let given = subordinate(&text);
         assert_eq!(given.len(), 2);
-        let mut ranges = Ranges::open_beside(directory.path(), DEFAULT_BASE, FEW, &given).unwrap();
+        let mut ranges = Ranges::open_beside(directory.path(), BASE, FEW, &given).unwrap();
         let indexes: Vec<u32> = (3..FEW).map(|n| ranges.allocate(&n.to_string()).unwrap().index).collect();
         assert!(!indexes.contains(&1) && !indexes.contains(&2));
         assert!(matches!(ranges.allocate("more"), Err(RangeError::Exhausted)));
@@ -297,7 +291,7 @@ mod tests {
         let open = |base, given: &[(u64, u64)]| Ranges::open_beside(directory.path(), base, FEW, given);
         assert!(matches!(open(u32::MAX - 5, &[]), Err(RangeError::BadBase(_))));
         assert!(matches!(open(0, &[]), Err(RangeError::BadBase(_))));
-        let all = [(u64::from(DEFAULT_BASE), 1)];
-        assert!(matches!(open(DEFAULT_BASE, &all), Err(RangeError::ServerBlocked(_))));
+        let all = [(u64::from(BASE), 1)];
+        assert!(matches!(open(BASE, &all), Err(RangeError::ServerBlocked(_))));
     }
 }

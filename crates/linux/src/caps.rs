@@ -16,7 +16,6 @@ pub const KILL: u32 = 5;
 pub const SETGID: u32 = 6;
 pub const SETUID: u32 = 7;
 pub const SETPCAP: u32 = 8;
-pub const SYS_ADMIN: u32 = 21;
 
 /// The highest number a kernel could know; dropping one it does not know is harmless.
 const LAST: u32 = 63;

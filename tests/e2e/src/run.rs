@@ -151,6 +151,24 @@ impl Run {
     }
 }
 
+/// The same program, started with limits that a shell sets: `ulimit -Sn 256`.
+pub fn within(limits: &str, command: &Command) -> Command {
+    let mut shell = Command::new("sh");
+    shell
+        .arg("-c")
+        .arg(format!("{limits}; exec \"$0\" \"$@\""))
+        .arg(command.get_program())
+        .args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    shell.stdin(Stdio::null());
+    shell
+}
+
 /// Runs an attack on the host itself, as the user of the tests, in a mount namespace of its own
 /// and with an open descriptor of the root directory, as a careless runtime would leave it.
 pub fn attack_outside(attack: &[&str]) -> Ended {

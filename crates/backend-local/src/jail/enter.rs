@@ -10,6 +10,7 @@
 //! last because it forbids what the earlier steps need.
 
 use std::convert::Infallible;
+use std::ffi::{CStr, CString};
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,14 +18,16 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use linux::caps::{self, CapSet};
+use linux::descriptors::Departure;
 use linux::mounts::{self, Attributes, Depth};
 use linux::namespaces::{self, Setgroups};
 use linux::seccomp::Program;
+use linux::spawn::Words;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
-use rustix::process::Resource;
+use rustix::process::{Resource, Rlimit};
 
 use super::plan::GuestPlan;
-use super::step::{At, JailError, Step};
+use super::step::{At, Failure, JailError, Step};
 use crate::images;
 
 /// Where the child puts things together. Every host has the directory, and what is mounted over
@@ -67,6 +70,8 @@ pub struct Entry {
     pub agent: OwnedFd,
     pub agent_tasks: Vec<OwnedFd>,
     pub filter: Program,
+    /// How many files a program may open that expects the usual number.
+    pub open_files: Rlimit,
     /// Descriptors for the agent, in the order of its configuration, from 3 on.
     pub inherited: Vec<OwnedFd>,
     /// Which of `inherited` is replaced by the journal directory that arrives later.
@@ -105,7 +110,12 @@ pub struct Handover {
 }
 
 /// Turns this process into the sandbox's first process. It returns only on failure.
-pub fn enter(entry: Entry, wait: impl FnOnce() -> io::Result<Handover>) -> Result<Infallible, JailError> {
+/// A failure of the very last step, when nobody could be returned to, is told through `report`.
+pub fn enter(
+    entry: Entry,
+    wait: impl FnOnce() -> io::Result<Handover>,
+    report: OwnedFd,
+) -> Result<Infallible, JailError> {
     for tasks in &entry.agent_tasks {
         rustix::io::write(tasks, b"0").at(Step::JoinGroups)?;
     }
@@ -132,14 +142,18 @@ pub fn enter(entry: Entry, wait: impl FnOnce() -> io::Result<Handover>) -> Resul
 
     rustix::process::umask(Mode::from_raw_mode(0o022));
     namespaces::limit(Resource::Core, 0).at(Step::ResourceLimits)?;
-    let Entry { inherited, journal, agent, filter, .. } = entry;
-    let agent = arrange_descriptors(inherited, journal, layers.journal, agent).at(Step::ExecuteAgent)?;
+    let Entry { inherited, journal, agent, filter, open_files, .. } = entry;
+    let departure = depart(inherited, journal, layers.journal, agent, report).at(Step::ExecuteAgent)?;
+    rustix::process::setrlimit(Resource::Nofile, open_files).at(Step::ResourceLimits)?;
+    let (arguments, environment) = (words(&[c"coracle", c"__agent"]), words(&[]));
     caps::bound_to(AGENT_CAPABILITIES).at(Step::Capabilities)?;
     caps::set(AGENT_CAPABILITIES).at(Step::Capabilities)?;
     linux::set_no_new_privs().at(Step::NoNewPrivileges)?;
     linux::landlock::forbid_mounts().at(Step::Landlock)?;
     filter.install().at(Step::Seccomp)?;
-    Err(namespaces::execute(agent.as_fd(), &[mounts::PROGRAM, c"__agent"], &[])).at(Step::ExecuteAgent)
+    departure.go(&arguments, &environment, |source| {
+        Failure::from(JailError { step: Step::ExecuteAgent, source }).told()
+    })
 }
 
 /// The pieces, all as detached mounts.
@@ -372,25 +386,21 @@ fn make_owned(path: &str, uid: u32, gid: u32) -> io::Result<()> {
         .map_err(Into::into)
 }
 
-/// Moves the agent's descriptors to the numbers that its configuration names, from 3 on, gives it
-/// nothing to read from or write to as standard input and output, and closes everything else but
-/// its program.
-fn arrange_descriptors(
+/// Gathers what the agent inherits: nothing to read from or write to as standard input and
+/// output, then its descriptors in the order of the numbers in its configuration.
+fn depart(
     mut inherited: Vec<OwnedFd>,
     place: usize,
     journal: OwnedFd,
     agent: OwnedFd,
-) -> io::Result<OwnedFd> {
-    // Far above every target, so that none is overwritten before it was moved.
-    const ABOVE: i32 = 512;
+    report: OwnedFd,
+) -> io::Result<Departure> {
     inherited[place] = journal;
     let nothing = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     let standard = [nothing.try_clone()?, nothing.try_clone()?, nothing];
-    let raise = |fd| rustix::io::fcntl_dupfd_cloexec(fd, ABOVE);
-    let raised = standard.into_iter().chain(inherited).map(raise).collect::<Result<_, _>>()?;
-    let agent = raise(agent)?;
-    // From here on none of the low numbers is ours: a descriptor dropped later would take an
-    // inherited one along.
-    linux::descriptors::place_from(0, raised)?;
-    Ok(agent)
+    Departure::prepare(agent, standard.into_iter().chain(inherited).collect(), report)
+}
+
+fn words(words: &[&CStr]) -> Words {
+    Words::new(words.iter().map(|word| CString::from(*word)).collect())
 }

@@ -14,6 +14,14 @@ pub struct JailError {
     pub source: io::Error,
 }
 
+/// A failed step as the child in which it failed tells it.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Failure {
+    step: Step,
+    errno: Option<i32>,
+    message: String,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Step {
@@ -62,6 +70,27 @@ pub trait At<T> {
 impl<T, E: Into<io::Error>> At<T> for Result<T, E> {
     fn at(self, step: Step) -> Result<T, JailError> {
         self.map_err(|error| JailError { step, source: error.into() })
+    }
+}
+
+impl Failure {
+    /// The words that go through the report's pipe.
+    pub fn told(&self) -> Vec<u8> {
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+}
+
+impl From<JailError> for Failure {
+    fn from(error: JailError) -> Self {
+        Self { step: error.step, errno: error.source.raw_os_error(), message: error.source.to_string() }
+    }
+}
+
+impl From<Failure> for JailError {
+    fn from(failure: Failure) -> Self {
+        let source =
+            failure.errno.map_or_else(|| io::Error::other(failure.message), io::Error::from_raw_os_error);
+        Self { step: failure.step, source }
     }
 }
 

@@ -17,12 +17,12 @@ use super::protocol::{Holds, Refusal, RefusalKind};
 use super::{Launcher, PREPARED_DISK, Rights, Root};
 use crate::cgroups::Groups;
 use crate::images::{self, ImageError, Resolved};
-use crate::jail::build::{self, Begun, Failure, NetworkPart, Owners, Ownership, Parts};
+use crate::jail::build::{self, Begun, NetworkPart, Owners, Ownership, Parts};
 use crate::jail::enter::{COMMAND_CAPABILITIES, Entry, EntryMount, EntryTree, EntryVolume, make_uppers};
 use crate::jail::filters::Pair;
 use crate::jail::owners;
 use crate::jail::plan::{JailPlan, LimitName};
-use crate::jail::step::{At, JailError, Step};
+use crate::jail::step::{At, Failure, JailError, Step};
 use crate::settings::{Lifetime, MountRule};
 use crate::volumes::{Kind, VolumeError, tree_name};
 
@@ -51,7 +51,8 @@ impl Launcher {
         let mut record = self.records.begin(&plan.id, plan.limits).at(Step::Record)?;
         let begun = self.prepare(plan, &image).and_then(|(parts, status)| {
             let records = self.records.clone();
-            let begun = build::begin(parts, |pid| records.add_process(&plan.id, &mut record, pid))?;
+            let begun =
+                build::begin(&self.thread, parts, |pid| records.add_process(&plan.id, &mut record, pid))?;
             Ok((begun, status))
         });
         match begun {
@@ -193,6 +194,7 @@ impl Launcher {
             agent: self.agent.try_clone().at(Step::Configuration)?,
             agent_tasks: groups_fds,
             filter: self.filters(plan).agent.clone(),
+            open_files: self.open_files,
             journal: Inherited::JOURNAL,
             inherited: inherited.descriptors,
         };

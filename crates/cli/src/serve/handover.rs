@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use backend_local::jail::plan::Limits;
 use backend_local::settings::{Lifetime, MountRule, Settings};
+use linux::descriptors::Inherited;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Config, Lines};
@@ -128,9 +129,10 @@ pub(crate) fn receive(arguments: &[String]) -> Result<Received> {
     let [parent, settings, ready, others @ ..] = arguments else {
         bail!("this command is for `coracle serve` alone");
     };
-    let take = |number: &str| -> Result<OwnedFd> {
+    let mut inherited = Inherited::claim().context("what was passed is taken already")?;
+    let mut take = |number: &str| -> Result<OwnedFd> {
         let number = number.parse().context("a descriptor is a number")?;
-        linux::descriptors::take_over(number).context("a descriptor was not passed")
+        inherited.take(number).context("a descriptor was not passed")
     };
     let (settings, ready) = (take(settings)?, take(ready)?);
     let others = others.iter().map(|number| take(number)).collect::<Result<_>>()?;
