@@ -222,8 +222,8 @@ fn clone_host_directory(
     mount: &enter::EntryMount,
     owners: Owners,
 ) -> io::Result<OwnedFd> {
-    let users = owners::mount_map(base, owners.uid, owners.user);
-    let groups = owners::mount_map(base, owners.gid, owners.group);
+    let users = owners::mount_map(base, owners.uid, owners.user)?;
+    let groups = owners::mount_map(base, owners.gid, owners.group)?;
     let map = namespaces::empty_user_namespace(thread, &users, &groups)?;
     let clone = mounts::clone_tree(&mount.source, Depth::Single)?;
     mounts::set_attributes(clone.as_fd(), mount.attributes(), Some(map.as_fd()), Depth::Single)?;
