@@ -33,6 +33,10 @@ impl CapSet {
         Self(mask)
     }
 
+    pub const fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
     pub const fn has(self, number: u32) -> bool {
         self.0 & (1 << number) != 0
     }

@@ -36,16 +36,10 @@ const SCRATCH: &str = "/tmp";
 
 /// What the agent keeps of root's powers, all of them only over its own user namespace.
 pub const AGENT_CAPABILITIES: CapSet = CapSet::of(&[
-    caps::CHOWN,
-    caps::DAC_OVERRIDE,
-    caps::FOWNER,
-    caps::FSETID,
-    caps::KILL,
-    caps::SETGID,
-    caps::SETUID,
     // Needed to cut the bounding set of each command; a command never has it.
     caps::SETPCAP,
-]);
+])
+.and(COMMAND_CAPABILITIES);
 
 /// What a command that runs as root inside keeps.
 pub const COMMAND_CAPABILITIES: CapSet = CapSet::of(&[
