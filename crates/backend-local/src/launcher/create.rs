@@ -42,9 +42,24 @@ pub struct Created {
     pub holds: Holds,
 }
 
+/// Why a sandbox was not begun.
+#[derive(Debug)]
+pub enum NotBegun {
+    /// Nothing was made for it.
+    Refused(Refusal),
+    /// What was made is still there, and whoever asked ends it as every other sandbox.
+    Failed(Refusal),
+}
+
+impl<T: Into<Refusal>> From<T> for NotBegun {
+    fn from(error: T) -> Self {
+        Self::Refused(error.into())
+    }
+}
+
 impl Launcher {
-    /// Starts making a sandbox. If it fails, nothing of it is left.
-    pub fn begin(&mut self, plan: &JailPlan) -> Result<Pending, Refusal> {
+    /// Starts making a sandbox.
+    pub fn begin(&mut self, plan: &JailPlan) -> Result<Pending, NotBegun> {
         let image = self.resolve(&plan.image)?;
         let holds = self.judge(plan, &image)?;
         self.check_mounts(plan)?;
@@ -57,14 +72,11 @@ impl Launcher {
         });
         match begun {
             Ok((begun, status)) => Ok(Pending { id: plan.id.clone(), status, begun, holds }),
-            Err(error) => {
-                self.undo(&plan.id);
-                Err(error.into())
-            }
+            Err(error) => Err(NotBegun::Failed(error.into())),
         }
     }
 
-    /// What became of a sandbox whose status is readable.
+    /// What became of a sandbox whose status is readable. One that failed is still to be ended.
     pub fn conclude(&mut self, pending: Pending) -> Result<Created, Refusal> {
         let mut told = Vec::new();
         // One read: a report is shorter than what a pipe takes whole, and more is not waited for.
@@ -82,16 +94,7 @@ impl Launcher {
             },
             (Err(error), _) => JailError { step: Step::AgentReady, source: error },
         };
-        if let Err(error) = self.destroy_and_wait(&pending.id) {
-            tracing::warn!(id = pending.id, %error, "a sandbox that failed to start could not be cleared");
-        }
         Err(failure.into())
-    }
-
-    fn undo(&mut self, id: &str) {
-        if let Err(error) = self.destroy_and_wait(id) {
-            tracing::warn!(id, %error, "a sandbox that could not be begun is not cleared");
-        }
     }
 
     fn resolve(&self, name: &str) -> Result<Resolved, Refusal> {

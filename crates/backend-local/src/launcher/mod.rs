@@ -208,6 +208,11 @@ impl Launcher {
         self.records.read(id)?.pidfd()
     }
 
+    /// Whether sandboxes can be paused: every v2 group can, with or without controllers.
+    pub fn can_freeze(&self) -> bool {
+        matches!(self.rights, Rights::Root(_))
+    }
+
     /// Begins to stop or continue all commands of a sandbox.
     pub fn freeze(&self, id: &str, frozen: bool) -> io::Result<Freezing> {
         match &self.rights {
@@ -262,7 +267,6 @@ impl Launcher {
 impl Root {
     fn open(settings: &Settings) -> Result<Self, LauncherError> {
         let groups = Hierarchies::find(&settings.instance).map_err(LauncherError::Groups)?;
-        groups.open().map_err(LauncherError::Groups)?;
         let kept = volumes::Settings {
             pool: settings.pool_bytes.map(Bytes),
             floor: Bytes(settings.free_space_floor),
@@ -271,6 +275,8 @@ impl Root {
         let volumes = Volumes::open(&settings.state_dir.join("disk"), kept)?;
         let ranges = Ranges::open(&settings.state_dir.join("ranges"), settings.uid_base)?;
         let nets = NetStock::open(settings.prepared).map_err(LauncherError::Net)?;
+        // Last, because nobody would take the groups away again if something else failed.
+        groups.open().map_err(LauncherError::Groups)?;
         Ok(Self { groups, volumes, ranges, nets, disks: Vec::new() })
     }
 
