@@ -3,5 +3,6 @@
 mod crash;
 mod escape;
 mod limits;
+mod maxima;
 mod open_files;
 mod run;

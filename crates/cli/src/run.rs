@@ -20,7 +20,7 @@ use backend_local::jail::plan::{GuestPlan, JailPlan, LimitName, Limits, MountPla
 use backend_local::launcher::Launcher;
 use backend_local::launcher::create::NotBegun;
 use backend_local::launcher::protocol::{Holds, Refusal};
-use backend_local::settings::{Lifetime, MountRule, Settings};
+use backend_local::settings::{Lifetime, Maxima, MountRule, Settings};
 use domain::spec::Access;
 use domain::{Bytes, Identity, Network};
 use linux::namespaces::{self, Namespaces};
@@ -166,6 +166,8 @@ fn settings(config: &Config, state: &Path) -> Settings {
         prepared: 0,
         mounts: MountRule::Allow,
         lifetime: Lifetime::Ours,
+        // They bound what clients of a server may ask for; here the caller is the operator.
+        maxima: Maxima::default(),
     }
 }
 

@@ -21,9 +21,9 @@ use crate::jail::build::{self, Begun, NetworkPart, Owners, Ownership, Parts};
 use crate::jail::enter::{COMMAND_CAPABILITIES, Entry, EntryMount, EntryTree, EntryVolume, make_uppers};
 use crate::jail::filters::Pair;
 use crate::jail::owners;
-use crate::jail::plan::{JailPlan, LimitName};
+use crate::jail::plan::{JailPlan, LimitName, Limits};
 use crate::jail::step::{At, Failure, JailError, Step};
-use crate::settings::{Lifetime, MountRule};
+use crate::settings::{Lifetime, Maxima, MountRule};
 use crate::volumes::{Kind, VolumeError, tree_name};
 
 /// A sandbox on its way. When `status` is readable, [`Launcher::conclude`] says what became of it.
@@ -107,7 +107,8 @@ impl Launcher {
         if plan.keep && self.settings.lifetime == Lifetime::Own {
             return Err(Refusal::unsupported("only a sandbox that ends with its maker is kept", None));
         }
-        for limit in [LimitName::Memory, LimitName::Cpus, LimitName::Pids, LimitName::Disk] {
+        self.check_amounts(plan)?;
+        for limit in LimitName::ALL {
             if self.enforces(limit) && !(plan.keep && limit == LimitName::Disk) {
                 holds.measures.push((limit.word().to_owned(), self.describe(limit, plan)));
             } else if plan.named.contains(&limit) || plan.require_limits {
@@ -144,12 +145,7 @@ impl Launcher {
     }
 
     fn describe(&self, limit: LimitName, plan: &JailPlan) -> String {
-        let amount = match limit {
-            LimitName::Memory => Bytes(plan.limits.memory).to_string(),
-            LimitName::Cpus => domain::Cpus(plan.limits.cpus).to_string(),
-            LimitName::Pids => plan.limits.pids.to_string(),
-            LimitName::Disk => Bytes(plan.limits.disk).to_string(),
-        };
+        let (_, amount) = plan.limits.amount(limit);
         let by = match (&self.rights, limit) {
             (Rights::Root(root), LimitName::Disk) => match root.volumes.kind() {
                 Kind::Btrfs => "btrfs quota",
@@ -160,6 +156,33 @@ impl Launcher {
             (Rights::User { .. }, _) => "tmpfs",
         };
         format!("{amount} by {by}")
+    }
+
+    /// Refuses more than the operator allows, and a disk that could never be filled.
+    fn check_amounts(&self, plan: &JailPlan) -> Result<(), Refusal> {
+        let Maxima { memory, cpus, pids, disk } = self.settings.maxima;
+        let most = Limits {
+            memory: memory.unwrap_or(u64::MAX),
+            cpus: cpus.unwrap_or(u32::MAX),
+            pids: pids.unwrap_or(u32::MAX),
+            disk: disk.unwrap_or(u64::MAX),
+        };
+        for limit in LimitName::ALL {
+            let ((asked, shown), (most, bound)) = (plan.limits.amount(limit), most.amount(limit));
+            if asked > most {
+                let message = format!("{} of {shown} is more than the {bound} allowed here", limit.word());
+                return Err(Refusal::too_much(message));
+            }
+        }
+        let Rights::Root(root) = &self.rights else { return Ok(()) };
+        if plan.named.contains(&LimitName::Disk)
+            && let Some(pool) = root.volumes.capacity()
+            && plan.limits.disk > pool.0
+        {
+            let shown = Bytes(plan.limits.disk);
+            return Err(Refusal::too_much(format!("disk of {shown} is more than the {pool} of all disks")));
+        }
+        Ok(())
     }
 
     fn check_mounts(&self, plan: &JailPlan) -> Result<(), Refusal> {

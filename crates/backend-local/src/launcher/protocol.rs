@@ -138,6 +138,8 @@ pub struct Refusal {
 pub enum RefusalKind {
     Step(String),
     Unsupported,
+    /// More was asked for than one sandbox may have.
+    TooMuch,
     NoImage,
     Exhausted,
     Gone,
@@ -146,6 +148,10 @@ pub enum RefusalKind {
 impl Refusal {
     pub fn unsupported(message: impl Into<String>, hint: Option<&str>) -> Self {
         Self { kind: RefusalKind::Unsupported, message: message.into(), hint: hint.map(str::to_owned) }
+    }
+
+    pub fn too_much(message: String) -> Self {
+        Self { kind: RefusalKind::TooMuch, message, hint: Some("ask for less".to_owned()) }
     }
 
     pub fn gone() -> Self {
@@ -179,6 +185,7 @@ impl From<Refusal> for BackendError {
         match kind {
             RefusalKind::Step(step) => Self::Step { step, message, hint },
             RefusalKind::Unsupported => Self::Unsupported { message, hint },
+            RefusalKind::TooMuch => Self::TooMuch { message, hint },
             RefusalKind::NoImage => Self::NoImage(message),
             RefusalKind::Exhausted => Self::Exhausted(message),
             RefusalKind::Gone => Self::Gone,

@@ -255,9 +255,8 @@ impl Loop {
     }
 
     fn report(&self) -> Answer {
-        let all = [LimitName::Memory, LimitName::Cpus, LimitName::Pids, LimitName::Disk];
         let (held, missing): (Vec<_>, Vec<_>) =
-            all.into_iter().partition(|limit| self.launcher.enforces(*limit));
+            LimitName::ALL.into_iter().partition(|limit| self.launcher.enforces(*limit));
         Answer::Report {
             limits: held.iter().map(|limit| limit.word().to_owned()).collect(),
             weaker: missing.iter().map(|limit| limit.without_groups()).collect(),

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use backend_local::jail::plan::Limits;
-use backend_local::settings::{Lifetime, MountRule, Settings};
+use backend_local::settings::{Lifetime, Maxima, MountRule, Settings};
 use linux::descriptors::Inherited;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Config, Lines};
+use crate::config::{Config, Lines, Most};
 
 /// The settings as one part needs them. It travels through memory only: it holds the API key.
 #[derive(Serialize, Deserialize)]
@@ -24,6 +24,7 @@ pub(crate) struct Handover {
     pub public_address: Option<String>,
     pub strip_line_ends: bool,
     pub limits: Limits,
+    pub maxima: Maxima,
     pub require_limits: bool,
     pub max_sandboxes: usize,
     pub max_commands: u32,
@@ -56,6 +57,7 @@ impl Handover {
             public_address: config.public_address.clone(),
             strip_line_ends: config.lines == Lines::Stripping,
             limits: limits(config),
+            maxima: maxima(&config.limits.most),
             require_limits: config.require_limits,
             max_sandboxes: config.limits.max_sandboxes,
             max_commands: config.limits.max_commands,
@@ -87,7 +89,17 @@ impl Handover {
             prepared: self.prepared,
             mounts: MountRule::Refuse,
             lifetime: Lifetime::Own,
+            maxima: self.maxima,
         }
+    }
+}
+
+fn maxima(most: &Most) -> Maxima {
+    Maxima {
+        memory: most.memory.map(|memory| memory.0),
+        cpus: most.cpus.map(|cpus| cpus.0),
+        pids: most.pids,
+        disk: most.disk.map(|disk| disk.0),
     }
 }
 
