@@ -2,6 +2,7 @@
 
 mod crash;
 mod escape;
+mod failures;
 mod limits;
 mod maxima;
 mod open_files;

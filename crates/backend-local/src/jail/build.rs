@@ -194,20 +194,21 @@ fn supply(
             let mut all = Vec::new();
             let layer = Attributes::READ_ONLY.and(Attributes::NO_DEV);
             for lower in entry.trees.iter().flat_map(|tree| &tree.lowers) {
-                let clone = mounts::clone_tree(lower, Depth::Single).at(Step::CloneLowers)?;
+                let clone = mounts::clone_tree(lower, Depth::Single).at_path(Step::CloneLowers, lower)?;
                 mounts::set_attributes(clone.as_fd(), layer, Some(range.as_fd()), Depth::Single)
-                    .at(Step::CloneLowers)?;
+                    .at_path(Step::CloneLowers, lower)?;
                 all.push(clone);
             }
             let own = Attributes::NO_SUID.and(Attributes::NO_DEV);
             for part in [volume, journal] {
-                let clone = mounts::clone_tree(part, Depth::Single).at(Step::CloneVolume)?;
+                let clone = mounts::clone_tree(part, Depth::Single).at_path(Step::CloneVolume, part)?;
                 mounts::set_attributes(clone.as_fd(), own, Some(range.as_fd()), Depth::Single)
-                    .at(Step::CloneVolume)?;
+                    .at_path(Step::CloneVolume, part)?;
                 all.push(clone);
             }
             for (mount, owners) in entry.mounts.iter().zip(mounts) {
-                all.push(clone_host_directory(thread, *base, mount, *owners).at(Step::CloneMounts)?);
+                let clone = clone_host_directory(thread, *base, mount, *owners);
+                all.push(clone.at_path(Step::CloneMounts, &mount.source)?);
             }
             Ok(all)
         }

@@ -132,7 +132,7 @@ pub fn enter(
 
     mounts::pivot(&root).at(Step::Pivot)?;
     probe_write().at(Step::ProbeWrite)?;
-    settle_guest(&entry.guest).at(Step::Guest)?;
+    settle_guest(&entry.guest)?;
 
     rustix::process::umask(Mode::from_raw_mode(0o022));
     namespaces::limit(Resource::Core, 0).at(Step::ResourceLimits)?;
@@ -146,7 +146,7 @@ pub fn enter(
     linux::landlock::forbid_mounts().at(Step::Landlock)?;
     filter.install().at(Step::Seccomp)?;
     departure.go(&arguments, &environment, |source| {
-        Failure::from(JailError { step: Step::ExecuteAgent, source }).told()
+        Failure::from(JailError::new(Step::ExecuteAgent, source)).told()
     })
 }
 
@@ -163,14 +163,19 @@ fn gather(entry: &Entry, handover: Handover) -> Result<Layers, JailError> {
         let attributes = Attributes::READ_ONLY.and(Attributes::NO_DEV);
         let mut trees = Vec::new();
         for tree in &entry.trees {
-            let lowers = tree.lowers.iter().map(|path| clone(path, Depth::Single, attributes));
-            trees.push(lowers.collect::<io::Result<_>>().at(Step::CloneLowers)?);
+            let lowers = tree
+                .lowers
+                .iter()
+                .map(|path| clone(path, Depth::Single, attributes).at_path(Step::CloneLowers, path));
+            trees.push(lowers.collect::<Result<_, _>>()?);
         }
-        let journal = clone(&journal, Depth::Single, Attributes::NO_DEV).at(Step::CloneVolume)?;
-        let mounts =
-            entry.mounts.iter().map(|mount| clone(&mount.source, Depth::Recursive, mount.attributes()));
-        let mounts = mounts.collect::<io::Result<_>>().at(Step::CloneMounts)?;
-        return Ok(Layers { trees, volume: None, journal, mounts });
+        let journal =
+            clone(&journal, Depth::Single, Attributes::NO_DEV).at_path(Step::CloneVolume, &journal)?;
+        let mounts = entry.mounts.iter().map(|mount| {
+            let cloned = clone(&mount.source, Depth::Recursive, mount.attributes());
+            cloned.at_path(Step::CloneMounts, &mount.source)
+        });
+        return Ok(Layers { trees, volume: None, journal, mounts: mounts.collect::<Result<_, _>>()? });
     }
     let mut given = handover.mounts.into_iter();
     let mut next = || given.next().ok_or_else(|| io::Error::other("fewer mounts than planned"));
@@ -213,7 +218,7 @@ fn build_root(entry: &Entry, layers: &mut Layers) -> Result<(), JailError> {
         }
         (EntryVolume::Directory(path), _) => {
             let own = Attributes::NO_SUID.and(Attributes::NO_DEV);
-            let directory = clone(path, Depth::Single, own).at(Step::CloneVolume)?;
+            let directory = clone(path, Depth::Single, own).at_path(Step::CloneVolume, path)?;
             mounts::attach(directory.as_fd(), &volume).at(Step::AttachLayers)?;
         }
         (EntryVolume::Given, None) => return Err(io::Error::other("no volume came")).at(Step::Handover),
@@ -230,7 +235,8 @@ fn build_root(entry: &Entry, layers: &mut Layers) -> Result<(), JailError> {
         let upper = format!("{SCRATCH}/v/{}.upper", tree.name);
         let work = format!("{SCRATCH}/v/{}.work", tree.name);
         let target = format!("{SCRATCH}/root{}", tree.mount_point.trim_end_matches('/'));
-        mounts::overlay(&paths, &upper, &work, Path::new(&target)).at(Step::Overlay)?;
+        mounts::overlay(&paths, &upper, &work, Path::new(&target))
+            .at_path(Step::Overlay, &tree.mount_point)?;
     }
     Ok(())
 }
@@ -313,8 +319,9 @@ fn attach_mounts(root: &Path, entry: &Entry, given: &[OwnedFd]) -> Result<(), Ja
     let root = rustix::fs::open(root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .at(Step::AttachMounts)?;
     for (mount, tree) in entry.mounts.iter().zip(given) {
-        let target = make_target(root.as_fd(), &mount.target, tree.as_fd()).at(Step::AttachMounts)?;
-        mounts::attach_on(tree.as_fd(), target.as_fd()).at(Step::AttachMounts)?;
+        make_target(root.as_fd(), &mount.target, tree.as_fd())
+            .and_then(|target| mounts::attach_on(tree.as_fd(), target.as_fd()))
+            .at_path(Step::AttachMounts, &mount.target)?;
     }
     Ok(())
 }
@@ -352,12 +359,10 @@ fn probe_write() -> io::Result<()> {
 }
 
 /// Makes the accounts and directories that the client expects.
-fn settle_guest(guest: &GuestPlan) -> io::Result<()> {
+fn settle_guest(guest: &GuestPlan) -> Result<(), JailError> {
     for user in &guest.users {
-        append(
-            "/etc/passwd",
-            &format!("{0}:x:{1}:{2}::{3}:/bin/bash\n", user.name, user.uid, user.gid, user.home),
-        )?;
+        let line = format!("{0}:x:{1}:{2}::{3}:/bin/bash\n", user.name, user.uid, user.gid, user.home);
+        append("/etc/passwd", &line)?;
         append("/etc/group", &format!("{0}:x:{1}:\n", user.name, user.gid))?;
         make_owned(&user.home, user.uid, user.gid)?;
     }
@@ -365,19 +370,23 @@ fn settle_guest(guest: &GuestPlan) -> io::Result<()> {
         let user = guest.users.iter().find(|user| user.name == *owner);
         make_owned(directory, user.map_or(0, |user| user.uid), user.map_or(0, |user| user.gid))?;
     }
-    fs::DirBuilder::new().recursive(true).mode(0o755).create(&guest.default_directory)
+    make_directories(&guest.default_directory)
 }
 
-fn append(path: &str, text: &str) -> io::Result<()> {
-    let mut file = fs::OpenOptions::new().append(true).create(true).open(path)?;
-    io::Write::write_all(&mut file, text.as_bytes())
+fn append(path: &str, text: &str) -> Result<(), JailError> {
+    let file = fs::OpenOptions::new().append(true).create(true).open(path);
+    file.and_then(|mut file| io::Write::write_all(&mut file, text.as_bytes())).at_path(Step::Guest, path)
 }
 
-fn make_owned(path: &str, uid: u32, gid: u32) -> io::Result<()> {
-    fs::DirBuilder::new().recursive(true).mode(0o755).create(path)?;
+fn make_owned(path: &str, uid: u32, gid: u32) -> Result<(), JailError> {
+    make_directories(path)?;
     let ids = (rustix::fs::Uid::from_raw(uid), rustix::fs::Gid::from_raw(gid));
     rustix::fs::chownat(CWD, path, Some(ids.0), Some(ids.1), rustix::fs::AtFlags::SYMLINK_NOFOLLOW)
-        .map_err(Into::into)
+        .at_path(Step::Guest, path)
+}
+
+fn make_directories(path: &str) -> Result<(), JailError> {
+    fs::DirBuilder::new().recursive(true).mode(0o755).create(path).at_path(Step::Guest, path)
 }
 
 /// Gathers what the agent inherits: nothing to read from or write to as standard input and

@@ -87,12 +87,12 @@ impl Launcher {
             (Ok(_), [first, ..]) if *first != b'{' => {
                 return Ok(Created { pidfd: pending.begun.pidfd, holds: pending.holds });
             }
-            (Ok(_), []) => JailError { step: Step::AgentReady, source: io::Error::other("the agent died") },
+            (Ok(_), []) => JailError::new(Step::AgentReady, io::Error::other("the agent died")),
             (Ok(_), json) => match serde_json::from_slice::<Failure>(json) {
                 Ok(failure) => failure.into(),
-                Err(error) => JailError { step: Step::AgentReady, source: io::Error::other(error) },
+                Err(error) => JailError::new(Step::AgentReady, io::Error::other(error)),
             },
-            (Err(error), _) => JailError { step: Step::AgentReady, source: error },
+            (Err(error), _) => JailError::new(Step::AgentReady, error),
         };
         Err(failure.into())
     }
@@ -243,14 +243,14 @@ impl Launcher {
     ) -> Result<Resources, JailError> {
         let kept = plan.keep.then(|| self.kept(&plan.id));
         if let Some(kept) = &kept {
-            std::fs::create_dir_all(kept).at(Step::Volume)?;
-            make_uppers(kept, trees).at(Step::Volume)?;
+            std::fs::create_dir_all(kept).at_path(Step::Volume, kept)?;
+            make_uppers(kept, trees).at_path(Step::Volume, kept)?;
         }
         match &mut self.rights {
             Rights::Root(root) => root.resources(plan, trees, mounts, kept),
             Rights::User { uid, gid } => {
                 let journal = self.settings.state_dir.join("journals").join(&plan.id);
-                std::fs::create_dir(&journal).at(Step::Volume)?;
+                std::fs::create_dir(&journal).at_path(Step::Volume, &journal)?;
                 Ok(Resources {
                     groups: None,
                     volume: kept.map_or(EntryVolume::Tmpfs(plan.limits.disk), EntryVolume::Directory),
@@ -352,8 +352,10 @@ impl Root {
         }
         let default_user = plan.guest.users.iter().find(|user| user.name == plan.guest.default_user);
         let default_ids = default_user.map_or((0, 0), |user| (user.uid, user.gid));
-        let owners = mounts.iter().map(|mount| mount_owners(&mount.source, default_ids));
-        let owners = owners.collect::<io::Result<_>>().at(Step::Mounts)?;
+        let owners = mounts
+            .iter()
+            .map(|mount| mount_owners(&mount.source, default_ids).at_path(Step::Mounts, &mount.source));
+        let owners = owners.collect::<Result<_, _>>()?;
         let namespace = self.nets.take().at(Step::NetNamespace)?;
         let home = self.nets.home().at(Step::NetNamespace)?;
         Ok(Resources {

@@ -153,7 +153,11 @@ impl Launcher {
             Rights::User { uid, gid }
         };
         let filters = Filters::compile()?;
-        Ok(Self { thread, open_files, settings, rights, records, filters, host, aliases, agent, run })
+        let launcher =
+            Self { thread, open_files, settings, rights, records, filters, host, aliases, agent, run };
+        let in_use = || launcher.found().map(|found| !found.is_empty());
+        images::remove_old_skeletons(&state.join("host"), &launcher.host, in_use)?;
+        Ok(launcher)
     }
 
     /// Prepares one more net namespace or volume if there are too few; `true` while more are

@@ -168,12 +168,15 @@ impl From<JailError> for Refusal {
         let full = matches!(volume, Some(VolumeError::NoRoom { .. }))
             || matches!(range, Some(RangeError::Exhausted));
         let mut message = error.source.to_string();
+        if let Some(path) = &error.path {
+            message = format!("`{}`: {message}", path.display());
+        }
         let mut cause = std::error::Error::source(&error.source);
         while let Some(source) = cause {
             message = format!("{message}: {source}");
             cause = source.source();
         }
-        let hint = own.or_else(|| error.step.hint(&error.source)).map(str::to_owned);
+        let hint = own.or_else(|| error.hint()).map(str::to_owned);
         let kind = if full { RefusalKind::Exhausted } else { RefusalKind::Step(error.step.to_string()) };
         Self { kind, message, hint }
     }
