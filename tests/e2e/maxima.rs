@@ -4,13 +4,14 @@ use std::fs;
 
 use e2e::host;
 use e2e::http::Response;
-use e2e::run::{Run, User};
+use e2e::run::{ORDINARY, Run, User, is_root};
+use e2e::sandbox::Sandbox;
 use e2e::server::{Server, Start};
 use serde_json::{Value, json};
 
-fn create(server: &Server, limits: &Value) -> Response {
+fn create(server: &Server, limits: &Value, disk: &str) -> Response {
     let wish = json!({"image": {"uri": "host"}, "timeout": 60, "entrypoint": ["sleep", "infinity"],
-        "resourceLimits": limits});
+        "resourceLimits": limits, "extensions": {"coracle.disk": disk}});
     server.client().post("/v1/sandboxes", &wish).expect("the server answers")
 }
 
@@ -21,18 +22,18 @@ fn a_client_that_asks_for_more_than_the_operator_allows_is_told_what_is_allowed(
         .env("CORACLE_LIMITS_MAX_CPUS", "1.5")
         .env("CORACLE_LIMITS_MAX_DISK", "3g")
         .start();
-    for (limits, expected) in [
-        (json!({"memory": "3Gi"}), "memory of 3Gi is more than the 2Gi allowed here"),
-        (json!({"cpu": "2"}), "cpus of 2 is more than the 1.5 allowed here"),
-        (json!({"disk": "4Gi"}), "disk of 4Gi is more than the 3Gi allowed here"),
+    for (limits, disk, expected) in [
+        (json!({"memory": "3Gi"}), "1Gi", "memory of 3Gi is more than the 2Gi allowed here"),
+        (json!({"cpu": "2"}), "1Gi", "cpus of 2 is more than the 1.5 allowed here"),
+        (json!({}), "4Gi", "disk of 4Gi is more than the 3Gi allowed here"),
     ] {
-        let answer = create(&server, &limits);
+        let answer = create(&server, &limits, disk);
         assert_eq!(answer.status, 400, "{limits}: {}", answer.text());
         let body = answer.json();
         assert_eq!(body["code"], "SANDBOX::INVALID_PARAMETER", "{body}");
         assert!(body["message"].as_str().is_some_and(|text| text.contains(expected)), "{body}");
     }
-    let most = create(&server, &json!({"memory": "2Gi", "cpu": "1500m", "disk": "3Gi"}));
+    let most = create(&server, &json!({"memory": "2Gi", "cpu": "1500m"}), "3Gi");
     assert_eq!(most.status, 202, "{}", most.text());
 }
 
@@ -60,4 +61,30 @@ fn an_agent_has_a_bound_on_processor_time_too() {
     });
     let bound = bound.unwrap_or_else(|| panic!("no bound in {groups}"));
     assert_eq!(bound.split_whitespace().next(), Some("100000"), "one core");
+}
+
+#[test]
+fn without_root_journals_are_bounded_and_followed_after_a_restart() {
+    if !is_root() {
+        return;
+    }
+    let start = || Start::new().as_user(ORDINARY).env("CORACLE_REQUIRE_LIMITS", "false");
+    let mut server = start().start();
+    let mut sandbox = Sandbox::create(server.client(), &json!({"resourceLimits": {}}));
+    let command = sandbox.start("echo before; sleep 600");
+    e2e::eventually("it has printed", || sandbox.logs(&command).contains("before"));
+    let record = fs::read(server.state_directory().join("boxes").join(&sandbox.id)).expect("it is recorded");
+    let record: Value = serde_json::from_slice(&record).expect("a record is JSON");
+    let agent = &record["process"]["pid"];
+    let disks = fs::read_dir(format!("/proc/{agent}/fd")).expect("its agent runs").flatten();
+    let sizes = disks.filter_map(|entry| {
+        let status = rustix::fs::statvfs(entry.path()).ok()?;
+        let is_directory = fs::metadata(entry.path()).ok()?.is_dir();
+        is_directory.then_some(status.f_blocks * status.f_frsize)
+    });
+    assert!(sizes.collect::<Vec<u64>>().contains(&(128 << 20)), "no directory of the agent is bounded");
+    server.kill();
+    server.start_again(&start());
+    let mut again = Sandbox::known(server.client(), &sandbox.id);
+    assert!(again.logs(&command).contains("before"));
 }

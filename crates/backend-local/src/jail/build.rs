@@ -55,7 +55,7 @@ pub enum Ownership {
     /// A range of host ids that begins at `base`; everything is shown through its map.
     Range { base: u32, volume: PathBuf, journal: PathBuf, mounts: Vec<Owners> },
     /// The caller's own id as root, and nobody else.
-    Single { uid: u32, gid: u32, journal: PathBuf },
+    Single { uid: u32, gid: u32 },
 }
 
 /// Who owns a mounted directory on disk, and which user inside is to own it.
@@ -87,12 +87,8 @@ pub fn begin(
     match fork(thread, group.as_ref().map(AsFd::as_fd), &network, cgroup_namespace, &ownership)? {
         Forked::Child => {
             drop(ours);
-            let journal = match &ownership {
-                Ownership::Single { journal, .. } => Some(journal.clone()),
-                Ownership::Range { .. } => None,
-            };
             let raise = matches!(network, NetworkPart::New);
-            run_child(entry, theirs, journal, raise, report)
+            run_child(entry, theirs, raise, report)
         }
         Forked::Parent { pid, pidfd } => {
             drop(theirs);
@@ -159,14 +155,14 @@ fn yield_memory(pid: Pid) -> io::Result<()> {
     std::fs::write(format!("/proc/{}/oom_score_adj", pid.as_raw_pid()), "500")
 }
 
-fn run_child(entry: Entry, socket: OwnedFd, journal: Option<PathBuf>, raise: bool, report: OwnedFd) -> ! {
+fn run_child(entry: Entry, socket: OwnedFd, raise: bool, report: OwnedFd) -> ! {
     let Ok(copy) = report.try_clone() else { spawn::exit_now(2) };
     let wait = || {
-        let mounts = receive(socket.as_fd())?;
+        let handover = receive(socket.as_fd())?;
         if raise {
             namespaces::raise_loopback()?;
         }
-        Ok(Handover { mounts, journal })
+        Ok(handover)
     };
     let Err(error) = enter::enter(entry, wait, copy);
     let told = std::fs::File::from(report).write_all(&Failure::from(error).told()).is_ok();
@@ -181,7 +177,7 @@ fn supply(
     ownership: &Ownership,
 ) -> Result<Vec<OwnedFd>, JailError> {
     match ownership {
-        Ownership::Single { uid, gid, .. } => {
+        Ownership::Single { uid, gid } => {
             let map = |id: u32| [Extent { inside: 0, outside: id, count: 1 }];
             namespaces::write_maps(pid, &map(*uid), &map(*gid), Setgroups::Deny).at(Step::IdMaps)?;
             Ok(Vec::new())
@@ -242,7 +238,7 @@ fn send(socket: BorrowedFd<'_>, descriptors: &[OwnedFd]) -> io::Result<()> {
     Ok(())
 }
 
-fn receive(socket: BorrowedFd<'_>) -> io::Result<Vec<OwnedFd>> {
+fn receive(socket: BorrowedFd<'_>) -> io::Result<Handover> {
     // As many as the kernel lets one message carry.
     let mut space = vec![MaybeUninit::uninit(); 32 + 4 * 254];
     let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -95,13 +95,13 @@ pub struct EntryMount {
     pub read_only: bool,
 }
 
+/// What the journals of a sandbox may hold that has no volume for them: less than an agent may
+/// have of memory, to which they are charged.
+const JOURNALS: &str = "mode=0700,size=128m,nr_inodes=8k";
+
 /// What arrives once the maps are written: for root the detached and idmapped mounts, in the
 /// order lowers of each tree, volume, journal, mounts; for everybody else nothing.
-pub struct Handover {
-    pub mounts: Vec<OwnedFd>,
-    /// Without root: where the journal lies, to be cloned here.
-    pub journal: Option<PathBuf>,
-}
+pub type Handover = Vec<OwnedFd>;
 
 /// Turns this process into the sandbox's first process. It returns only on failure.
 /// A failure of the very last step, when nobody could be returned to, is told through `report`.
@@ -124,6 +124,7 @@ pub fn enter(
 
     let mut layers = gather(&entry, handover)?;
     build_root(&entry, &mut layers)?;
+    let journals = layers.journal.take().map_or_else(make_journals, Ok).at(Step::Scratch)?;
     let root = Path::new(SCRATCH).join("root");
     make_devices(&root.join("dev")).at(Step::Devices)?;
     make_proc(&root.join("proc")).at(Step::Proc)?;
@@ -137,7 +138,7 @@ pub fn enter(
     rustix::process::umask(Mode::from_raw_mode(0o022));
     namespaces::limit(Resource::Core, 0).at(Step::ResourceLimits)?;
     let Entry { inherited, journal, agent, filter, open_files, .. } = entry;
-    let departure = depart(inherited, journal, layers.journal, agent, report).at(Step::ExecuteAgent)?;
+    let departure = depart(inherited, journal, journals, agent, report).at(Step::ExecuteAgent)?;
     rustix::process::setrlimit(Resource::Nofile, open_files).at(Step::ResourceLimits)?;
     let (arguments, environment) = (words(&[c"coracle", c"__agent"]), words(&[]));
     caps::bound_to(AGENT_CAPABILITIES).at(Step::Capabilities)?;
@@ -154,12 +155,12 @@ pub fn enter(
 struct Layers {
     trees: Vec<Vec<OwnedFd>>,
     volume: Option<OwnedFd>,
-    journal: OwnedFd,
+    journal: Option<OwnedFd>,
     mounts: Vec<OwnedFd>,
 }
 
 fn gather(entry: &Entry, handover: Handover) -> Result<Layers, JailError> {
-    if let Some(journal) = handover.journal {
+    if !matches!(entry.volume, EntryVolume::Given) {
         let attributes = Attributes::READ_ONLY.and(Attributes::NO_DEV);
         let mut trees = Vec::new();
         for tree in &entry.trees {
@@ -169,15 +170,13 @@ fn gather(entry: &Entry, handover: Handover) -> Result<Layers, JailError> {
                 .map(|path| clone(path, Depth::Single, attributes).at_path(Step::CloneLowers, path));
             trees.push(lowers.collect::<Result<_, _>>()?);
         }
-        let journal =
-            clone(&journal, Depth::Single, Attributes::NO_DEV).at_path(Step::CloneVolume, &journal)?;
         let mounts = entry.mounts.iter().map(|mount| {
             let cloned = clone(&mount.source, Depth::Recursive, mount.attributes());
             cloned.at_path(Step::CloneMounts, &mount.source)
         });
-        return Ok(Layers { trees, volume: None, journal, mounts: mounts.collect::<Result<_, _>>()? });
+        return Ok(Layers { trees, volume: None, journal: None, mounts: mounts.collect::<Result<_, _>>()? });
     }
-    let mut given = handover.mounts.into_iter();
+    let mut given = handover.into_iter();
     let mut next = || given.next().ok_or_else(|| io::Error::other("fewer mounts than planned"));
     let mut trees = Vec::new();
     for tree in &entry.trees {
@@ -185,7 +184,7 @@ fn gather(entry: &Entry, handover: Handover) -> Result<Layers, JailError> {
         trees.push(lowers.collect::<io::Result<_>>().at(Step::Handover)?);
     }
     let volume = Some(next().at(Step::Handover)?);
-    let journal = next().at(Step::Handover)?;
+    let journal = Some(next().at(Step::Handover)?);
     Ok(Layers { trees, volume, journal, mounts: given.collect() })
 }
 
@@ -246,6 +245,16 @@ fn make_tmpfs_volume(volume: &Path, bytes: u64, trees: &[EntryTree]) -> io::Resu
     let options = format!("mode=0755,size={bytes},nr_inodes={inodes}");
     mounts::mount("tmpfs", volume, Attributes::NO_SUID.and(Attributes::NO_DEV), &options)?;
     make_uppers(volume, trees)
+}
+
+/// A filesystem for journals, in memory and bounded. Nobody but the agent ever reads them, so
+/// they need no name outside and end with the sandbox.
+fn make_journals() -> io::Result<OwnedFd> {
+    let place = Path::new(SCRATCH).join("journals");
+    fs::create_dir(&place)?;
+    let attributes = Attributes::NO_SUID.and(Attributes::NO_DEV).and(Attributes::NO_EXEC);
+    mounts::mount("tmpfs", &place, attributes, JOURNALS)?;
+    mounts::clone_tree(&place, Depth::Single)
 }
 
 /// Makes the directories of each tree in an empty volume.

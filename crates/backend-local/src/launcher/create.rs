@@ -248,18 +248,14 @@ impl Launcher {
         }
         match &mut self.rights {
             Rights::Root(root) => root.resources(plan, trees, mounts, kept),
-            Rights::User { uid, gid } => {
-                let journal = self.settings.state_dir.join("journals").join(&plan.id);
-                std::fs::create_dir(&journal).at_path(Step::Volume, &journal)?;
-                Ok(Resources {
-                    groups: None,
-                    volume: kept.map_or(EntryVolume::Tmpfs(plan.limits.disk), EntryVolume::Directory),
-                    network: NetworkPart::New,
-                    cgroup_namespace: true,
-                    ownership: Ownership::Single { uid: *uid, gid: *gid, journal },
-                    setgroups: Setgroups::Deny,
-                })
-            }
+            Rights::User { uid, gid } => Ok(Resources {
+                groups: None,
+                volume: kept.map_or(EntryVolume::Tmpfs(plan.limits.disk), EntryVolume::Directory),
+                network: NetworkPart::New,
+                cgroup_namespace: true,
+                ownership: Ownership::Single { uid: *uid, gid: *gid },
+                setgroups: Setgroups::Deny,
+            }),
         }
     }
 

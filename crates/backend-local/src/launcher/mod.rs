@@ -134,9 +134,7 @@ impl Launcher {
             let path = path.to_owned();
             move |source| LauncherError::Io { action, path, source }
         };
-        for (name, mode) in
-            [("run", 0o711), ("bin", 0o700), ("boxes", 0o700), ("images", 0o700), ("journals", 0o700)]
-        {
+        for (name, mode) in [("run", 0o711), ("bin", 0o700), ("boxes", 0o700), ("images", 0o700)] {
             let path = state.join(name);
             make_directory(&path, mode).map_err(failed("make", &path))?;
         }
