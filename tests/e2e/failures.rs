@@ -36,11 +36,11 @@ fn a_run_that_failed_to_begin_leaves_nothing_behind() {
         let home = user.home();
         let state = home.path().join("state");
         let instance = format!("failing-{}-{place}", std::process::id());
-        let run = Run::new(user).state(&state).mount(Path::new("/nonexistent"), "/x", "ro");
+        let run = Run::new(user).state(&state).switch("--keep").mount(Path::new("/nonexistent"), "/x", "ro");
         let output = run.command(&["true"]).env("CORACLE_INSTANCE", &instance).output();
         assert_eq!(output.expect("the binary can be run").status.code(), Some(125));
         assert_eq!(groups_of(&instance), Vec::<PathBuf>::new(), "{user:?}");
-        for directory in ["alive", "boxes", "journals", "run"] {
+        for directory in ["alive", "boxes", "kept", "run"] {
             let entries = fs::read_dir(state.join("oneshot").join(directory)).into_iter().flatten();
             assert_eq!(entries.count(), 0, "{user:?}: {directory}");
         }

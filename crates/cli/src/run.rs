@@ -47,7 +47,7 @@ pub(crate) fn run(args: &RunArgs, printer: &Printer) -> Result<ExitCode> {
         namespaces::unshare(Namespaces::MOUNT).context("could not make a mount namespace")?;
         linux::mounts::make_private().context("could not make mounts private")?;
     }
-    let sandbox = Sandbox::make(&config, &state, &plan, printer)?;
+    let mut sandbox = Sandbox::make(&config, &state, &plan, printer)?;
     let outcome = pump::run(&sandbox.launcher.socket(&plan.id), start);
     // Taken away in any case; why the command failed matters more than why that did.
     let removed = sandbox.end(args.keep, printer);
@@ -87,7 +87,9 @@ impl Sandbox {
                 Ok(sandbox)
             }
             Err(error) => {
-                if let Err(error) = sandbox.end(false, printer) {
+                let ended = sandbox.end(false, printer);
+                let discarded = || sandbox.launcher.discard_kept(&plan.id).map_err(Into::into);
+                if let Err(error) = ended.and_then(|()| discarded()) {
                     printer.warn(format_args!("what was made of the sandbox is not removed: {error:#}"));
                 }
                 Err(error)
@@ -107,7 +109,7 @@ impl Sandbox {
         Ok(self.launcher.conclude(pending).map_err(refused)?.holds)
     }
 
-    fn end(mut self, keep: bool, printer: &Printer) -> Result<()> {
+    fn end(&mut self, keep: bool, printer: &Printer) -> Result<()> {
         self.launcher.destroy_and_wait(&self.id).context("could not remove the sandbox")?;
         // Closing takes away what another `run` may just have opened, so it waits its turn.
         let turn = lock(&self.turn_path, FlockOperation::LockExclusive)?;

@@ -99,6 +99,12 @@ impl Run {
         self
     }
 
+    /// Adds a flag that has no value.
+    pub fn switch(mut self, name: &str) -> Self {
+        self.flags.push(name.to_owned());
+        self
+    }
+
     /// Shows a host directory inside.
     pub fn mount(self, source: &Path, target: &str, access: &str) -> Self {
         let mount = format!("{}:{target}:{access}", source.display());

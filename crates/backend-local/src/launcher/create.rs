@@ -264,6 +264,14 @@ impl Launcher {
         self.settings.state_dir.join("kept").join(id)
     }
 
+    /// Removes what would have been kept of a sandbox that never came up.
+    pub fn discard_kept(&self, id: &str) -> io::Result<()> {
+        match linux::fs::Root::open(&self.settings.state_dir.join("kept")) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            kept => kept?.remove_tree(Path::new(id)),
+        }
+    }
+
     /// Binds the agent's socket; the agent itself listens on it, so that a dialler sees that
     /// the agent, and not we, is at the other end.
     fn bind_socket(&self, id: &str) -> io::Result<OwnedFd> {
