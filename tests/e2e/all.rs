@@ -3,7 +3,9 @@
 mod crash;
 mod escape;
 mod failures;
+mod keys;
 mod limits;
 mod maxima;
 mod open_files;
+mod owners;
 mod run;
