@@ -3,7 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use e2e::host::Host;
 use e2e::run::{ORDINARY, Run, User, is_root};
+use e2e::server::Server;
+use serde_json::json;
 
 fn users() -> Vec<User> {
     if is_root() { vec![User::Same, ORDINARY] } else { vec![User::Same] }
@@ -45,6 +48,24 @@ fn a_run_that_failed_to_begin_leaves_nothing_behind() {
             assert_eq!(entries.count(), 0, "{user:?}: {directory}");
         }
     }
+}
+
+#[test]
+fn a_create_that_fails_half_way_is_undone_before_it_is_answered() {
+    let server = Server::start();
+    let state = server.state_directory();
+    let before = Host::look(&state);
+    let wish = json!({"image": {"uri": "host"}, "timeout": 60, "resourceLimits": {},
+        "entrypoint": ["sleep", "infinity"], "extensions": {"coracle.disk": "1Mi"}});
+    let answer = server.client().post("/v1/sandboxes", &wish).expect("the server answers");
+    assert_eq!(answer.status, 500, "{}", answer.text());
+    let told = answer.text();
+    assert!(told.contains("step `volume` failed") && told.contains("too small"), "{told}");
+    let id = told.split("sandbox `").nth(1).and_then(|rest| rest.split('`').next()).expect("it is named");
+    let left = Host::look(&state).left_since(&before);
+    assert!(!left.iter().any(|line| line.contains(id)), "{left:?}");
+    assert_eq!(fs::read_dir(state.join("boxes")).expect("it is ours").count(), 0);
+    assert_eq!(server.create().run("echo fine").stdout, "fine\n");
 }
 
 /// The groups of an instance's runs, in whichever hierarchy.
