@@ -3,7 +3,10 @@
 mod crash;
 mod escape;
 mod events;
+mod failures;
 mod keys;
 mod limits;
+mod maxima;
+mod open_files;
 mod owners;
 mod run;

@@ -34,6 +34,9 @@ const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
 /// The agent's own bounds: it forks workers and its journal passes through the page cache.
 const AGENT_MEMORY: u64 = 256 << 20;
 const AGENT_PIDS: u32 = 128;
+/// An honest agent has one thread, and its workers are charged to the commands: one core never
+/// slows it down, and all that a subverted one can burn is that core.
+const AGENT_CPUS: u32 = 1000;
 /// Groups of commands in one sandbox, finished ones whose children live on included.
 const MOST_GROUPS: u32 = 4096;
 
@@ -279,25 +282,24 @@ impl Hierarchies {
         })
     }
 
-    /// Whether this host enforces a limit.
+    /// Whether this host enforces a limit by groups.
     pub fn enforces(&self, limit: LimitName) -> bool {
-        let controller = match limit {
+        *self.controller(limit) != Controller::Absent
+    }
+
+    fn controller(&self, limit: LimitName) -> &Controller {
+        match limit {
             LimitName::Memory => &self.memory,
             LimitName::Cpus => &self.cpu,
             LimitName::Pids => &self.pids,
-            LimitName::Disk => return false,
-        };
-        *controller != Controller::Absent
+            // Disks have limits of their own; no group knows them.
+            LimitName::Disk => &Controller::Absent,
+        }
     }
 
     /// The word for reports: `cgroup v2`, or `cgroup v1` where a legacy controller does it.
     pub fn version(&self, limit: LimitName) -> &'static str {
-        let controller = match limit {
-            LimitName::Memory => &self.memory,
-            LimitName::Cpus => &self.cpu,
-            LimitName::Pids | LimitName::Disk => &self.pids,
-        };
-        match controller {
+        match self.controller(limit) {
             Controller::Unified => "cgroup v2",
             Controller::Legacy(_) => "cgroup v1",
             Controller::Absent => "none",
@@ -383,12 +385,20 @@ impl Hierarchies {
         self.limit_memory(id, "agent", AGENT_MEMORY)?;
         self.limit_pids(id, "cmd", limits.pids)?;
         self.limit_pids(id, "agent", AGENT_PIDS)?;
+        self.limit_cpus(id, "cmd", limits.cpus)?;
+        self.limit_cpus(id, "agent", AGENT_CPUS)
+    }
+
+    /// `cpus` in thousandths of a core.
+    fn limit_cpus(&self, id: &str, part: &str, cpus: u32) -> io::Result<()> {
         const PERIOD: u64 = 100_000;
-        let quota = (u64::from(limits.cpus) * PERIOD / 1000).max(1000);
+        let quota = (u64::from(cpus) * PERIOD / 1000).max(1000);
         match &self.cpu {
-            Controller::Unified => fs::write(self.home(id).join("cmd/cpu.max"), format!("{quota} {PERIOD}")),
+            Controller::Unified => {
+                fs::write(self.home(id).join(part).join("cpu.max"), format!("{quota} {PERIOD}"))
+            }
             Controller::Legacy(root) => {
-                fs::write(self.legacy_home(root, id, "cmd").join("cpu.cfs_quota_us"), quota.to_string())
+                fs::write(self.legacy_home(root, id, part).join("cpu.cfs_quota_us"), quota.to_string())
             }
             Controller::Absent => Ok(()),
         }

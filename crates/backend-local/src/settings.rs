@@ -30,6 +30,17 @@ pub struct Settings {
     pub prepared: usize,
     pub mounts: MountRule,
     pub lifetime: Lifetime,
+    pub maxima: Maxima,
+}
+
+/// The most that one sandbox may be given; `None` where everything may be asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Maxima {
+    pub memory: Option<u64>,
+    /// Thousandths of a core.
+    pub cpus: Option<u32>,
+    pub pids: Option<u32>,
+    pub disk: Option<u64>,
 }
 
 /// Whether a plan may mount directories of the host.

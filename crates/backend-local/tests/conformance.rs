@@ -20,14 +20,16 @@ use backend_local::launcher::Launcher;
 use backend_local::launcher::record::Records;
 use backend_local::launcher::serve::Loop;
 use backend_local::native::{Defaults, Native};
-use backend_local::range::DEFAULT_BASE;
-use backend_local::settings::{Lifetime, MountRule, Settings};
+use backend_local::settings::{Lifetime, Maxima, MountRule, Settings};
 use domain::{Bytes, SandboxId};
-use linux::namespaces::{self, Fork, Namespaces, Setgroups};
+use linux::namespaces::{self, Namespaces, Setgroups};
+use linux::spawn::{self, End, Forked, SingleThread};
 use rustix::process::{DumpableBehavior, Pid, Signal, kill_process, set_dumpable_behavior};
 use tempfile::TempDir;
 
 const ORDINARY: u32 = 61_234;
+/// The first host uid that sandboxes get.
+const BASE: u32 = 1_879_048_192;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
@@ -54,8 +56,8 @@ fn hold(whom: &str, user: Option<u32>, group: Option<&Path>) {
     if user.is_some() {
         chown(state.path(), user, user).unwrap();
     }
-    match namespaces::fork_into(Namespaces::NONE, None).unwrap() {
-        Fork::Child => {
+    match SingleThread::prove().unwrap().fork(Namespaces::NONE, None).unwrap() {
+        Forked::Child => {
             if let Some(group) = group {
                 fs::write(group.join("cgroup.procs"), "0").unwrap();
             }
@@ -66,10 +68,10 @@ fn hold(whom: &str, user: Option<u32>, group: Option<&Path>) {
                 set_dumpable_behavior(DumpableBehavior::Dumpable).unwrap();
             }
             check(whom, state.path());
-            namespaces::exit_now(0)
+            spawn::exit_now(0)
         }
-        Fork::Parent { pidfd, .. } => {
-            assert!(namespaces::reap(pidfd.as_fd()).unwrap(), "{whom}: a check failed");
+        Forked::Parent { pidfd, .. } => {
+            assert_eq!(spawn::wait(pidfd.as_fd()).unwrap(), End::Code(0), "{whom}: a check failed");
         }
     }
 }
@@ -146,13 +148,14 @@ fn launch(state_dir: PathBuf, instance: &str) {
         image_state: state_dir.clone(),
         state_dir,
         instance: instance.to_owned(),
-        uid_base: DEFAULT_BASE,
+        uid_base: BASE,
         server_uid: None,
         aliases: Default::default(),
         strict_images: true,
         pool_bytes: Some(Bytes::mib(1024).0),
         free_space_floor: 0,
         prepared: 1,
+        maxima: Maxima::default(),
         mounts: MountRule::Refuse,
         lifetime: Lifetime::Own,
     });

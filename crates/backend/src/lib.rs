@@ -116,6 +116,9 @@ pub enum BackendError {
     /// The spec asks for what this backend or host does not offer.
     #[error("{message}")]
     Unsupported { message: String, hint: Option<String> },
+    /// The spec asks for more than one sandbox may have here.
+    #[error("{message}")]
+    TooMuch { message: String, hint: Option<String> },
     #[error("there is no such image as `{0}`")]
     NoImage(String),
     #[error("there is no such sandbox")]
@@ -131,7 +134,9 @@ impl BackendError {
     /// What somebody could do about it.
     pub fn hint(&self) -> Option<&str> {
         match self {
-            Self::Step { hint, .. } | Self::Unsupported { hint, .. } => hint.as_deref(),
+            Self::Step { hint, .. } | Self::Unsupported { hint, .. } | Self::TooMuch { hint, .. } => {
+                hint.as_deref()
+            }
             Self::NoImage(_) => Some("`coracle image ls` lists the images"),
             Self::Gone | Self::Exhausted(_) | Self::Io { .. } => None,
         }

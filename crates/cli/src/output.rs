@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use backend::BackendError;
 use backend_local::images::ImageError;
+use backend_local::launcher::LauncherError;
 use comfy_table::{ContentArrangement, Table, presets};
 use serde::Serialize;
 
@@ -157,6 +158,9 @@ fn hint_of(error: &(dyn std::error::Error + 'static)) -> Option<String> {
     }
     if let Some(image) = error.downcast_ref::<ImageError>() {
         return image.hint().map(str::to_owned);
+    }
+    if let Some(launcher) = error.downcast_ref::<LauncherError>() {
+        return launcher.hint().map(str::to_owned);
     }
     error.downcast_ref::<BackendError>().and_then(BackendError::hint).map(str::to_owned)
 }

@@ -302,9 +302,10 @@ async fn end(part: &mut Part) {
 /// Collects sandboxes that became our children when their launcher died. Our own two are left
 /// to whoever waits for them.
 fn collect_orphans(ours: &[Option<u32>]) {
-    while let Ok(Some(pid)) = linux::namespaces::ended_child() {
-        let is_ours = ours.contains(&u32::try_from(pid).ok());
-        let Some(pid) = rustix::process::Pid::from_raw(pid).filter(|_| !is_ours) else { return };
+    while let Ok(Some(pid)) = linux::spawn::ended_child() {
+        if ours.contains(&u32::try_from(pid.as_raw_pid()).ok()) {
+            return;
+        }
         if waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG).is_err() {
             return;
         }

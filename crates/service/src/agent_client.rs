@@ -8,12 +8,14 @@ use std::future::poll_fn;
 use std::io;
 use std::mem::MaybeUninit;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use backend::{AgentStream, SharedBackend};
 use domain::SandboxId;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::sync::Semaphore;
 use wire::frame::MAX_PAYLOAD;
 use wire::{Call, Decoder, Fault, Frame, FrameError, Greeting, Reply, Request};
 
@@ -34,6 +36,10 @@ const READ: usize = 64 << 10;
 
 /// The most that an answer spread over several frames may hold.
 const LONG_ANSWER: usize = 16 << 20;
+
+/// How many of them are held at once, of all agents together. Of one agent it is one, so a
+/// single liar holds up nobody but itself.
+static LONG_ANSWERS: Semaphore = Semaphore::const_new(32);
 
 /// An exchange with an agent that did not go as it should.
 #[derive(Debug, thiserror::Error)]
@@ -80,11 +86,13 @@ fn errno_text(errno: Option<i32>) -> String {
 pub(crate) struct Agent {
     backend: SharedBackend,
     id: SandboxId,
+    /// Held while a long answer is.
+    long: Arc<Semaphore>,
 }
 
 impl Agent {
     pub(crate) fn new(backend: SharedBackend, id: SandboxId) -> Self {
-        Self { backend, id }
+        Self { backend, id, long: Arc::new(Semaphore::new(1)) }
     }
 
     pub(crate) fn id(&self) -> &SandboxId {
@@ -106,7 +114,7 @@ impl Agent {
             }
             Err(_elapsed) => return Err(self.failed("be reached", AgentError::TooSlow("connect"))),
         };
-        let mut connection = Connection::new(stream);
+        let mut connection = Connection::of(stream, Arc::clone(&self.long));
         let sent = connection.send(&call);
         let sent = tokio::time::timeout(FIRST_ANSWER, sent).await;
         sent.unwrap_or(Err(AgentError::TooSlow("send the request")))
@@ -173,11 +181,13 @@ pub(crate) struct Connection {
     /// Encoded bytes, of which the first `sent` are on their way.
     outgoing: Vec<u8>,
     sent: usize,
+    long: Arc<Semaphore>,
 }
 
 impl Connection {
-    pub(crate) fn new(stream: AgentStream) -> Self {
-        Self { stream, decoder: Decoder::new(), greeted: false, outgoing: Vec::new(), sent: 0 }
+    /// A connection to the agent that takes turns with its other long answers.
+    pub(crate) fn of(stream: AgentStream, long: Arc<Semaphore>) -> Self {
+        Self { stream, decoder: Decoder::new(), greeted: false, outgoing: Vec::new(), sent: 0, long }
     }
 
     /// Encodes a frame and hands it to the kernel.
@@ -251,13 +261,18 @@ impl Connection {
         Poll::Ready(Ok(buffer.filled().len()))
     }
 
-    /// The next message. One too large for a frame comes as data, up to a bound.
+    /// The next message. One too large for a frame comes as data, up to a bound, when it is its
+    /// turn.
     pub(crate) async fn answer(&mut self) -> Result<Answer, AgentError> {
-        let frame = match self.frame().await?.ok_or(AgentError::EndedEarly)? {
-            Frame::Data(bytes) => Frame::Control(self.rest_of_answer(bytes).await?),
-            frame => frame,
-        };
-        read_answer(&frame)
+        match self.frame().await?.ok_or(AgentError::EndedEarly)? {
+            Frame::Data(bytes) => {
+                let long = Arc::clone(&self.long);
+                let _own = long.acquire().await.expect("it is never closed");
+                let _of_all = LONG_ANSWERS.acquire().await.expect("it is never closed");
+                read_answer(&Frame::Control(self.rest_of_answer(bytes).await?))
+            }
+            frame => read_answer(&frame),
+        }
     }
 
     async fn rest_of_answer(&mut self, mut json: Vec<u8>) -> Result<Vec<u8>, AgentError> {

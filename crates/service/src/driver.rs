@@ -196,8 +196,10 @@ impl Driver {
         self.handle.activity.touch();
         self.schedule();
         self.enter(Phase::Running);
-        self.core.store.update_later(&self.record).await;
-        Ok(())
+        // Before anybody is told of it: what was answered must be found again, even if server and
+        // agent die at once, and a row that says "starting" is taken for one nobody heard of.
+        let noted = self.core.store.update(&self.record).await;
+        noted.map_err(|source| ServiceError::Store { action: "note that it runs", source })
     }
 
     fn claim(&self) -> Claim {

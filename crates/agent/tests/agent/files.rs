@@ -156,6 +156,9 @@ fn attributes_are_those_asked_for_or_those_of_the_old_file() {
     assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o4750);
     assert_eq!(agent.write("file", &[b"y"]), Reply::Ok);
     assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o4750, "the old mode is kept");
+    let nothing = FileOperation::SetAttributes { path: "file".to_owned(), attributes: Attributes::default() };
+    assert_eq!(agent.file_reply(nothing), Reply::Ok);
+    assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o4750, "asked for nothing, nothing changes");
     let attributes = Attributes { owner: Some("no-such-user".to_owned()), ..Attributes::default() };
     let fault = agent.file_fault(FileOperation::Write { path: "file".to_owned(), attributes });
     assert_eq!((fault.kind, fault.operation.as_str()), (FaultKind::NotFound, "find user"));

@@ -49,8 +49,6 @@ impl Launcher {
         }
         if let Rights::Root(root) = &mut self.rights {
             root.volumes.remove(id).map_err(io::Error::other)?;
-        } else {
-            remove_journals(&self.settings.state_dir.join("journals"), id)?;
         }
         match rustix::fs::unlinkat(self.run_directory(), id, AtFlags::empty()) {
             Ok(()) | Err(rustix::io::Errno::NOENT) => {}
@@ -113,12 +111,4 @@ fn pause_briefly() -> io::Result<()> {
     let moment = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
     poll(&mut [], Some(&moment))?;
     Ok(())
-}
-
-/// Removes a sandbox's journals. The files were made by a sandbox, the names by us.
-fn remove_journals(journals: &std::path::Path, id: &str) -> io::Result<()> {
-    match linux::fs::Root::open(journals)?.remove_tree(std::path::Path::new(id)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other,
-    }
 }

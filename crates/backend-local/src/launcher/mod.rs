@@ -18,9 +18,12 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use domain::Bytes;
+use linux::descriptors;
 use linux::seccomp::policy::PolicyError;
+use linux::spawn::SingleThread;
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use rustix::process::Rlimit;
 
 use self::protocol::{BoxCondition, FoundBox, Used};
 use self::record::Records;
@@ -35,6 +38,9 @@ use crate::volumes::{self, Prepared, VolumeError, Volumes};
 
 /// Makes and removes sandboxes on this host.
 pub struct Launcher {
+    thread: SingleThread,
+    /// How many files a program of ours may open that expects the usual number; we take more.
+    open_files: Rlimit,
     settings: Settings,
     rights: Rights,
     records: Records,
@@ -71,6 +77,14 @@ struct Root {
 pub enum LauncherError {
     #[error("could not {action} `{path}`")]
     Io { action: &'static str, path: PathBuf, source: io::Error },
+    #[error("a process that makes sandboxes has one thread")]
+    Threads(#[source] io::Error),
+    #[error("the limit on open files cannot be raised")]
+    OpenFiles(#[source] io::Error),
+    #[error("this process may open {0} files, and making sandboxes takes {FEWEST_FILES}")]
+    FewFiles(u64),
+    #[error("net namespaces cannot be made")]
+    Net(#[source] io::Error),
     #[error("the control groups of this host cannot be used")]
     Groups(#[source] io::Error),
     #[error("the disks of sandboxes cannot be kept")]
@@ -83,6 +97,27 @@ pub enum LauncherError {
     Filters(#[from] PolicyError),
 }
 
+/// Below this a sandbox might fail half-way for want of a descriptor, without a word about why.
+const FEWEST_FILES: u64 = 128;
+
+impl LauncherError {
+    /// What somebody could do about it.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::FewFiles(_) => Some("raise it: `ulimit -Hn 65536`, or LimitNOFILE=65536 in the unit"),
+            Self::Volumes(error) => error.hint(),
+            Self::Ranges(error) => error.hint(),
+            Self::Images(error) => error.hint(),
+            Self::Io { .. }
+            | Self::Threads(_)
+            | Self::OpenFiles(_)
+            | Self::Net(_)
+            | Self::Groups(_)
+            | Self::Filters(_) => None,
+        }
+    }
+}
+
 /// The disk that volumes are prepared for; assigning one sets the real limit.
 const PREPARED_DISK: Bytes = Bytes::mib(1024);
 
@@ -90,14 +125,17 @@ impl Launcher {
     /// Opens the state directory, mounting what has to be mounted in this process's own mount
     /// namespace, which the caller has made private.
     pub fn open(settings: Settings) -> Result<Self, LauncherError> {
+        let thread = SingleThread::prove().map_err(LauncherError::Threads)?;
+        let open_files = descriptors::raise_limit().map_err(LauncherError::OpenFiles)?;
+        if let Some(most) = open_files.maximum.filter(|most| *most < FEWEST_FILES) {
+            return Err(LauncherError::FewFiles(most));
+        }
         let state = settings.state_dir.clone();
         let failed = |action, path: &Path| {
             let path = path.to_owned();
             move |source| LauncherError::Io { action, path, source }
         };
-        for (name, mode) in
-            [("run", 0o711), ("bin", 0o700), ("boxes", 0o700), ("images", 0o700), ("journals", 0o700)]
-        {
+        for (name, mode) in [("run", 0o711), ("bin", 0o700), ("boxes", 0o700), ("images", 0o700)] {
             let path = state.join(name);
             make_directory(&path, mode).map_err(failed("make", &path))?;
         }
@@ -114,7 +152,11 @@ impl Launcher {
             Rights::User { uid, gid, groups: delegated_groups(&settings) }
         };
         let filters = Filters::compile()?;
-        Ok(Self { settings, rights, records, filters, host, aliases, agent, run })
+        let launcher =
+            Self { thread, open_files, settings, rights, records, filters, host, aliases, agent, run };
+        let in_use = || launcher.found().map(|found| !found.is_empty());
+        images::remove_old_skeletons(&state.join("host"), &launcher.host, in_use)?;
+        Ok(launcher)
     }
 
     /// Prepares one more net namespace or volume if there are too few; `true` while more are
@@ -245,7 +287,6 @@ impl Launcher {
 impl Root {
     fn open(settings: &Settings) -> Result<Self, LauncherError> {
         let mut groups = Hierarchies::find(&settings.instance).map_err(LauncherError::Groups)?;
-        groups.open().map_err(LauncherError::Groups)?;
         let kept = volumes::Settings {
             pool: settings.pool_bytes.map(Bytes),
             floor: Bytes(settings.free_space_floor),
@@ -253,7 +294,9 @@ impl Root {
         };
         let volumes = Volumes::open(&settings.state_dir.join("disk"), kept)?;
         let ranges = Ranges::open(&settings.state_dir.join("ranges"), settings.uid_base)?;
-        let nets = NetStock::open(settings.prepared).map_err(LauncherError::Groups)?;
+        let nets = NetStock::open(settings.prepared).map_err(LauncherError::Net)?;
+        // Last, because nobody would take the groups away again if something else failed.
+        groups.open().map_err(LauncherError::Groups)?;
         Ok(Self { groups, volumes, ranges, nets, disks: Vec::new() })
     }
 

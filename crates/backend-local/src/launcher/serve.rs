@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, Mode, Uid};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, socket_with};
 
-use super::create::Pending;
+use super::create::{NotBegun, Pending};
 use super::end::Ending;
 use super::protocol::{Answer, Ask, Question, Refusal, RefusalKind, SOCKET, Tell, VERSION};
 use super::{Launcher, packet};
@@ -28,10 +28,13 @@ struct Creating {
     pending: Pending,
 }
 
+/// A sandbox on its way out: one that somebody wants destroyed, or that failed to come up.
 struct Dying {
     client: Client,
     number: u64,
     id: String,
+    /// What is told when nothing is left of it.
+    answer: Result<Answer, Refusal>,
     pidfd: Option<OwnedFd>,
     state: Waiting,
 }
@@ -44,7 +47,7 @@ struct Changing {
     freezing: Freezing,
 }
 
-/// What a destroy waits for.
+/// What an ending waits for.
 enum Waiting {
     Death,
     /// The kernel has not let go of its groups.
@@ -211,25 +214,11 @@ impl Loop {
                 self.stocked = false;
                 match self.launcher.begin(&plan) {
                     Ok(pending) => return self.creating.push(Creating { client, number, pending }),
-                    Err(refusal) => Err(refusal),
+                    Err(NotBegun::Refused(refusal)) => Err(refusal),
+                    Err(NotBegun::Failed(refusal)) => return self.end(client, number, plan.id, Err(refusal)),
                 }
             }
-            Question::Destroy { id } => match self.launcher.kill(&id) {
-                Ok(Ending::Dying(pidfd)) => {
-                    let (pidfd, state) = (Some(pidfd), Waiting::Death);
-                    return self.dying.push(Dying { client, number, id, pidfd, state });
-                }
-                Ok(Ending::Done) => {
-                    return self.dying.push(Dying {
-                        client,
-                        number,
-                        id,
-                        pidfd: None,
-                        state: Waiting::Groups,
-                    });
-                }
-                Err(error) => Err(failed("kill", &error)),
-            },
+            Question::Destroy { id } => return self.end(client, number, id, Ok(Answer::Done)),
             Question::Freeze { id, frozen } => match self.launcher.freeze(&id, frozen) {
                 Ok(freezing) => {
                     self.changing.push(Changing { client, number, freezing });
@@ -266,9 +255,8 @@ impl Loop {
     }
 
     fn report(&self) -> Answer {
-        let all = [LimitName::Memory, LimitName::Cpus, LimitName::Pids, LimitName::Disk];
         let (held, missing): (Vec<_>, Vec<_>) =
-            all.into_iter().partition(|limit| self.launcher.enforces(*limit));
+            LimitName::ALL.into_iter().partition(|limit| self.launcher.enforces(*limit));
         Answer::Report {
             limits: held.iter().map(|limit| limit.word().to_owned()).collect(),
             weaker: missing.iter().map(|limit| limit.without_groups()).collect(),
@@ -278,13 +266,27 @@ impl Loop {
 
     fn conclude(&mut self, place: usize) {
         let Creating { client, number, pending } = self.creating.swap_remove(place);
+        let id = pending.id.clone();
         match self.launcher.conclude(pending) {
             Ok(created) => {
                 let answer = Ok(Answer::Created(created.holds));
                 tell(&client, number, answer, Some(&created.pidfd));
             }
-            Err(refusal) => tell(&client, number, Err(refusal), None),
+            Err(refusal) => self.end(client, number, id, Err(refusal)),
         }
+    }
+
+    /// Begins to end a sandbox; the answer is told when nothing is left of it.
+    fn end(&mut self, client: Client, number: u64, id: String, answer: Result<Answer, Refusal>) {
+        let (pidfd, state) = match self.launcher.kill(&id) {
+            Ok(Ending::Dying(pidfd)) => (Some(pidfd), Waiting::Death),
+            Ok(Ending::Done) => (None, Waiting::Groups),
+            Err(error) => {
+                tracing::warn!(id, %error, "a sandbox could not be killed");
+                return tell(&client, number, answer.and(Err(failed("kill", &error))), None);
+            }
+        };
+        self.dying.push(Dying { client, number, id, answer, pidfd, state });
     }
 
     /// Answers a pause or resume once the kernel has done it.
@@ -304,12 +306,14 @@ impl Loop {
             if matches!(dying.state, Waiting::Groups) {
                 match self.launcher.clear(&dying.id, dying.pidfd.as_ref()) {
                     Ok(()) => {
-                        tell(&dying.client, dying.number, Ok(Answer::Done), None);
+                        tell(&dying.client, dying.number, dying.answer, None);
                         continue;
                     }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => dying.state = Waiting::Groups,
                     Err(error) => {
-                        tell(&dying.client, dying.number, Err(failed("clear", &error)), None);
+                        tracing::warn!(id = dying.id, %error, "a sandbox could not be cleared");
+                        let answer = dying.answer.and(Err(failed("clear", &error)));
+                        tell(&dying.client, dying.number, answer, None);
                         continue;
                     }
                 }

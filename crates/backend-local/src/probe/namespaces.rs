@@ -6,6 +6,7 @@ use std::path::Path;
 
 use linux::mounts::{self, Attributes, Depth};
 use linux::namespaces::{self, Extent, Namespaces};
+use linux::spawn::SingleThread;
 
 use super::attempt::{During, become_root_of, in_child};
 use super::{Check, setting, storage};
@@ -158,8 +159,10 @@ fn idmapped(state: &Path, uid_base: u32) -> Check {
     };
     for place in [Path::new("/usr"), &storage::existing(state)] {
         let tried = in_child(|| {
+            let thread = SingleThread::prove().during("count threads")?;
             let map = [Extent { inside: 0, outside, count: range::WIDTH }];
-            let owners = namespaces::empty_user_namespace(&map, &map).during("make a user namespace")?;
+            let owners =
+                namespaces::empty_user_namespace(&thread, &map, &map).during("make a user namespace")?;
             namespaces::unshare(Namespaces::MOUNT).during("make a mount namespace")?;
             let copy = mounts::clone_tree(place, Depth::Single).during("clone the mount")?;
             mounts::set_attributes(copy.as_fd(), Attributes::READ_ONLY, Some(owners.as_fd()), Depth::Single)

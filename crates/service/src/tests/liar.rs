@@ -1,12 +1,14 @@
 //! An agent that has been taken over: whatever it sends ends in an error or in harmless data,
 //! never in a panic, a wait without end or memory without bound.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use domain::process::Process;
 use domain::{Identity, Position, ProcessId, SandboxId};
 use proptest::prelude::*;
 use tokio::io::AsyncWriteExt;
+use tokio::sync::Semaphore;
 use wire::files::{FileInfo, FileKind, FileOperation};
 use wire::frame::MAX_PAYLOAD;
 use wire::process::{Ended, Exit};
@@ -108,7 +110,7 @@ async fn frames_of_the_wrong_kind_or_length_are_not_believed() {
 async fn an_agent_that_says_nothing_is_waited_for_but_not_for_ever() {
     let (ours, _theirs) = tokio::io::duplex(4096);
     let agent = Agent::new(Pretend::new(), SandboxId::from_entropy([1; 20]));
-    let error = agent.first_answer(&mut Connection::new(Box::new(ours))).await.unwrap_err();
+    let error = agent.first_answer(&mut alone(ours)).await.unwrap_err();
     assert!(error.to_string().contains("could not answer"), "{error}");
 }
 
@@ -124,11 +126,45 @@ async fn an_answer_without_end_is_cut_off() {
         #[expect(unreachable_code, reason = "it names the type of the error above")]
         Ok::<(), std::io::Error>(())
     });
-    let mut connection = Connection::new(Box::new(ours));
+    let mut connection = alone(ours);
     let error = connection.answer().await.unwrap_err();
     assert!(error.to_string().contains("without end"), "{error}");
     drop(connection);
     sending.await.unwrap().expect_err("the connection is closed");
+}
+
+/// A connection to an agent that has no other.
+fn alone(stream: tokio::io::DuplexStream) -> Connection {
+    Connection::of(Box::new(stream), Arc::new(Semaphore::new(1)))
+}
+
+#[tokio::test]
+async fn of_one_agent_one_long_answer_is_held_at_a_time() {
+    let turn = Arc::new(Semaphore::new(1));
+    let connect = |bytes: Vec<u8>| {
+        let (ours, mut theirs) = tokio::io::duplex(1 << 20);
+        let connection = Connection::of(Box::new(ours), Arc::clone(&turn));
+        async move {
+            theirs.write_all(&bytes).await.unwrap();
+            (connection, theirs)
+        }
+    };
+    let greeting = Frame::message(&Greeting { version: 1 });
+    let endless = encoded(&[greeting.clone(), Frame::Data(b"[".to_vec())]);
+    let whole = encoded(&[greeting, Frame::Data(br#""ok""#.to_vec()), Frame::End]);
+    let (mut first, _stalling) = connect(endless).await;
+    let first = tokio::spawn(async move { first.answer().await });
+    while turn.available_permits() > 0 {
+        tokio::task::yield_now().await;
+    }
+    let (mut second, _done) = connect(whole).await;
+    let second = tokio::spawn(async move { second.answer().await });
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!second.is_finished(), "it has not waited for its turn");
+    first.abort();
+    assert_eq!(second.await.unwrap().unwrap(), Ok(Reply::Ok));
 }
 
 #[tokio::test]
@@ -137,7 +173,7 @@ async fn a_version_from_the_future_is_refused() {
         let (ours, mut theirs) = tokio::io::duplex(4096);
         let frames = [Frame::message(&Greeting { version }), Frame::message(&Reply::Ok)];
         theirs.write_all(&encoded(&frames)).await.unwrap();
-        assert!(Connection::new(Box::new(ours)).answer().await.is_err(), "{version}");
+        assert!(alone(ours).answer().await.is_err(), "{version}");
     }
 }
 
@@ -297,7 +333,7 @@ async fn read_everything(bytes: &[u8]) {
     let connection = async || {
         let (ours, mut theirs) = tokio::io::duplex(1 << 20);
         theirs.write_all(bytes).await.unwrap();
-        Connection::new(Box::new(ours))
+        alone(ours)
     };
     let mut answers = connection().await;
     while answers.answer().await.is_ok() {}
