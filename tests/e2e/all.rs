@@ -2,5 +2,7 @@
 
 mod crash;
 mod escape;
+mod keys;
 mod limits;
+mod owners;
 mod run;
