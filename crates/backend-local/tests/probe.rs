@@ -27,7 +27,10 @@ fn main() {
     as_root_everything_holds_and_nothing_stays();
     too_little_space_is_told();
     an_ordinary_user_is_told_what_is_weaker();
+    a_delegated_group_is_used_and_left_as_it_was();
     without_user_namespaces_the_way_to_get_them_is_told();
+    a_container_that_hides_parts_of_proc_is_told();
+    few_open_files_and_a_bad_base_for_ids_are_told();
 }
 
 fn as_root_everything_holds_and_nothing_stays() {
@@ -72,6 +75,36 @@ fn an_ordinary_user_is_told_what_is_weaker() {
     }
 }
 
+/// The v2 hierarchy of this host, with a group of the test's own given to a user.
+fn a_delegated_group_is_used_and_left_as_it_was() {
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let line = table.lines().find(|line| line.contains(" - cgroup2 ")).unwrap();
+    let root = Path::new(line.split(' ').nth(4).unwrap());
+    let group = root.join(format!("coracle-probe-{}", std::process::id()));
+    fs::create_dir(&group).unwrap();
+    for name in ["", "cgroup.procs", "cgroup.subtree_control"] {
+        std::os::unix::fs::chown(group.join(name), Some(1000), Some(1000)).unwrap();
+    }
+    let procs = group.join("cgroup.procs");
+    let report = as_user_after(
+        1000,
+        || fs::write(procs, "0").unwrap(),
+        || probe(Path::new("/tmp"), Bytes::mib(1), DEFAULT_BASE),
+    );
+    // It fails if anything was left in it.
+    fs::remove_dir(&group).unwrap();
+    assert!(report.rootless);
+    assert_eq!(held_by(&report, "kill").as_deref(), Some("cgroup.kill"));
+    assert_eq!(held_by(&report, "pause").as_deref(), Some("cgroup.freeze"));
+    let offered = fs::read_to_string(root.join("cgroup.subtree_control")).unwrap();
+    for name in ["memory", "cpu", "pids"] {
+        let check = report.checks.iter().find(|check| check.name == format!("{name} controller")).unwrap();
+        let given = offered.split_whitespace().any(|word| word == name);
+        assert_eq!(check.status == Status::Ok, given, "{check:?}");
+        assert_eq!(check.fix.is_some(), !given, "{check:?}");
+    }
+}
+
 /// A user namespace in which no more may be made stands for a host that forbids them.
 fn without_user_namespaces_the_way_to_get_them_is_told() {
     let report = as_user(1000, || {
@@ -88,6 +121,39 @@ fn without_user_namespaces_the_way_to_get_them_is_told() {
     assert!(check.fix.as_ref().unwrap().contains("user.max_user_namespaces"), "{check:?}");
 }
 
+/// A container covers parts of /proc, and then the kernel lets nobody in it mount a fresh one.
+fn a_container_that_hides_parts_of_proc_is_told() {
+    let report = as_user(1000, || {
+        unshare(Namespaces::USER.and(Namespaces::MOUNT)).unwrap();
+        let same = [Extent { inside: 1000, outside: 1000, count: 1 }];
+        let pid = rustix::process::getpid().as_raw_nonzero().get();
+        write_maps(pid, &same, &same, Setgroups::Deny).unwrap();
+        linux::mounts::make_private().unwrap();
+        linux::mounts::mount("tmpfs", Path::new("/proc/irq"), Default::default(), "").unwrap();
+        probe(Path::new("/tmp"), Bytes::mib(1), DEFAULT_BASE)
+    });
+    assert!(report.rootless && !report.sandboxes_can_run);
+    let check = report.checks.iter().find(|check| check.name == "fresh /proc").unwrap();
+    assert_eq!(check.status, Status::Missing);
+    assert!(check.fix.as_ref().unwrap().contains("systempaths=unconfined"), "{check:?}");
+}
+
+fn few_open_files_and_a_bad_base_for_ids_are_told() {
+    let report = as_user(0, || {
+        let few = rustix::process::Rlimit { current: Some(256), maximum: Some(256) };
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, few).unwrap();
+        probe(Path::new("/tmp"), Bytes::mib(1), u32::MAX)
+    });
+    let status = |name: &str| {
+        let check = report.checks.iter().find(|check| check.name == name).unwrap();
+        assert!(check.fix.is_some() && !check.consequence.is_empty(), "{check:?}");
+        check.status
+    };
+    assert_eq!(status("open files"), Status::Weaker);
+    assert_eq!(status("uid ranges"), Status::Missing);
+    assert!(!report.sandboxes_can_run);
+}
+
 fn held_by(report: &Report, what: &str) -> Option<String> {
     report.enforced.iter().find(|measure| measure.what == what).unwrap().by.clone()
 }
@@ -102,10 +168,16 @@ fn groups() -> BTreeSet<String> {
 
 /// Runs `work` as another user in a child and brings its report back.
 fn as_user(id: u32, work: impl FnOnce() -> Report) -> Report {
+    as_user_after(id, || (), work)
+}
+
+/// The same, with something done before by whoever we are.
+fn as_user_after(id: u32, before: impl FnOnce(), work: impl FnOnce() -> Report) -> Report {
     let (mut ours, mut theirs) = UnixStream::pair().unwrap();
     match fork_into(Namespaces::NONE, None).unwrap() {
         Fork::Child => {
             drop(ours);
+            before();
             become_ids(id, id, Setgroups::Allow).unwrap();
             // Changing ids hides our own /proc files from us; a program that was started as this
             // user would see them.

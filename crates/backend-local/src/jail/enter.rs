@@ -71,6 +71,8 @@ pub struct Entry {
     pub inherited: Vec<OwnedFd>,
     /// Which of `inherited` is replaced by the journal directory that arrives later.
     pub journal: usize,
+    /// Without root: which of `inherited` is replaced by a mount of the commands' group, made here.
+    pub commands: Option<(usize, PathBuf)>,
 }
 
 /// One tree of the image; its lower layers come as detached mounts, or as paths to clone here.
@@ -132,7 +134,10 @@ pub fn enter(entry: Entry, wait: impl FnOnce() -> io::Result<Handover>) -> Resul
 
     rustix::process::umask(Mode::from_raw_mode(0o022));
     namespaces::limit(Resource::Core, 0).at(Step::ResourceLimits)?;
-    let Entry { inherited, journal, agent, filter, .. } = entry;
+    let Entry { mut inherited, journal, agent, filter, commands, .. } = entry;
+    if let (Some((place, _)), Some(group)) = (commands, layers.commands) {
+        inherited[place] = group;
+    }
     let agent = arrange_descriptors(inherited, journal, layers.journal, agent).at(Step::ExecuteAgent)?;
     caps::bound_to(AGENT_CAPABILITIES).at(Step::Capabilities)?;
     caps::set(AGENT_CAPABILITIES).at(Step::Capabilities)?;
@@ -147,6 +152,7 @@ struct Layers {
     trees: Vec<Vec<OwnedFd>>,
     volume: Option<OwnedFd>,
     journal: OwnedFd,
+    commands: Option<OwnedFd>,
     mounts: Vec<OwnedFd>,
 }
 
@@ -162,7 +168,9 @@ fn gather(entry: &Entry, handover: Handover) -> Result<Layers, JailError> {
         let mounts =
             entry.mounts.iter().map(|mount| clone(&mount.source, Depth::Recursive, mount.attributes()));
         let mounts = mounts.collect::<io::Result<_>>().at(Step::CloneMounts)?;
-        return Ok(Layers { trees, volume: None, journal, mounts });
+        let commands = entry.commands.as_ref().map(|(_, path)| mounts::clone_tree(path, Depth::Single));
+        let commands = commands.transpose().at(Step::JoinGroups)?;
+        return Ok(Layers { trees, volume: None, journal, commands, mounts });
     }
     let mut given = handover.mounts.into_iter();
     let mut next = || given.next().ok_or_else(|| io::Error::other("fewer mounts than planned"));
@@ -173,7 +181,7 @@ fn gather(entry: &Entry, handover: Handover) -> Result<Layers, JailError> {
     }
     let volume = Some(next().at(Step::Handover)?);
     let journal = next().at(Step::Handover)?;
-    Ok(Layers { trees, volume, journal, mounts: given.collect() })
+    Ok(Layers { trees, volume, journal, commands: None, mounts: given.collect() })
 }
 
 fn clone(path: &Path, depth: Depth, attributes: Attributes) -> io::Result<OwnedFd> {

@@ -285,7 +285,7 @@ impl Loop {
         Answer::Report {
             limits: held.iter().map(|limit| limit.word().to_owned()).collect(),
             weaker: missing.iter().map(|limit| limit.without_groups()).collect(),
-            pause: self.launcher.enforces(LimitName::Memory),
+            pause: self.launcher.can_freeze(),
         }
     }
 
