@@ -209,7 +209,7 @@ fn an_exec_is_answered_after_an_oom_kill() {
 
 #[test]
 fn an_ordinary_user_is_told_which_limit_cannot_be_held() {
-    if !e2e::run::is_root() {
+    if !testkit::needs_root() {
         return;
     }
     // No group can be made here by an ordinary user, so a limit that was named must fail.

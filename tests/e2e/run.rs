@@ -7,12 +7,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use e2e::host::{self, Host};
-use e2e::run::{ORDINARY, Run, User, is_root};
-
-/// As root and as an ordinary user.
-fn users() -> Vec<User> {
-    if is_root() { vec![User::Same, ORDINARY] } else { vec![User::Same] }
-}
+use e2e::run::{ORDINARY, Run, User, users};
 
 #[test]
 fn output_and_exit_code_are_those_of_the_command() {
@@ -125,7 +120,7 @@ fn shared_by(uid: u32) -> tempfile::TempDir {
 
 #[test]
 fn through_a_mount_both_sides_handle_each_others_files_as_owners() {
-    if !is_root() {
+    if !testkit::needs_root() {
         return;
     }
     for uid in [0, 1000] {
@@ -151,7 +146,7 @@ fn through_a_mount_both_sides_handle_each_others_files_as_owners() {
 
 #[test]
 fn an_ordinary_users_mount_works_the_same() {
-    if !is_root() {
+    if !testkit::needs_root() {
         return;
     }
     let User::Ordinary(uid) = ORDINARY else { panic!("it is one") };

@@ -15,6 +15,8 @@ mod devices;
 mod exhaust;
 mod files;
 mod kernel;
+mod launcher;
+mod lie;
 mod mounts;
 mod processes;
 mod sockets;
@@ -84,12 +86,16 @@ fn attack(words: &[&str]) -> Attempt {
         ["signal", pid] => processes::signal(pid),
         ["find-process", text] => processes::find_process(text),
         ["overwrite-binary", pid] => processes::overwrite_binary(pid),
+        ["become-root"] => processes::become_root(),
         ["raise-priority"] => processes::raise_priority(),
         ["raise-limit"] => processes::raise_limit(),
 
         ["socket", kind] => sockets::open(kind),
         ["connect-unix", name] => sockets::connect_unix(name),
         ["connect-any-unix"] => sockets::connect_any_unix(),
+        ["ask-launcher", socket, question] => launcher::ask(socket, question),
+        ["plug-launcher", socket] => launcher::plug(socket),
+        ["lie", kind] => lie::lie(kind),
         ["connect-tcp", port] => sockets::connect_tcp(port),
 
         ["init-module"] => kernel::init_module(),

@@ -155,6 +155,21 @@ impl Server {
         self.process.id()
     }
 
+    /// The pid of the server itself (`__server`) or of its launcher (`__launcher`), once it runs.
+    pub fn part(&self, role: &str) -> u32 {
+        let supervisor = self.process.id();
+        let mut found = None;
+        crate::eventually("the part runs", || {
+            let children = fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children"));
+            let children = children.unwrap_or_default();
+            found = children.split_whitespace().filter_map(|word| word.parse().ok()).find(|pid: &u32| {
+                fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains(role))
+            });
+            found.is_some()
+        });
+        found.expect("it was waited for")
+    }
+
     pub fn state_directory(&self) -> PathBuf {
         self.directory.path().join("state")
     }
