@@ -69,7 +69,7 @@ pub(crate) fn run(place: &Place, command: &Command, stdio: &Stdio, channel: &Own
         failed(errno);
     }
     match place.thread.fork(None) {
-        Ok(Forked::Child) => child::run(place, command, stdio, None, report.as_fd()),
+        Ok(Forked::Child) => child::run(place, command, stdio, [None, None], report.as_fd()),
         Ok(Forked::Parent(leader)) => watch_over(leader, channel),
         Err(error) => failed(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
     }

@@ -82,6 +82,7 @@ impl TestAgent {
             journal_fd: -1,
             commands_fd: None,
             tasks_fds: Vec::new(),
+            shares_fds: Vec::new(),
             oom_fd: None,
             command_filter: Vec::new(),
             command_capabilities: u64::MAX,

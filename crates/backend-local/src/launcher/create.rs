@@ -176,6 +176,7 @@ impl Launcher {
         let (group, groups_fds) = match resources.groups {
             Some(groups) => {
                 inherited.add_groups(groups.commands, groups.command_tasks, groups.oom);
+                inherited.add_shares(groups.shares);
                 (Some(groups.agent), groups.agent_tasks)
             }
             None => (None, Vec::new()),
@@ -280,6 +281,7 @@ impl Launcher {
             journal_fd: Inherited::number(Inherited::JOURNAL),
             commands_fd: inherited.commands,
             tasks_fds: inherited.tasks.clone(),
+            shares_fds: inherited.shares.clone(),
             oom_fd: inherited.oom,
             command_filter: self.filters(plan).command.to_words(),
             command_capabilities: COMMAND_CAPABILITIES.0,
@@ -358,6 +360,7 @@ struct Inherited {
     descriptors: Vec<OwnedFd>,
     commands: Option<i32>,
     tasks: Vec<i32>,
+    shares: Vec<i32>,
     oom: Option<i32>,
 }
 
@@ -371,11 +374,11 @@ impl Inherited {
     fn new(ready: OwnedFd, listen: OwnedFd) -> Self {
         let spare = || ready.try_clone().expect("a descriptor can be duplicated below the limit on them");
         let descriptors = vec![spare(), listen, spare(), ready];
-        Self { descriptors, commands: None, tasks: Vec::new(), oom: None }
+        Self { descriptors, commands: None, tasks: Vec::new(), shares: Vec::new(), oom: None }
     }
 
     fn number(place: usize) -> i32 {
-        wire::config::CONFIG_FD + i32::try_from(place).expect("there are a dozen at most")
+        wire::config::CONFIG_FD + i32::try_from(place).expect("there are a dozen or two")
     }
 
     fn add(&mut self, descriptor: OwnedFd) -> i32 {
@@ -387,6 +390,10 @@ impl Inherited {
         self.commands = Some(self.add(commands));
         self.tasks = tasks.into_iter().map(|fd| self.add(fd)).collect();
         self.oom = oom.map(|fd| self.add(fd));
+    }
+
+    fn add_shares(&mut self, shares: Vec<OwnedFd>) {
+        self.shares = shares.into_iter().map(|fd| self.add(fd)).collect();
     }
 
     fn set_config(&mut self, config: OwnedFd) {
