@@ -83,6 +83,10 @@ impl Sandbox {
             None,
         )?;
         let created = launcher.conclude(pending).map_err(refused)?;
+        let used = &created.holds.image;
+        if *used != plan.image {
+            printer.warn(format!("there is no image `{}` here; `{used}` stands in for it", plan.image));
+        }
         for sentence in &created.holds.weaker {
             printer.warn(sentence);
         }
@@ -191,6 +195,10 @@ fn plan(args: &RunArgs, config: &Config) -> Result<JailPlan> {
             directories: Vec::new(),
         },
         max_processes: 8,
+        user: match args.user {
+            Some(Identity::Ids { uid, gid }) => Some((uid, gid)),
+            Some(Identity::Default | Identity::User(_)) | None => None,
+        },
         keep: args.keep,
     })
 }

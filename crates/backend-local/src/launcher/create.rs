@@ -46,6 +46,7 @@ impl Launcher {
     /// Starts making a sandbox. If it fails, nothing of it is left.
     pub fn begin(&mut self, plan: &JailPlan) -> Result<Pending, Refusal> {
         let image = self.resolve(&plan.image)?;
+        self.tell_of_alias(&image);
         let holds = self.judge(plan, &image)?;
         self.check_mounts(plan)?;
         let mut record = self.records.begin(&plan.id, plan.limits).at(Step::Record)?;
@@ -95,6 +96,16 @@ impl Launcher {
 
     fn resolve(&self, name: &str) -> Result<Resolved, Refusal> {
         images::resolve(&self.settings.state_dir, &self.host, name, &self.aliases).map_err(refuse_image)
+    }
+
+    /// Says at its first use that a client did not get the image it named.
+    fn tell_of_alias(&mut self, image: &Resolved) {
+        /// Clients choose the names, so not all of them are kept.
+        const MOST: usize = 256;
+        let Some(asked) = &image.alias_of else { return };
+        if self.stood_in.len() < MOST && self.stood_in.insert(asked.clone()) {
+            tracing::warn!(asked, used = image.name, "this image is not here; an alias stands in for it");
+        }
     }
 
     /// Says what will be in force, or refuses what cannot be.
@@ -326,7 +337,8 @@ impl Root {
         }
         let default_user = plan.guest.users.iter().find(|user| user.name == plan.guest.default_user);
         let default_ids = default_user.map_or((0, 0), |user| (user.uid, user.gid));
-        let owners = mounts.iter().map(|mount| mount_owners(&mount.source, default_ids));
+        let ids = plan.user.unwrap_or(default_ids);
+        let owners = mounts.iter().map(|mount| mount_owners(&mount.source, ids));
         let owners = owners.collect::<io::Result<_>>().at(Step::Mounts)?;
         let namespace = self.nets.take().at(Step::NetNamespace)?;
         let home = self.nets.home().at(Step::NetNamespace)?;
@@ -346,13 +358,17 @@ impl Root {
     }
 }
 
-fn mount_owners(source: &Path, default: (u32, u32)) -> io::Result<Owners> {
+/// Who owns a host directory inside: the user that commands start as. But root's stays root's, or
+/// any user inside would act as root there.
+fn mount_owners(source: &Path, (user, group): (u32, u32)) -> io::Result<Owners> {
     let facts = std::fs::metadata(source)?;
     // An owner from the ids of sandboxes would collide with the map of every other id.
     if facts.uid() >= owners::IDS || facts.gid() >= owners::IDS {
         return Err(io::Error::other("the directory belongs to no ordinary user of this host"));
     }
-    Ok(Owners { uid: facts.uid(), gid: facts.gid(), user: default.0, group: default.1 })
+    let user = if facts.uid() == 0 { 0 } else { user };
+    let group = if facts.gid() == 0 { 0 } else { group };
+    Ok(Owners { uid: facts.uid(), gid: facts.gid(), user, group })
 }
 
 /// The agent's descriptors in the order of their numbers, from 3 on.

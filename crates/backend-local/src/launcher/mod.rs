@@ -11,6 +11,7 @@ pub mod record;
 pub mod serve;
 pub mod stock;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -41,6 +42,8 @@ pub struct Launcher {
     filters: Filters,
     host: HostImage,
     aliases: Aliases,
+    /// Names for which an alias stood in, so that each is told of once.
+    stood_in: BTreeSet<String>,
     /// Our own program as the agent, unreadable to everybody as root.
     agent: OwnedFd,
     /// Where the agents' sockets are.
@@ -113,7 +116,7 @@ impl Launcher {
             Rights::User { uid, gid }
         };
         let filters = Filters::compile()?;
-        Ok(Self { settings, rights, records, filters, host, aliases, agent, run })
+        Ok(Self { settings, rights, records, filters, host, aliases, stood_in: BTreeSet::new(), agent, run })
     }
 
     /// Prepares one more net namespace or volume if there are too few; `true` while more are
