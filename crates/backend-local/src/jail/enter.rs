@@ -394,3 +394,6 @@ fn arrange_descriptors(
     linux::descriptors::place_from(0, raised)?;
     Ok(agent)
 }
+
+#[cfg(test)]
+mod tests;
