@@ -2,5 +2,9 @@
 
 mod crash;
 mod escape;
+mod full_disk;
+mod large_files;
 mod limits;
+mod mounts;
 mod run;
+mod serving;

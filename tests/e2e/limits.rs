@@ -75,7 +75,7 @@ fn disk_past_the_limit_is_refused() {
 
 #[test]
 fn inodes_past_the_limit_are_refused() {
-    let ended = run().flag("--disk", "16m").argv(&["/attacks/attacks", "eat", "inodes", "/root"]);
+    let ended = run().flag("--disk", "8m").argv(&["/attacks/attacks", "eat", "inodes", "/root"]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.stdout.contains("EDQUOT") || ended.stdout.contains("ENOSPC"), "{ended:?}");
 }

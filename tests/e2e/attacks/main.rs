@@ -53,6 +53,9 @@ fn main() -> ExitCode {
     }
 }
 
+/// More than any machine has, in any unit.
+const ALL: &str = "1000000000";
+
 fn attack(words: &[&str]) -> Attempt {
     match *words {
         ["each", report, ref names @ ..] => subvert::each(report, names),
@@ -116,10 +119,16 @@ fn attack(words: &[&str]) -> Attempt {
         ["console-selection"] => devices::console_selection(),
 
         ["eat", "processes"] => exhaust::processes(),
-        ["eat", "memory"] => exhaust::memory(),
-        ["eat", "descriptors"] => exhaust::descriptors(),
-        ["eat", "inodes", directory] => exhaust::inodes(directory),
-        ["eat", "disk", directory] => exhaust::disk(directory),
+        ["eat", "processes", enough] => exhaust::some_processes(enough),
+        ["eat", "time"] => exhaust::time(),
+        ["eat", "memory"] => exhaust::memory(ALL),
+        ["eat", "memory", enough] => exhaust::memory(enough),
+        ["eat", "descriptors"] => exhaust::descriptors(ALL),
+        ["eat", "descriptors", enough] => exhaust::descriptors(enough),
+        ["eat", "inodes", directory] => exhaust::inodes(directory, ALL),
+        ["eat", "inodes", directory, enough] => exhaust::inodes(directory, enough),
+        ["eat", "disk", directory] => exhaust::disk(directory, ALL),
+        ["eat", "disk", directory, enough] => exhaust::disk(directory, enough),
         ["eat", "disk-through-descriptors", bytes] => exhaust::disk_through_descriptors(bytes),
         ["flood", bytes] => exhaust::flood(bytes),
         ["daemon", seconds] => exhaust::daemon(seconds),
