@@ -3,8 +3,10 @@
 mod crash;
 mod escape;
 mod full_disk;
+mod keys;
 mod large_files;
 mod limits;
 mod mounts;
+mod owners;
 mod run;
 mod serving;

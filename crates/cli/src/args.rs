@@ -59,8 +59,13 @@ pub(crate) enum Command {
     Cp(CpArgs),
     /// Print what a command has printed, from any offset
     Logs(LogsArgs),
+    /// Let the sandbox of a name make room for others when they need it
+    Release(ReleaseArgs),
     /// Remove sandboxes
     Rm(RmArgs),
+    /// API keys of the server's owners; needs the operator's key
+    #[command(subcommand)]
+    Key(KeyCommand),
     /// Images in the state directory of this host
     #[command(subcommand)]
     Image(ImageCommand),
@@ -199,6 +204,10 @@ pub(crate) struct CreateArgs {
     #[arg(long, default_value = "host")]
     pub image: String,
 
+    /// Find the sandbox of this name again, and make it only if there is none
+    #[arg(long, value_name = "NAME")]
+    pub key: Option<String>,
+
     /// Remove the sandbox after this long, at least 60s [default: never]
     #[arg(long, value_name = "TIME", value_parser = values::duration)]
     pub timeout: Option<Duration>,
@@ -234,6 +243,13 @@ pub(crate) struct CreateArgs {
     /// The main process, if there is to be one
     #[arg(trailing_var_arg = true, value_name = "CMD")]
     pub entrypoint: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReleaseArgs {
+    /// The name that `create --key` was given
+    #[arg(value_name = "NAME")]
+    pub key: String,
 }
 
 #[derive(Debug, Args)]
@@ -346,6 +362,25 @@ pub(crate) struct RmArgs {
     /// Remove every sandbox of the server
     #[arg(long, conflicts_with = "ids")]
     pub all: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum KeyCommand {
+    /// Hand out a key for an owner, and print it this once
+    Create {
+        /// Whose sandboxes the key opens; an owner exists from its first key on
+        owner: String,
+        /// Refuse the key after this long, such as 30d [default: never]
+        #[arg(long, value_name = "TIME", value_parser = values::duration)]
+        expires: Option<Duration>,
+    },
+    /// List the keys, never themselves
+    Ls,
+    /// Refuse keys from now on
+    Rm {
+        #[arg(required = true, value_name = "ID")]
+        ids: Vec<String>,
+    },
 }
 
 #[derive(Debug, Subcommand)]

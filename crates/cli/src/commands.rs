@@ -3,6 +3,7 @@
 pub(crate) mod copy;
 pub(crate) mod exec;
 pub(crate) mod image;
+pub(crate) mod key;
 pub(crate) mod logs;
 pub(crate) mod sandboxes;
 pub(crate) mod shell;

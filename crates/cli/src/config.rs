@@ -15,13 +15,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use domain::{Bytes, Cpus};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use crate::args::{ServeArgs, StateArgs};
 use crate::output::WithHint;
 use crate::values;
-use raw::{Amount, RawConfig, RawImages, RawLimits, RawPrepared};
+use raw::{Amount, RawConfig, RawImages, RawLimits, RawPrepared, RawQuota};
 
 /// The settings that hold.
 #[derive(Clone, Debug)]
@@ -45,6 +45,10 @@ pub(crate) struct Config {
     pub free_space_floor: Bytes,
     /// The longest expiry a client may ask for.
     pub longest_timeout: Option<Duration>,
+    /// What each owner may have at once, by name.
+    pub owners: BTreeMap<String, Quota>,
+    /// After how long without use a sandbox with a key may make room for another.
+    pub park_after: Duration,
     pub prepared: Prepared,
 }
 
@@ -87,11 +91,25 @@ pub(crate) struct Limits {
     pub pids: u32,
     pub disk: Bytes,
     pub max_sandboxes: usize,
+    /// From how many on parked sandboxes make room for new ones.
+    pub soft_sandboxes: Option<usize>,
     /// Per sandbox.
     pub max_commands: u32,
     pub concurrent_requests: usize,
     pub json_body: Bytes,
 }
+
+/// What an owner may have at once; nothing said is no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Quota {
+    pub sandboxes: Option<usize>,
+    pub millicpus: Option<u32>,
+    pub memory: Option<u64>,
+    pub disk: Option<u64>,
+}
+
+/// The name under which the quota of everybody else is written.
+pub(crate) const EVERYBODY_ELSE: &str = "*";
 
 /// What is made ahead of the first request for it.
 #[derive(Clone, Copy, Debug)]
@@ -159,6 +177,11 @@ impl Config {
             require_limits: raw.require_limits.unwrap_or(true),
             uid_base: raw.uid_base.unwrap_or(1_879_048_192),
             free_space_floor: bytes("free_space_floor", raw.free_space_floor.as_ref(), Bytes::mib(512))?,
+            owners: check_owners(&raw.owners)?,
+            park_after: match &raw.park_after {
+                Some(amount) => read("park_after", amount, values::duration)?,
+                None => Duration::from_secs(600),
+            },
             longest_timeout: raw
                 .longest_timeout
                 .map(|amount| read("longest_timeout", &amount, values::duration))
@@ -321,10 +344,35 @@ fn check_limits(raw: &RawLimits) -> Result<Limits> {
         pids: positive("limits.pids", raw.pids, 512)?,
         disk: bytes("limits.disk", raw.disk.as_ref(), Bytes::mib(1024))?,
         max_sandboxes: positive("limits.max_sandboxes", raw.max_sandboxes, 2000)?,
+        soft_sandboxes: raw
+            .soft_sandboxes
+            .map(|count| positive("limits.soft_sandboxes", Some(count), 1))
+            .transpose()?,
         max_commands: positive("limits.max_commands", raw.max_commands, 64)?,
         concurrent_requests: positive("limits.concurrent_requests", raw.concurrent_requests, 1024)?,
         json_body: bytes("limits.json_body", raw.json_body.as_ref(), Bytes::mib(1))?,
     })
+}
+
+fn check_owners(raw: &BTreeMap<String, RawQuota>) -> Result<BTreeMap<String, Quota>> {
+    let check = |(name, raw): (&String, &RawQuota)| {
+        if name != EVERYBODY_ELSE {
+            domain::Owner::parse(name).with_context(|| format!("`owners.{name}`"))?;
+        }
+        let bytes = |what: &str, amount: &Option<Amount>| {
+            let setting = format!("owners.{name}.{what}");
+            amount.as_ref().map(|amount| read(&setting, amount, values::bytes)).transpose()
+        };
+        let cpus = raw.cpus.as_ref().map(|amount| read(&format!("owners.{name}.cpus"), amount, values::cpus));
+        let quota = Quota {
+            sandboxes: raw.sandboxes,
+            millicpus: cpus.transpose()?.map(|cpus| cpus.0),
+            memory: bytes("memory", &raw.memory)?.map(|bytes| bytes.0),
+            disk: bytes("disk", &raw.disk)?.map(|bytes| bytes.0),
+        };
+        Ok((name.clone(), quota))
+    };
+    raw.iter().map(check).collect()
 }
 
 /// More than these would only hold memory.

@@ -20,7 +20,7 @@ use clap::{CommandFactory, Parser};
 
 use args::{Cli, Command};
 use client::Server;
-use commands::{NotStarted, block_on, copy, exec, image, logs, sandboxes, shell};
+use commands::{NotStarted, block_on, copy, exec, image, key, logs, sandboxes, shell};
 use output::Printer;
 
 fn main() -> ExitCode {
@@ -71,11 +71,13 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<ExitCode> {
         Command::Bench(args) => bench::bench(&args, printer),
         Command::Create(args) => block_on(sandboxes::create(&server()?, args, printer)),
         Command::Ls(args) => block_on(sandboxes::list(&server()?, args, printer)),
+        Command::Release(args) => block_on(sandboxes::release(&server()?, &args, printer)),
         Command::Rm(args) => block_on(sandboxes::remove(&server()?, args, printer)),
         Command::Exec(args) => block_on(exec::exec(&server()?, args, printer)),
         Command::Shell(args) => block_on(shell::shell(&server()?, args, printer)),
         Command::Cp(args) => block_on(copy::copy(&server()?, args, printer)),
         Command::Logs(args) => block_on(logs::logs(&server()?, args, printer)),
+        Command::Key(command) => block_on(key::key(&server()?, command, printer)),
         Command::Image(command) => image::image(&command, printer),
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -5,6 +5,7 @@
 
 pub mod guest;
 pub mod journal;
+pub mod key;
 pub mod lifecycle;
 pub mod process;
 pub mod quantity;
@@ -13,8 +14,9 @@ pub mod spec;
 
 pub use guest::{Guest, User};
 pub use journal::{Position, Retention, Stream};
+pub use key::{Key, NotAKey};
 pub use lifecycle::{Cause, Phase, Request, Verdict};
 pub use process::{Exit, Identity, ProcessId, SessionId};
 pub use quantity::{Bytes, Cpus};
-pub use sandbox::{Labels, Owner, SandboxId};
+pub use sandbox::{Labels, NotAnOwner, Owner, SandboxId};
 pub use spec::{Mount, Network, Resources, Spec};

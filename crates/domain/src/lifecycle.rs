@@ -39,6 +39,8 @@ pub enum Cause {
     HostRebooted,
     /// It never came up.
     NotCreated,
+    /// Nobody needed it, and another needed its place.
+    Evicted,
 }
 
 /// What somebody may ask of a sandbox.
@@ -134,6 +136,7 @@ impl Cause {
             Self::AgentDied => "agent died",
             Self::HostRebooted => "host rebooted",
             Self::NotCreated => "not created",
+            Self::Evicted => "evicted",
         }
     }
 }

@@ -21,6 +21,13 @@ pub struct Owner(String);
 #[error("a sandbox id is a letter and nineteen lower-case letters or digits")]
 pub struct NotAnId;
 
+/// The text cannot be the name of an owner.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "an owner has 1 to 64 lower-case letters, digits, `-`, `_` and `.`, and begins with one of the first two"
+)]
+pub struct NotAnOwner;
+
 impl SandboxId {
     const LENGTH: usize = 20;
 
@@ -58,6 +65,16 @@ impl Owner {
         Self("default".to_owned())
     }
 
+    /// Reads a name that somebody chose: 1 to 64 lower-case letters, digits, `-`, `_` and `.`, the
+    /// first a letter or digit.
+    pub fn parse(text: &str) -> Result<Self, NotAnOwner> {
+        let plain = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+        let starts = text.as_bytes().first().is_some_and(plain);
+        let rest = text.bytes().all(|byte| plain(&byte) || b"-_.".contains(&byte));
+        if starts && rest && text.len() <= 64 { Ok(Self(text.to_owned())) } else { Err(NotAnOwner) }
+    }
+
+    /// A name that is known to be one.
     pub fn named(name: impl Into<String>) -> Self {
         Self(name.into())
     }
@@ -76,6 +93,16 @@ mod tests {
         for byte in [0, 25, 26, 35, 36, 200, 255] {
             let id = SandboxId::from_entropy([byte; 20]);
             assert_eq!(SandboxId::parse(id.as_str()), Ok(id));
+        }
+    }
+
+    #[test]
+    fn an_owner_has_a_plain_name() {
+        for name in ["a", "team-7", "0.x_y"] {
+            assert_eq!(Owner::parse(name), Ok(Owner::named(name)));
+        }
+        for wrong in ["", "-a", "A", "a b", "a/b", "ü", &"a".repeat(65)] {
+            assert_eq!(Owner::parse(wrong), Err(NotAnOwner), "{wrong}");
         }
     }
 

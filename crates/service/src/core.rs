@@ -3,10 +3,10 @@
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::{Arc, RwLock};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use backend::{BackendError, Capabilities, Death, SharedBackend};
-use domain::{Owner, Phase, ProcessId, Request, SandboxId, Verdict};
+use domain::{Key, Owner, Phase, ProcessId, Request, SandboxId, Verdict};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -14,13 +14,15 @@ use wire::Reply;
 
 use crate::activity::Use;
 use crate::agent_client::Agent;
+use crate::api_keys::{ApiKey, KeptKey, Keys};
 use crate::clock::{self, Clock};
 use crate::driver::{Answer, Command, Driver};
+use crate::names::Names;
 use crate::reaper::Schedule;
-use crate::registry::{Handle, Registry};
+use crate::registry::{Handle, NoRoom, Registry};
 use crate::store::{Kept, Record, Store};
-use crate::tokens::{Keys, Mint, random};
-use crate::{Config, Create, InForce, ProcessStatus, Sandbox, ServiceError, translate};
+use crate::tokens::{Mint, random};
+use crate::{Config, Create, InForce, ProcessStatus, Sandbox, Secret, ServiceError, translate};
 
 /// How long a backend may take to remove a sandbox.
 const DESTROY: Duration = Duration::from_secs(60);
@@ -33,6 +35,7 @@ pub(crate) struct Core {
     pub(crate) clock: Clock,
     pub(crate) boot_id: String,
     pub(crate) registry: Registry,
+    pub(crate) names: Names,
     pub(crate) schedule: Schedule,
     pub(crate) mint: Mint,
     pub(crate) keys: RwLock<Keys>,
@@ -66,6 +69,7 @@ impl Core {
             clock,
             boot_id,
             registry: Registry::default(),
+            names: Names::default(),
             schedule: Schedule::default(),
             mint,
             keys: RwLock::new(Keys::new(kept.keys)),
@@ -79,21 +83,67 @@ impl Core {
     pub(crate) async fn create(
         self: &Arc<Self>,
         owner: &Owner,
+        key: Option<&Key>,
         wish: Create,
     ) -> Result<Sandbox, ServiceError> {
         if self.stop.is_cancelled() {
             return Err(ServiceError::Stopping);
         }
-        let record = self.record(owner, wish)?;
+        let record = self.record(owner, key, wish)?;
+        self.make_room().await;
         let (handle, driver) = Driver::new(self, record);
-        let limit = self.config.sandboxes;
-        self.registry.add(handle, limit).map_err(|_full| ServiceError::TooManySandboxes { limit })?;
+        self.admit(&handle).await?;
         let (reply, claim) = oneshot::channel();
         self.tasks.spawn(driver.create(reply));
         claim.await.unwrap_or(Err(ServiceError::Stopping)).map(|claim| claim.take())
     }
 
-    fn record(&self, owner: &Owner, wish: Create) -> Result<Record, ServiceError> {
+    /// Puts a new sandbox on the list if there is room for it, here and in its owner's quota; one
+    /// that is parked may have to make room.
+    async fn admit(&self, handle: &Arc<Handle>) -> Result<(), ServiceError> {
+        let (limit, quota) = (self.config.sandboxes, self.config.quotas.of(&handle.owner));
+        loop {
+            let (evicted, refusal) = match self.registry.add(Arc::clone(handle), limit, &quota) {
+                Ok(()) => return Ok(()),
+                Err(NoRoom::Full) => (self.evict(None).await, ServiceError::TooManySandboxes { limit }),
+                Err(NoRoom::OverQuota(what)) => {
+                    let owner = handle.owner.clone();
+                    (self.evict(Some(&owner)).await, ServiceError::OverQuota { owner, what })
+                }
+            };
+            if !evicted {
+                return Err(refusal);
+            }
+        }
+    }
+
+    pub(crate) async fn issue_key(
+        &self,
+        owner: Owner,
+        expires: Option<SystemTime>,
+    ) -> Result<(ApiKey, Secret), ServiceError> {
+        if !self.keys.read().expect("nobody panics while setting a key").has_single() {
+            return Err(ServiceError::NoOperatorKey);
+        }
+        let made = KeptKey::make(owner, self.clock.now().wall, expires.map(clock::whole_micros));
+        let (kept, secret) = made.map_err(io("draw a random key"))?;
+        let failed = |source| ServiceError::Store { action: "keep the key", source };
+        self.store.insert_key(&kept).await.map_err(failed)?;
+        let key = kept.key.clone();
+        self.keys.write().expect("nobody panics while setting a key").add(kept);
+        Ok((key, secret))
+    }
+
+    pub(crate) async fn revoke_key(&self, id: &str) -> Result<bool, ServiceError> {
+        // Refused at once, whatever becomes of the row: a key that cannot be forgotten on disk is
+        // told of, and still opens nothing until the next start.
+        let known = self.keys.write().expect("nobody panics while setting a key").remove(id);
+        let failed = |source| ServiceError::Store { action: "forget the key", source };
+        self.store.delete_key(id).await.map_err(failed)?;
+        Ok(known)
+    }
+
+    fn record(&self, owner: &Owner, key: Option<&Key>, wish: Create) -> Result<Record, ServiceError> {
         let now = self.clock.now();
         let expires = wish.timeout.map(|timeout| self.checked(timeout)).transpose()?;
         let expires = expires.map(|timeout| now.after(timeout).ok_or_else(too_long)).transpose()?;
@@ -113,6 +163,7 @@ impl Core {
         };
         Ok(Record {
             sandbox,
+            key: key.cloned(),
             expires_boot: expires.map(|moment| moment.boot),
             idle_timeout: wish.idle_timeout,
             entrypoint,
@@ -180,6 +231,20 @@ impl Core {
             }
             Ok(_) => Err(agent.unexpected()),
             Err(fault) => Err(agent.refused(fault)),
+        }
+    }
+
+    /// Whether anything but its main process runs in a sandbox. An agent that does not answer is
+    /// given the benefit of the doubt.
+    pub(crate) async fn runs_something(&self, handle: &Handle) -> bool {
+        match self.processes_of(&handle.agent).await {
+            Ok(processes) => processes
+                .iter()
+                .any(|status| status.ended.is_none() && Some(&status.process) != handle.entrypoint.as_ref()),
+            Err(error) => {
+                tracing::debug!(sandbox = %handle.id, %error, "nobody knows whether it is idle");
+                true
+            }
         }
     }
 

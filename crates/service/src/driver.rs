@@ -25,6 +25,8 @@ use crate::agent_client::Agent;
 use crate::commands::Commands;
 use crate::core::Core;
 use crate::error::chain;
+use crate::hold::Hold;
+use crate::quota::Cost;
 use crate::reaper::Why;
 use crate::registry::Handle;
 use crate::store::Record;
@@ -47,6 +49,8 @@ pub(crate) enum Command {
     Pause(Answer<Outcome>),
     Resume(Answer<Outcome>),
     Destroy(Answer<Outcome>),
+    /// As Destroy, for a reason of ours.
+    End(Cause, Answer<()>),
     PatchLabels(BTreeMap<String, Option<String>>, Answer<Sandbox>),
     Renew(SystemTime, Answer<Sandbox>),
     /// Its time may be over: look, and end it if so.
@@ -116,6 +120,10 @@ impl Driver {
             owner: record.sandbox.owner.clone(),
             created: record.sandbox.created,
             epoch: record.epoch,
+            key: record.key.clone(),
+            hold: Hold::default(),
+            cost: Cost::of(&record.sandbox.spec.resources, &core.config.usual),
+            entrypoint: record.entrypoint.clone(),
             agent: Agent::new(Arc::clone(&core.backend), record.sandbox.id.clone()),
             activity: Activity::new(core.clock.clone()),
             commands: Commands::new(core.config.commands_per_sandbox),
@@ -229,6 +237,7 @@ impl Driver {
             Command::Pause(answer) => reply(answer, self.pause().await),
             Command::Resume(answer) => reply(answer, self.resume().await),
             Command::Destroy(answer) => reply(answer, self.destroy().await),
+            Command::End(cause, answer) => reply(answer, self.end(cause).await),
             Command::PatchLabels(patch, answer) => reply(answer, self.patch_labels(patch).await),
             Command::Renew(expires, answer) => reply(answer, self.renew(expires).await),
             Command::Expire => self.end_if_expired().await,
@@ -312,6 +321,9 @@ impl Driver {
         measure::moved(Some(last), None);
         self.core.schedule.forget(&self.handle.id);
         self.core.registry.remove(&self.handle);
+        if let Some(key) = &self.handle.key {
+            self.core.names.forget(key, &self.handle.id);
+        }
     }
 
     fn phase(&self) -> Phase {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use backend::BackendError;
-use domain::{Phase, ProcessId, Request, SandboxId, SessionId};
+use domain::{Owner, Phase, ProcessId, Request, SandboxId, SessionId};
 
 use crate::agent_client::AgentError;
 use crate::store::StoreError;
@@ -25,6 +25,10 @@ pub enum ServiceError {
     NeverExpires { id: SandboxId, phase: Phase },
     #[error("the server holds as many sandboxes as it may, {limit}")]
     TooManySandboxes { limit: usize },
+    #[error("owner `{}` would have more {what} than its quota", owner.as_str())]
+    OverQuota { owner: Owner, what: &'static str },
+    #[error("the server has no key of its own")]
+    NoOperatorKey,
     #[error("sandbox `{id}` runs as many commands as it may, {limit}")]
     TooManyCommands { id: SandboxId, limit: u32 },
     #[error("sandbox `{0}` has too much to do")]
@@ -108,8 +112,11 @@ impl ServiceError {
             Self::Denied { phase, .. } | Self::NeverExpires { phase, .. } => {
                 ErrorKind::Conflict { phase: *phase }
             }
-            Self::TooManySandboxes { .. } | Self::TooManyCommands { .. } | Self::Overloaded(_) => exhausted(),
-            Self::Invalid(_) => ErrorKind::Invalid,
+            Self::TooManySandboxes { .. }
+            | Self::OverQuota { .. }
+            | Self::TooManyCommands { .. }
+            | Self::Overloaded(_) => exhausted(),
+            Self::Invalid(_) | Self::NoOperatorKey => ErrorKind::Invalid,
             Self::Busy(_) => ErrorKind::Busy,
             Self::Refused { .. } => ErrorKind::Refused,
             Self::File(error) => ErrorKind::File(error.fault),
@@ -130,6 +137,10 @@ impl ServiceError {
         match self {
             Self::Backend { source, .. } | Self::Host { source, .. } => source.hint(),
             Self::TooManySandboxes { .. } => Some("delete sandboxes that ended, or raise the limit"),
+            Self::OverQuota { .. } => Some("delete sandboxes that are not needed"),
+            Self::NoOperatorKey => {
+                Some("set `api_key` first: with the first key nobody is let in without one")
+            }
             Self::NeverExpires { .. } => Some("only a sandbox created with a timeout can be renewed"),
             Self::Store { source, .. } if source.is_full() => Some("the disk of the state directory is full"),
             _ => None,

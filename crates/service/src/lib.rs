@@ -4,8 +4,10 @@
 //! sandbox has a driver, the only one that changes its phase. Commands and files go straight
 //! to the agent inside, over a connection of their own.
 
+mod acquire;
 mod activity;
 mod agent_client;
+mod api_keys;
 mod clock;
 mod commands;
 mod core;
@@ -15,9 +17,12 @@ mod error;
 mod faults;
 mod files;
 mod following;
+mod hold;
 mod listing;
 mod measure;
+mod names;
 mod processes;
+mod quota;
 mod reaper;
 mod reconcile;
 mod registry;
@@ -36,7 +41,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use backend::SharedBackend;
-use domain::{Labels, Owner, Phase, SandboxId, Spec};
+use domain::{Key, Labels, Owner, Phase, Resources, SandboxId, Spec};
 
 use crate::clock::Clock;
 use crate::core::Core;
@@ -44,16 +49,21 @@ use crate::driver::Command;
 use crate::registry::Handle;
 
 pub use agent_client::AgentError;
+pub use api_keys::ApiKey;
 pub use backend::{AgentStream, Capabilities, InForce, Usage};
 pub use error::{ErrorKind, FileError, FileFault, ServiceError};
 pub use files::{Attributes, Change, Edit, FileInfo, FileKind, WatchEvent, WriteMode};
 pub use following::{Event, Following, Input};
 pub use processes::{Ended, ProcessStatus, Reach};
+pub use quota::{Quota, Quotas};
 pub use sessions::{Busy, OpenSession, Run, SessionStatus};
 pub use store::StoreError;
 pub use tokens::Secret;
 pub use transfer::{Reading, Watching, Writing};
 pub use waiting::{Patience, Waited};
+
+/// The space of the names that people and programs give sandboxes on purpose.
+pub const NAMES: &str = "name";
 
 /// How long a backend may take to say what a sandbox uses.
 const USAGE: Duration = Duration::from_secs(10);
@@ -68,7 +78,15 @@ pub struct Config {
     pub state_dir: PathBuf,
     /// How many sandboxes there may be at once.
     pub sandboxes: usize,
+    /// From how many on a new sandbox takes the place of a parked one.
+    pub soft_sandboxes: Option<usize>,
+    /// How long a sandbox with a key is kept from being parked without anybody using it.
+    pub park_after: Duration,
     pub commands_per_sandbox: u32,
+    /// What each owner may have at once.
+    pub quotas: Quotas,
+    /// The limits of a sandbox that names none, as quotas count them.
+    pub usual: Resources,
     /// The longest time to live that a client may ask for.
     pub longest_timeout: Option<Duration>,
 }
@@ -92,6 +110,14 @@ pub struct Create {
     pub notes: Vec<u8>,
     pub timeout: Option<Duration>,
     pub idle_timeout: Option<Duration>,
+}
+
+/// The sandbox of a key.
+#[derive(Clone, Debug)]
+pub struct Acquired {
+    pub sandbox: Sandbox,
+    /// Whether it was made for this call.
+    pub fresh: bool,
 }
 
 /// A sandbox as it is at one moment.
@@ -155,10 +181,34 @@ impl Service {
     /// Answers when a command can run. Dropping the future undoes it.
     pub async fn create(&self, owner: &Owner, wish: Create) -> Result<Sandbox, ServiceError> {
         let began = Instant::now();
-        let created = self.0.create(owner, wish).await.inspect_err(measure::failure("create"))?;
+        let created = self.0.create(owner, None, wish).await.inspect_err(measure::failure("create"))?;
         measure::created(began.elapsed());
         tracing::info!(sandbox = %created.id, origin = created.origin, "a sandbox was created");
         Ok(created)
+    }
+
+    /// The sandbox that the key leads to, made if there is none or if it died. It is held until
+    /// [`Service::release`], or until nobody has used it for a while.
+    pub async fn acquire(&self, key: &Key, wish: Create) -> Result<Acquired, ServiceError> {
+        let began = Instant::now();
+        let acquired = self.0.acquire(key, wish).await.inspect_err(measure::failure("acquire"))?;
+        if acquired.fresh {
+            measure::created(began.elapsed());
+            let sandbox = &acquired.sandbox;
+            tracing::info!(sandbox = %sandbox.id, origin = sandbox.origin, "a sandbox was created for a key");
+        }
+        Ok(acquired)
+    }
+
+    /// Lets the sandbox of a key be taken away when another needs its place. It stays as it is
+    /// until then.
+    pub fn release(&self, key: &Key) -> Outcome {
+        self.0.release(key)
+    }
+
+    /// The sandbox that the key leads to now.
+    pub fn find(&self, key: &Key) -> Option<Sandbox> {
+        self.get(key.owner(), &self.0.names.find(key)?).ok()
     }
 
     pub fn get(&self, owner: &Owner, id: &SandboxId) -> Result<Sandbox, ServiceError> {
@@ -248,7 +298,27 @@ impl Service {
     }
 
     pub fn owner_by_key(&self, presented: &str) -> Option<Owner> {
-        self.0.keys.read().expect("nobody panics while setting a key").owner(presented)
+        let keys = self.0.keys.read().expect("nobody panics while setting a key");
+        keys.owner(presented, self.0.clock.now().wall)
+    }
+
+    /// Hands out a key for an owner. It is shown this once and cannot be shown again.
+    pub async fn issue_key(
+        &self,
+        owner: Owner,
+        expires: Option<SystemTime>,
+    ) -> Result<(ApiKey, Secret), ServiceError> {
+        self.0.issue_key(owner, expires).await
+    }
+
+    /// All keys that were handed out, expired ones included.
+    pub fn keys(&self) -> Vec<ApiKey> {
+        self.0.keys.read().expect("nobody panics while setting a key").list()
+    }
+
+    /// Refuses the key from now on. `false` if there is none of this id.
+    pub async fn revoke_key(&self, id: &str) -> Result<bool, ServiceError> {
+        self.0.revoke_key(id).await
     }
 
     /// Whether there is no key at all, so that nobody is asked for one.

@@ -13,7 +13,7 @@ use crate::core::Core;
 use crate::driver::Driver;
 use crate::error::chain;
 use crate::store::Record;
-use crate::{ServiceError, entrypoint};
+use crate::{Quota, ServiceError, entrypoint};
 
 /// How many sandboxes are looked after at the same time.
 const AT_ONCE: usize = 16;
@@ -102,9 +102,12 @@ async fn adopt(core: &Arc<Core>, mut record: Record, phase: Phase) {
         record.sandbox.phase_since = core.clock.now().wall;
         core.store.update_later(&record).await;
     }
+    if let Some(key) = &record.key {
+        core.names.place(key).lead_to(record.sandbox.id.clone());
+    }
     let (handle, driver) = Driver::new(core, record);
     // The limit is for new ones; what exists already is kept whatever it says now.
-    if core.registry.add(handle, usize::MAX).is_ok() {
+    if core.registry.add(handle, usize::MAX, &Quota::default()).is_ok() {
         core.tasks.spawn(driver.adopt());
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::SystemTime;
 
-use domain::{Cause, Labels, Owner, Phase, SandboxId};
+use domain::{Cause, Key, Labels, Owner, Phase, ProcessId, SandboxId};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -12,6 +12,8 @@ use crate::activity::Activity;
 use crate::agent_client::Agent;
 use crate::commands::Commands;
 use crate::driver::Command;
+use crate::hold::Hold;
+use crate::quota::{Cost, Quota};
 use crate::{Filter, Page, Sandbox};
 
 /// What everybody but its driver knows of a sandbox.
@@ -20,6 +22,12 @@ pub(crate) struct Handle {
     pub(crate) owner: Owner,
     pub(crate) created: SystemTime,
     pub(crate) epoch: u64,
+    /// The client's name for it.
+    pub(crate) key: Option<Key>,
+    pub(crate) hold: Hold,
+    pub(crate) cost: Cost,
+    /// Its main process, which is the sandbox itself and not a use of it.
+    pub(crate) entrypoint: Option<ProcessId>,
     pub(crate) agent: Agent,
     pub(crate) activity: Arc<Activity>,
     pub(crate) commands: Arc<Commands>,
@@ -51,11 +59,20 @@ struct Entry {
 }
 
 /// There is no room for another sandbox.
-pub(crate) struct Full;
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoRoom {
+    Full,
+    /// Its owner would have more of this than it may.
+    OverQuota(&'static str),
+}
 
 impl Handle {
     pub(crate) fn phase(&self) -> Phase {
         self.state.borrow().phase
+    }
+
+    pub(crate) fn current(&self) -> Sandbox {
+        self.state.borrow().clone()
     }
 
     fn has_labels(&self, wanted: &Labels) -> bool {
@@ -70,10 +87,13 @@ impl Handle {
 }
 
 impl Registry {
-    pub(crate) fn add(&self, handle: Arc<Handle>, limit: usize) -> Result<(), Full> {
+    pub(crate) fn add(&self, handle: Arc<Handle>, limit: usize, quota: &Quota) -> Result<(), NoRoom> {
         let mut shelf = self.write();
         if shelf.by_id.len() >= limit {
-            return Err(Full);
+            return Err(NoRoom::Full);
+        }
+        if let Some(what) = shelf.cost_of(&handle.owner).and(handle.cost).exceeds(quota) {
+            return Err(NoRoom::OverQuota(what));
         }
         let owned = shelf.by_age.entry(handle.owner.clone()).or_default();
         let place = owned.partition_point(|entry| entry.handle.age() < handle.age());
@@ -102,6 +122,10 @@ impl Registry {
 
     pub(crate) fn find(&self, id: &SandboxId) -> Option<Arc<Handle>> {
         self.read().by_id.get(id).cloned()
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.read().by_id.len()
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<Handle>> {
@@ -142,6 +166,11 @@ impl Registry {
 }
 
 impl Shelf {
+    fn cost_of(&self, owner: &Owner) -> Cost {
+        let owned = self.by_age.get(owner).into_iter().flatten();
+        owned.fold(Cost::default(), |sum, entry| sum.and(entry.handle.cost))
+    }
+
     fn place_of(&mut self, handle: &Handle) -> Option<(&mut Vec<Entry>, usize)> {
         let owned = self.by_age.get_mut(&handle.owner)?;
         let place = owned.binary_search_by(|entry| entry.handle.age().cmp(&handle.age())).ok()?;

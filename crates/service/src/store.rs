@@ -18,6 +18,8 @@ use tokio::sync::{mpsc, oneshot};
 pub(crate) use rows::Record;
 use rows::Row;
 
+use crate::api_keys::{ApiKey, KeptKey};
+
 /// How many writes may wait for the thread.
 const QUEUE: usize = 256;
 
@@ -25,7 +27,11 @@ const QUEUE: usize = 256;
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Each brings the schema to its version from the one before.
-const MIGRATIONS: &[(u32, &str)] = &[(1, include_str!("store/migrations/0001_sandboxes_and_keys.sql"))];
+const MIGRATIONS: &[(u32, &str)] = &[
+    (1, include_str!("store/migrations/0001_sandboxes_and_keys.sql")),
+    (2, include_str!("store/migrations/0002_keys.sql")),
+    (3, include_str!("store/migrations/0003_api_keys.sql")),
+];
 
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -54,7 +60,7 @@ impl StoreError {
 /// What a start finds.
 pub(crate) struct Kept {
     pub(crate) records: Vec<Record>,
-    pub(crate) keys: Vec<([u8; 32], Owner)>,
+    pub(crate) keys: Vec<KeptKey>,
 }
 
 /// A handle to the thread that writes.
@@ -68,6 +74,8 @@ enum Write {
     Insert(Box<Row>, Answer),
     Update(Box<Row>, Option<Answer>),
     Delete(SandboxId, Answer),
+    InsertKey(KeptKey, Answer),
+    DeleteKey(String, Answer),
     Close(oneshot::Sender<()>),
 }
 
@@ -105,6 +113,14 @@ impl Store {
     /// Removes a row, or has it removed later if the disk has no room for the change now.
     pub(crate) async fn delete(&self, id: &SandboxId) -> Result<(), StoreError> {
         self.ask(|answer| Write::Delete(id.clone(), answer)).await
+    }
+
+    pub(crate) async fn insert_key(&self, key: &KeptKey) -> Result<(), StoreError> {
+        self.ask(|answer| Write::InsertKey(key.clone(), answer)).await
+    }
+
+    pub(crate) async fn delete_key(&self, id: &str) -> Result<(), StoreError> {
+        self.ask(|answer| Write::DeleteKey(id.to_owned(), answer)).await
     }
 
     /// Returns when all earlier writes are done and the file is closed.
@@ -152,8 +168,10 @@ fn migrate(connection: &mut Connection) -> Result<(), StoreError> {
 }
 
 fn read_records(connection: &Connection) -> Result<Vec<Record>, StoreError> {
+    const SQL: &str = "SELECT sandboxes.*, keys.space AS key_space, keys.name AS key_name \
+         FROM sandboxes LEFT JOIN keys ON keys.sandbox = sandboxes.id";
     let failed = |source| StoreError::Sqlite { action: "read the sandboxes", source };
-    let mut statement = connection.prepare("SELECT * FROM sandboxes").map_err(failed)?;
+    let mut statement = connection.prepare(SQL).map_err(failed)?;
     let rows = statement.query_map([], |row| {
         Ok(Row {
             id: row.get("id")?,
@@ -172,15 +190,29 @@ fn read_records(connection: &Connection) -> Result<Vec<Record>, StoreError> {
             entrypoint: row.get("entrypoint")?,
             epoch: row.get("epoch")?,
             boot_id: row.get("boot_id")?,
+            key: match (row.get("key_space")?, row.get("key_name")?) {
+                (Some(space), Some(name)) => Some((space, name)),
+                _ => None,
+            },
         })
     });
     rows.map_err(failed)?.map(|row| row.map_err(failed)?.read()).collect()
 }
 
-fn read_keys(connection: &Connection) -> Result<Vec<([u8; 32], Owner)>, StoreError> {
+fn read_keys(connection: &Connection) -> Result<Vec<KeptKey>, StoreError> {
     let failed = |source| StoreError::Sqlite { action: "read the keys", source };
-    let mut statement = connection.prepare("SELECT hash, owner FROM api_keys").map_err(failed)?;
-    let rows = statement.query_map([], |row| Ok((row.get(0)?, Owner::named(row.get::<_, String>(1)?))));
+    let mut statement = connection
+        .prepare("SELECT hash, id, owner, created, expires FROM api_keys ORDER BY created")
+        .map_err(failed)?;
+    let rows = statement.query_map([], |row| {
+        let key = ApiKey {
+            id: row.get(1)?,
+            owner: Owner::named(row.get::<_, String>(2)?),
+            created: rows::wall_time(row.get(3)?),
+            expires: row.get::<_, Option<i64>>(4)?.map(rows::wall_time),
+        };
+        Ok(KeptKey { hash: row.get(0)?, key })
+    });
     rows.map_err(failed)?.map(|row| row.map_err(failed)).collect()
 }
 

@@ -2,9 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod acquire;
 mod expiry;
 mod liar;
 mod lifecycle;
+mod owners;
 mod pretend;
 mod restart;
 mod waiting;
@@ -12,12 +14,12 @@ mod waiting;
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::{Labels, Owner, Phase, Spec};
+use domain::{Labels, Owner, Phase, Resources, Spec};
 use tempfile::TempDir;
 
 use crate::clock::Clock;
 use crate::registry::Handle;
-use crate::{Config, Create, Filter, Page, Sandbox, Service};
+use crate::{Config, Create, Filter, Page, Quotas, Sandbox, Service};
 use pretend::Pretend;
 
 /// A service with its own state directory and the backend it stands on.
@@ -58,6 +60,20 @@ impl Bench {
         self.service.0.registry.find(&sandbox.id).unwrap()
     }
 
+    /// Waits until nothing is known of the sandbox any more.
+    async fn gone(&self, sandbox: &Sandbox) {
+        let Some(handle) = self.service.0.registry.find(&sandbox.id) else { return };
+        let mut state = handle.state.clone();
+        state.wait_for(|sandbox| sandbox.phase == Phase::Stopped).await.unwrap();
+    }
+
+    /// Waits until there are so many.
+    async fn until_count(&self, count: usize) {
+        while self.all().total != count {
+            tokio::task::yield_now().await;
+        }
+    }
+
     /// Waits until the sandbox is in a phase that passes.
     async fn until(&self, sandbox: &Sandbox, passes: impl Fn(Phase) -> bool) -> Sandbox {
         let mut state = self.handle(sandbox).state.clone();
@@ -70,7 +86,11 @@ fn config(state: &TempDir) -> Config {
     Config {
         state_dir: state.path().to_owned(),
         sandboxes: 20,
+        soft_sandboxes: None,
+        park_after: Duration::from_secs(600),
         commands_per_sandbox: 3,
+        quotas: Quotas::default(),
+        usual: Resources::default(),
         longest_timeout: Some(Duration::from_secs(86_400)),
     }
 }

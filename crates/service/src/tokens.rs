@@ -1,7 +1,7 @@
-//! Secrets: the server's own, the tokens made from it, and API keys.
+//! Secrets: the server's own, and the tokens made from it.
 //!
 //! A token is a keyed hash of its purpose, the sandbox and an epoch, so none is ever stored
-//! and a restarted server makes the same one again. Of API keys only hashes are kept.
+//! and a restarted server makes the same one again.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -9,8 +9,8 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use domain::{Owner, SandboxId};
-use subtle::{ConditionallySelectable, ConstantTimeEq};
+use domain::SandboxId;
+use subtle::ConstantTimeEq;
 
 const SECRET_BYTES: usize = 32;
 
@@ -19,6 +19,10 @@ const SECRET_BYTES: usize = 32;
 pub struct Secret(String);
 
 impl Secret {
+    pub(crate) fn new(text: String) -> Self {
+        Self(text)
+    }
+
     pub fn expose(&self) -> &str {
         &self.0
     }
@@ -92,40 +96,6 @@ pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
     Ok(bytes)
 }
 
-/// The API keys that are accepted, each as its hash.
-#[derive(Default)]
-pub(crate) struct Keys {
-    stored: Vec<([u8; 32], Owner)>,
-    /// The key of the configuration.
-    single: Option<[u8; 32]>,
-}
-
-impl Keys {
-    pub(crate) fn new(stored: Vec<([u8; 32], Owner)>) -> Self {
-        Self { stored, single: None }
-    }
-
-    pub(crate) fn set_single(&mut self, key: Option<&str>) {
-        self.single = key.map(|key| *blake3::hash(key.as_bytes()).as_bytes());
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.stored.is_empty() && self.single.is_none()
-    }
-
-    /// Looks at every key, so that the time it takes does not tell which one fits.
-    pub(crate) fn owner(&self, presented: &str) -> Option<Owner> {
-        let hash = *blake3::hash(presented.as_bytes()).as_bytes();
-        let mut place = u64::MAX;
-        for (index, (key, _)) in (0..).zip(&self.stored) {
-            place.conditional_assign(&index, key.ct_eq(&hash));
-        }
-        let single = self.single.is_some_and(|key| key.ct_eq(&hash).into());
-        let stored = usize::try_from(place).ok().and_then(|place| self.stored.get(place));
-        if single { Some(Owner::single()) } else { stored.map(|(_, owner)| owner.clone()) }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
@@ -182,18 +152,5 @@ mod tests {
     fn a_secret_never_prints_itself() {
         let secret = Secret("hunter2".to_owned());
         assert_eq!(format!("{secret} {secret:?}"), "*** ***");
-    }
-
-    #[test]
-    fn each_key_leads_to_its_owner() {
-        let stored = *blake3::hash(b"alpha").as_bytes();
-        let mut keys = Keys::new(vec![(stored, Owner::named("a"))]);
-        keys.set_single(Some("beta"));
-        assert_eq!(keys.owner("alpha"), Some(Owner::named("a")));
-        assert_eq!(keys.owner("beta"), Some(Owner::single()));
-        assert_eq!(keys.owner("gamma"), None);
-        keys.set_single(None);
-        assert_eq!(keys.owner("beta"), None);
-        assert!(Keys::default().is_empty());
     }
 }

@@ -71,6 +71,11 @@ struct Problem {
     message: String,
 }
 
+/// Seconds, rounded up, so that nothing ends earlier than was asked.
+pub(super) fn whole_seconds(time: Duration) -> u64 {
+    time.as_secs() + u64::from(time.subsec_nanos() > 0)
+}
+
 impl Api {
     /// An API at `base`, which is `http://host[:port][/path]`.
     pub(super) fn new(base: &str, headers: HeaderMap) -> Result<Self> {

@@ -28,6 +28,7 @@ pub(crate) struct NewSandbox {
     pub image: String,
     pub timeout: Option<Duration>,
     pub idle_timeout: Option<Duration>,
+    pub key: Option<String>,
     pub memory: Option<Bytes>,
     pub cpus: Option<Cpus>,
     pub disk: Option<Bytes>,
@@ -76,6 +77,11 @@ struct Page {
 #[serde(rename_all = "camelCase")]
 struct Pagination {
     has_next_page: bool,
+}
+
+#[derive(Deserialize)]
+struct Released {
+    released: bool,
 }
 
 #[derive(Deserialize)]
@@ -130,6 +136,24 @@ impl Server {
         }
     }
 
+    /// The API of operators on the same server.
+    pub(super) fn operator(&self) -> Api {
+        let server = self.0.base().trim_end_matches("/v1");
+        self.0.at(format!("{server}/coracle/v1"), self.0.headers().clone())
+    }
+
+    /// Lets the sandbox of a name make room for others. `None` if nothing has the name, otherwise
+    /// whether somebody held it.
+    pub(crate) async fn release(&self, name: &str) -> Result<Option<bool>> {
+        let api = self.operator();
+        let name = percent_encoding::utf8_percent_encode(name, percent_encoding::NON_ALPHANUMERIC);
+        match api.post_json(&format!("/names/{name}/release"), &json!({})).await {
+            Ok(answer) => web::json::<Released>(answer).await.map(|answer| Some(answer.released)),
+            Err(error) if super::refused_with(&error, StatusCode::NOT_FOUND) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Asks where the commands and files of a sandbox are, and with which token.
     pub(crate) async fn open(&self, id: &SandboxId) -> Result<Sandbox> {
         let path = format!("/sandboxes/{id}/endpoints/{EXECD_PORT}?use_server_proxy=true");
@@ -159,7 +183,7 @@ impl NewSandbox {
             "extensions": self.extensions(),
         });
         if let Some(timeout) = self.timeout {
-            body["timeout"] = json!(whole_seconds(timeout));
+            body["timeout"] = json!(web::whole_seconds(timeout));
         }
         body
     }
@@ -168,9 +192,11 @@ impl NewSandbox {
     fn extensions(&self) -> BTreeMap<&'static str, String> {
         // Our own output must be exact, whatever dialect the server speaks by default.
         let mut extensions = BTreeMap::from([("coracle.lines", "P".to_owned())]);
+        extensions.extend(self.key.clone().map(|key| ("coracle.key", key)));
         extensions.extend(self.disk.map(|disk| ("coracle.disk", disk.to_string())));
-        extensions
-            .extend(self.idle_timeout.map(|time| ("coracle.idle-timeout", whole_seconds(time).to_string())));
+        extensions.extend(
+            self.idle_timeout.map(|time| ("coracle.idle-timeout", web::whole_seconds(time).to_string())),
+        );
         extensions.extend(self.network.map(|network| {
             let name = match network {
                 Network::Off => "off",
@@ -181,11 +207,6 @@ impl NewSandbox {
         }));
         extensions
     }
-}
-
-/// Seconds, rounded up, so that nothing ends earlier than was asked.
-fn whole_seconds(time: Duration) -> u64 {
-    time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
 
 #[cfg(test)]

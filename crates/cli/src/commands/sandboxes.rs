@@ -6,12 +6,13 @@ use anyhow::{Result, anyhow};
 use jiff::Timestamp;
 use serde_json::json;
 
-use crate::args::{CreateArgs, LsArgs, RmArgs};
+use crate::args::{CreateArgs, LsArgs, ReleaseArgs, RmArgs};
 use crate::client::{NewSandbox, SandboxInfo, Server};
 use crate::output::{Printer, WithHint, span};
 
 pub(crate) async fn create(server: &Server, args: CreateArgs, printer: &Printer) -> Result<ExitCode> {
     let wish = NewSandbox {
+        key: args.key,
         image: args.image,
         timeout: args.timeout,
         idle_timeout: args.idle_timeout,
@@ -28,6 +29,20 @@ pub(crate) async fn create(server: &Server, args: CreateArgs, printer: &Printer)
         printer.value(&made)?
     } else {
         printer.line(&made.id)?
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The sandbox of a name stays until another needs its place; `create --key` takes it again.
+pub(crate) async fn release(server: &Server, args: &ReleaseArgs, printer: &Printer) -> Result<ExitCode> {
+    let Some(released) = server.release(&args.key).await? else {
+        return Err(anyhow!("no sandbox has the name `{}`", args.key))
+            .hint("`coracle create --key NAME` makes one");
+    };
+    if printer.json() {
+        printer.value(&json!({ "name": args.key, "released": released }))?;
+    } else if !released {
+        printer.remark(format!("`{}` was released already", args.key));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -18,12 +18,15 @@ pub(super) struct RawConfig {
     pub uid_base: Option<u32>,
     pub free_space_floor: Option<Amount>,
     pub longest_timeout: Option<Amount>,
+    pub park_after: Option<Amount>,
     #[serde(default)]
     pub images: RawImages,
     #[serde(default)]
     pub limits: RawLimits,
     #[serde(default)]
     pub prepared: RawPrepared,
+    #[serde(default)]
+    pub owners: BTreeMap<String, RawQuota>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -42,9 +45,20 @@ pub(super) struct RawLimits {
     pub pids: Option<u32>,
     pub disk: Option<Amount>,
     pub max_sandboxes: Option<usize>,
+    pub soft_sandboxes: Option<usize>,
     pub max_commands: Option<u32>,
     pub concurrent_requests: Option<usize>,
     pub json_body: Option<Amount>,
+}
+
+/// What one owner may have at once.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawQuota {
+    pub sandboxes: Option<usize>,
+    pub cpus: Option<Amount>,
+    pub memory: Option<Amount>,
+    pub disk: Option<Amount>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -12,7 +12,7 @@ use backend_local::jail::plan::Limits;
 use backend_local::settings::{Lifetime, MountRule, Settings};
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Config, Lines};
+use crate::config::{Config, Lines, Quota};
 
 /// The settings as one part needs them. It travels through memory only: it holds the API key.
 #[derive(Serialize, Deserialize)]
@@ -25,6 +25,9 @@ pub(crate) struct Handover {
     pub limits: Limits,
     pub require_limits: bool,
     pub max_sandboxes: usize,
+    pub soft_sandboxes: Option<usize>,
+    pub park_after: Duration,
+    pub owners: BTreeMap<String, Quota>,
     pub max_commands: u32,
     pub concurrent_requests: usize,
     pub json_body: usize,
@@ -57,6 +60,9 @@ impl Handover {
             limits: limits(config),
             require_limits: config.require_limits,
             max_sandboxes: config.limits.max_sandboxes,
+            soft_sandboxes: config.limits.soft_sandboxes,
+            park_after: config.park_after,
+            owners: config.owners.clone(),
             max_commands: config.limits.max_commands,
             concurrent_requests: config.limits.concurrent_requests,
             json_body: usize::try_from(config.limits.json_body.0).unwrap_or(usize::MAX),

@@ -1,6 +1,7 @@
 //! `coracle __server`: the network-facing process. It gives up every privilege before it reads
 //! its first request.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::net::TcpListener;
@@ -13,10 +14,11 @@ use anyhow::{Context, Result, bail};
 use backend_local::native::{Defaults, Native};
 use linux::namespaces::{self, Setgroups};
 use rustix::process::Resource;
-use service::Service;
+use service::{Quotas, Service};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::handover::{self, Announce, Handover, Received};
+use crate::config::{EVERYBODY_ELSE, Quota};
 use crate::output::{Printer, WithHint};
 
 /// The exit code that tells the supervisor not to try again.
@@ -119,10 +121,33 @@ async fn start_service(handover: &Handover) -> Result<Service> {
     let config = service::Config {
         state_dir: super::server_dir(&handover.state_dir),
         sandboxes: handover.max_sandboxes,
+        soft_sandboxes: handover.soft_sandboxes,
+        park_after: handover.park_after,
         commands_per_sandbox: handover.max_commands,
+        quotas: quotas(&handover.owners),
+        usual: domain::Resources {
+            memory: Some(domain::Bytes(handover.limits.memory)),
+            cpus: Some(domain::Cpus(handover.limits.cpus)),
+            pids: Some(handover.limits.pids),
+            disk: Some(domain::Bytes(handover.limits.disk)),
+        },
         longest_timeout: handover.longest_timeout,
     };
     let service = Service::start(config, Arc::new(backend)).await?;
     service.set_single_key(handover.api_key.as_deref());
     Ok(service)
+}
+
+fn quotas(owners: &BTreeMap<String, Quota>) -> Quotas {
+    let quota = |quota: &Quota| service::Quota {
+        sandboxes: quota.sandboxes,
+        cpus: quota.millicpus.map(domain::Cpus),
+        memory: quota.memory.map(domain::Bytes),
+        disk: quota.disk.map(domain::Bytes),
+    };
+    let named = owners.iter().filter(|(name, _)| *name != EVERYBODY_ELSE);
+    Quotas {
+        named: named.map(|(name, own)| (domain::Owner::named(name.as_str()), quota(own))).collect(),
+        others: owners.get(EVERYBODY_ELSE).map(quota).unwrap_or_default(),
+    }
 }

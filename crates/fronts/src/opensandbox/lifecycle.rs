@@ -5,8 +5,9 @@ use std::time::SystemTime;
 
 use axum::Json;
 use axum::extract::State;
-use http::{StatusCode, Uri};
-use service::{ErrorKind, Filter, Outcome, ServiceError};
+use domain::{Key, Owner};
+use http::{HeaderMap, StatusCode, Uri};
+use service::{ErrorKind, Filter, NAMES, Outcome, ServiceError};
 
 use super::access::{Addressed, Caller, JsonBody};
 use super::problem::{self, Problem};
@@ -14,18 +15,46 @@ use super::query::{Listing, Query};
 use super::types::{
     CreateBody, ImageShown, ListBody, Pagination, RenewBody, Renewed, SandboxBody, parse_time, rfc3339,
 };
+use super::wish::Wish;
 use super::{Front, labels, wish};
+use crate::auth;
+
+/// Where the header `Idempotency-Key` is looked up.
+const IDEMPOTENCY: &str = "opensandbox idempotency";
 
 /// `POST /sandboxes`: answers when a command can run. If the client goes away before, the
-/// sandbox is undone.
+/// sandbox is undone. With `Idempotency-Key` or the extension `coracle.key` a sandbox that was
+/// made under the same key is found again.
 pub(super) async fn create(
     State(front): State<Front>,
     Caller(owner): Caller,
+    headers: HeaderMap,
     JsonBody(body): JsonBody<CreateBody>,
 ) -> Result<(StatusCode, Json<SandboxBody>), Problem> {
-    let wish = wish::parse(body)?;
-    let sandbox = front.service.create(&owner, wish).await.map_err(not_created)?;
+    let Wish { create, name } = wish::parse(body)?;
+    let sandbox = match key(&owner, &headers, name.as_deref())? {
+        Some(key) => front.service.acquire(&key, create).await.map(|acquired| acquired.sandbox),
+        None => front.service.create(&owner, create).await,
+    };
+    let sandbox = sandbox.map_err(not_created)?;
     Ok((StatusCode::ACCEPTED, Json(SandboxBody::of(&sandbox, ImageShown::No))))
+}
+
+fn key(owner: &Owner, headers: &HeaderMap, name: Option<&str>) -> Result<Option<Key>, Problem> {
+    const HEADER: &str = "idempotency-key";
+    let (what, space, name) = match (headers.get(HEADER), name) {
+        (None, None) => return Ok(None),
+        (Some(_), Some(_)) => {
+            let message = "`Idempotency-Key` and the extension `coracle.key` cannot be used together";
+            return Err(Problem::invalid(message));
+        }
+        (None, Some(name)) => ("extension `coracle.key`", NAMES, name),
+        (Some(_), None) => {
+            ("`Idempotency-Key`", IDEMPOTENCY, auth::text(headers, HEADER).unwrap_or_default())
+        }
+    };
+    let key = Key::new(owner, space, name);
+    key.map(Some).map_err(|error| Problem::invalid(format!("{what}: {error}")))
 }
 
 /// A failed create names its step and what to do about it, so the whole chain is told.

@@ -33,7 +33,14 @@ const EGRESS_VARIABLES: [&str; 11] = [
     "POLICY_FILE",
 ];
 
-pub(super) fn parse(body: CreateBody) -> Result<Create, Problem> {
+/// A sandbox to be made, or to be found by the client's own name for it.
+#[derive(Debug)]
+pub(super) struct Wish {
+    pub(super) create: Create,
+    pub(super) name: Option<String>,
+}
+
+pub(super) fn parse(body: CreateBody) -> Result<Wish, Problem> {
     refuse_what_is_missing(&body)?;
     let image = image(&body)?;
     let timeout = timeout(body.timeout)?;
@@ -58,7 +65,9 @@ pub(super) fn parse(body: CreateBody) -> Result<Create, Problem> {
         guest: Guest::root(),
     };
     let notes = serde_json::to_vec(&notes).expect("notes are maps of text and numbers");
-    Ok(Create { origin: ORIGIN, spec, labels, notes, timeout, idle_timeout: extensions.idle_timeout })
+    let idle_timeout = extensions.idle_timeout;
+    let create = Create { origin: ORIGIN, spec, labels, notes, timeout, idle_timeout };
+    Ok(Wish { create, name: extensions.name })
 }
 
 /// What this server does not offer yet is refused by name rather than ignored.
@@ -186,6 +195,7 @@ struct Extensions {
     idle_timeout: Option<Duration>,
     disk: Option<Bytes>,
     renew_on_access: Option<u64>,
+    name: Option<String>,
 }
 
 impl Extensions {
@@ -213,6 +223,7 @@ impl Extensions {
             "coracle.idle-timeout" => {
                 self.idle_timeout = Some(Duration::from_secs(number(value, 1..=u64::MAX)?))
             }
+            "coracle.key" => self.name = Some(value.to_owned()),
             "coracle.network" => network(value)?,
             "access.renew.extend.seconds" => self.renew_on_access = Some(number(value, 300..=86_400)?),
             "poolRef" => {
@@ -269,7 +280,7 @@ mod tests {
         for (name, value) in change.as_object().unwrap() {
             body[name] = value.clone();
         }
-        parse(serde_json::from_value(body).unwrap())
+        parse(serde_json::from_value(body).unwrap()).map(|wish| wish.create)
     }
 
     #[test]

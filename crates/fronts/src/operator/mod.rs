@@ -1,5 +1,8 @@
 //! What only operators need: health, version, measurements, and what holds for one sandbox.
 
+mod keys;
+mod names;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -7,7 +10,7 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodRouter, get};
+use axum::routing::{MethodRouter, delete, get, post};
 use axum::{Json, Router};
 use domain::{Owner, SandboxId};
 use serde::Serialize;
@@ -35,6 +38,10 @@ pub(crate) fn table() -> Vec<(&'static str, MethodRouter<Front>)> {
         ("/version", get(version)),
         ("/metrics", get(measurements)),
         ("/coracle/v1/sandboxes/{id}", get(sandbox)),
+        ("/coracle/v1/keys", get(keys::list).post(keys::issue)),
+        ("/coracle/v1/keys/{id}", delete(keys::revoke)),
+        ("/coracle/v1/names/{name}", get(names::find)),
+        ("/coracle/v1/names/{name}/release", post(names::release)),
     ]
 }
 

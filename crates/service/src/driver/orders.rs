@@ -111,24 +111,12 @@ impl Driver {
             // A paused one cannot be used, and one in use is looked at again later.
             _ => now.saturating_add(limit),
         };
-        if due <= now && !self.runs_something().await && self.handle.activity.idle_since().is_some() {
+        let running = || self.core.runs_something(&self.handle);
+        if due <= now && !running().await && self.handle.activity.idle_since().is_some() {
             return self.end_or_owe(Cause::Idle).await;
         }
         let again = if due > now { due } else { now.saturating_add(limit) };
         self.core.schedule.set(&self.handle.id, Why::Idle, again);
-    }
-
-    /// An agent that does not answer is given the benefit of the doubt.
-    async fn runs_something(&self) -> bool {
-        match self.core.processes_of(&self.handle.agent).await {
-            Ok(processes) => processes.iter().any(|status| {
-                status.ended.is_none() && Some(&status.process) != self.record.entrypoint.as_ref()
-            }),
-            Err(error) => {
-                tracing::debug!(sandbox = %self.handle.id, %error, "nobody knows whether it is idle");
-                true
-            }
-        }
     }
 
     pub(super) async fn tell_expiry_anew(&mut self) {

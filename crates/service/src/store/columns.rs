@@ -99,6 +99,7 @@ pub(super) enum CauseJson {
     AgentDied,
     HostRebooted,
     NotCreated,
+    Evicted,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -254,6 +255,7 @@ impl CauseJson {
             Cause::AgentDied => Self::AgentDied,
             Cause::HostRebooted => Self::HostRebooted,
             Cause::NotCreated => Self::NotCreated,
+            Cause::Evicted => Self::Evicted,
         }
     }
 
@@ -266,6 +268,7 @@ impl CauseJson {
             Self::AgentDied => Cause::AgentDied,
             Self::HostRebooted => Cause::HostRebooted,
             Self::NotCreated => Cause::NotCreated,
+            Self::Evicted => Cause::Evicted,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use domain::{Owner, ProcessId, SandboxId};
+use domain::{Key, Owner, Phase, ProcessId, SandboxId};
 use serde::Serialize;
 
 use super::StoreError;
@@ -13,6 +13,8 @@ use crate::Sandbox;
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
     pub(crate) sandbox: Sandbox,
+    /// The client's name for it.
+    pub(crate) key: Option<Key>,
     /// When it expires on the boot clock of `boot_id`.
     pub(crate) expires_boot: Option<Duration>,
     pub(crate) idle_timeout: Option<Duration>,
@@ -23,7 +25,7 @@ pub(crate) struct Record {
     pub(crate) boot_id: String,
 }
 
-/// The columns of `sandboxes`, in their order.
+/// The columns of `sandboxes`, in their order, and the key that leads there.
 pub(super) struct Row {
     pub(super) id: String,
     pub(super) owner: String,
@@ -41,6 +43,8 @@ pub(super) struct Row {
     pub(super) entrypoint: Option<String>,
     pub(super) epoch: i64,
     pub(super) boot_id: String,
+    /// Space and name; the owner is the sandbox's.
+    pub(super) key: Option<(String, String)>,
 }
 
 impl Row {
@@ -53,7 +57,7 @@ impl Row {
             spec: json(&SpecJson::of(&sandbox.spec)),
             labels: json(&sandbox.labels),
             notes: sandbox.notes.clone(),
-            phase: json(&PhaseJson::of(sandbox.phase)),
+            phase: phase(sandbox.phase),
             phase_since: wall_micros(sandbox.phase_since),
             created: wall_micros(sandbox.created),
             expires: sandbox.expires.map(wall_micros),
@@ -63,6 +67,7 @@ impl Row {
             entrypoint: record.entrypoint.as_ref().map(|process| process.as_str().to_owned()),
             epoch: i64::try_from(record.epoch).unwrap_or(i64::MAX),
             boot_id: record.boot_id.clone(),
+            key: record.key.as_ref().map(|key| (key.space().to_owned(), key.name().to_owned())),
         }
     }
 
@@ -76,9 +81,11 @@ impl Row {
         let in_force: InForceJson = serde_json::from_str(&self.in_force).map_err(unreadable("in_force"))?;
         let labels = serde_json::from_str(&self.labels).map_err(unreadable("labels"))?;
         let id = SandboxId::parse(&self.id).map_err(|_error| StoreError::NotOurs(self.id.clone()))?;
+        let owner = Owner::named(self.owner);
+        let key = self.key.and_then(|(space, name)| Key::new(&owner, &space, &name).ok());
         let sandbox = Sandbox {
             id,
-            owner: Owner::named(self.owner),
+            owner,
             origin: self.origin,
             spec: spec.into_domain(),
             labels,
@@ -91,6 +98,7 @@ impl Row {
         };
         Ok(Record {
             sandbox,
+            key,
             expires_boot: self.expires_boot.map(span),
             idle_timeout: self.idle_timeout.map(span),
             entrypoint: self.entrypoint.and_then(|text| ProcessId::parse(&text).ok()),
@@ -98,6 +106,10 @@ impl Row {
             boot_id: self.boot_id,
         })
     }
+}
+
+pub(super) fn phase(phase: Phase) -> String {
+    json(&PhaseJson::of(phase))
 }
 
 pub(super) fn wall_micros(time: SystemTime) -> i64 {
@@ -112,7 +124,7 @@ fn span(micros: i64) -> Duration {
     Duration::from_micros(u64::try_from(micros).unwrap_or(0))
 }
 
-fn wall_time(micros: i64) -> SystemTime {
+pub(super) fn wall_time(micros: i64) -> SystemTime {
     UNIX_EPOCH + span(micros)
 }
 

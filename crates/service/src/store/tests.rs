@@ -35,6 +35,7 @@ fn record(number: u64) -> Record {
         in_force: InForce::default(),
     };
     Record {
+        key: None,
         sandbox,
         expires_boot: None,
         idle_timeout: None,

@@ -6,12 +6,13 @@
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 
-use domain::SandboxId;
+use domain::{Phase, SandboxId};
 use rusqlite::{Connection, params};
 use tokio::sync::mpsc;
 
-use super::rows::Row;
+use super::rows::{Row, wall_micros};
 use super::{Answer, StoreError, Write};
+use crate::api_keys::KeptKey;
 use crate::error::chain;
 
 /// After how many writes the log is folded into the database.
@@ -54,6 +55,8 @@ impl Writer {
                     self.delete(id);
                     reply(answer, Ok(()));
                 }
+                Write::InsertKey(key, answer) => reply(answer, self.insert_key(&key)),
+                Write::DeleteKey(id, answer) => reply(answer, self.delete_key(&id)),
                 Write::Close(done) => {
                     self.close();
                     // Nobody may be waiting any more.
@@ -75,31 +78,12 @@ impl Writer {
         drop(self.connection);
     }
 
-    fn insert(&self, row: &Row) -> Result<(), StoreError> {
-        const SQL: &str = "INSERT INTO sandboxes (id, owner, origin, spec, labels, notes, phase, phase_since, \
-             created, expires, expires_boot, idle_timeout, in_force, entrypoint, epoch, boot_id) \
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)";
-        let written = self.connection.prepare_cached(SQL).and_then(|mut statement| {
-            statement.execute(params![
-                row.id,
-                row.owner,
-                row.origin,
-                row.spec,
-                row.labels,
-                row.notes,
-                row.phase,
-                row.phase_since,
-                row.created,
-                row.expires,
-                row.expires_boot,
-                row.idle_timeout,
-                row.in_force,
-                row.entrypoint,
-                row.epoch,
-                row.boot_id
-            ])
-        });
-        written.map(drop).map_err(|source| StoreError::Sqlite { action: "write a new row", source })
+    /// Writes the row and has its key lead there, both or neither.
+    fn insert(&mut self, row: &Row) -> Result<(), StoreError> {
+        let failed = |source| StoreError::Sqlite { action: "write a new row", source };
+        let change = self.connection.transaction().map_err(failed)?;
+        insert_row(&change, row).and_then(|()| point_key(&change, row)).map_err(failed)?;
+        change.commit().map_err(failed)
     }
 
     fn update(&self, row: &Row) -> Result<(), StoreError> {
@@ -126,12 +110,30 @@ impl Writer {
         }
     }
 
-    fn delete_row(&self, id: &SandboxId) -> Result<(), StoreError> {
-        let written = self
-            .connection
-            .prepare_cached("DELETE FROM sandboxes WHERE id = ?1")
-            .and_then(|mut statement| statement.execute([id.as_str()]));
-        written.map(drop).map_err(|source| StoreError::Sqlite { action: "remove a row", source })
+    /// Removes the row and the key that leads there.
+    fn delete_row(&mut self, id: &SandboxId) -> Result<(), StoreError> {
+        let failed = |source| StoreError::Sqlite { action: "remove a row", source };
+        let change = self.connection.transaction().map_err(failed)?;
+        for sql in ["DELETE FROM sandboxes WHERE id = ?1", "DELETE FROM keys WHERE sandbox = ?1"] {
+            let removed = change.prepare_cached(sql).and_then(|mut rows| rows.execute([id.as_str()]));
+            removed.map_err(failed)?;
+        }
+        change.commit().map_err(failed)
+    }
+
+    fn insert_key(&self, kept: &KeptKey) -> Result<(), StoreError> {
+        const SQL: &str =
+            "INSERT INTO api_keys (id, hash, owner, created, expires) VALUES (?1, ?2, ?3, ?4, ?5)";
+        let key = &kept.key;
+        let times = (wall_micros(key.created), key.expires.map(wall_micros));
+        let values = params![key.id, kept.hash, key.owner.as_str(), times.0, times.1];
+        let written = self.connection.execute(SQL, values);
+        written.map(drop).map_err(|source| StoreError::Sqlite { action: "keep a key", source })
+    }
+
+    fn delete_key(&self, id: &str) -> Result<(), StoreError> {
+        let written = self.connection.execute("DELETE FROM api_keys WHERE id = ?1", [id]);
+        written.map(drop).map_err(|source| StoreError::Sqlite { action: "forget a key", source })
     }
 
     fn after_write(&mut self) {
@@ -148,6 +150,44 @@ impl Writer {
             self.writes = 0;
         }
     }
+}
+
+fn insert_row(connection: &Connection, row: &Row) -> rusqlite::Result<()> {
+    const SQL: &str = "INSERT INTO sandboxes (id, owner, origin, spec, labels, notes, phase, phase_since, \
+         created, expires, expires_boot, idle_timeout, in_force, entrypoint, epoch, boot_id) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)";
+    let values = params![
+        row.id,
+        row.owner,
+        row.origin,
+        row.spec,
+        row.labels,
+        row.notes,
+        row.phase,
+        row.phase_since,
+        row.created,
+        row.expires,
+        row.expires_boot,
+        row.idle_timeout,
+        row.in_force,
+        row.entrypoint,
+        row.epoch,
+        row.boot_id
+    ];
+    connection.prepare_cached(SQL)?.execute(values).map(drop)
+}
+
+/// Has the key of a new row lead there. What it led to before has a successor, so nobody can ask
+/// for it any more: should we die now, it is removed at the next start.
+fn point_key(connection: &Connection, row: &Row) -> rusqlite::Result<()> {
+    const RETIRE: &str = "UPDATE sandboxes SET phase = ?4 WHERE id = \
+         (SELECT sandbox FROM keys WHERE owner = ?1 AND space = ?2 AND name = ?3)";
+    const POINT: &str = "INSERT INTO keys (owner, space, name, sandbox) VALUES (?1, ?2, ?3, ?4) \
+         ON CONFLICT DO UPDATE SET sandbox = excluded.sandbox";
+    let Some((space, name)) = &row.key else { return Ok(()) };
+    let stopping = super::rows::phase(Phase::Stopping);
+    connection.prepare_cached(RETIRE)?.execute(params![row.owner, space, name, stopping])?;
+    connection.prepare_cached(POINT)?.execute(params![row.owner, space, name, row.id]).map(drop)
 }
 
 fn reply(answer: Answer, outcome: Result<(), StoreError>) {

@@ -1,0 +1,54 @@
+//! The API keys of the server.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::http as web;
+use super::lifecycle::Server;
+
+/// A key as the server describes it; the key itself only when it was just made.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct KeyInfo {
+    pub id: String,
+    pub owner: String,
+    pub created_at: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Page {
+    items: Vec<KeyInfo>,
+}
+
+impl Server {
+    pub(crate) async fn issue_key(&self, owner: &str, expires: Option<Duration>) -> Result<KeyInfo> {
+        let mut wish = json!({ "owner": owner });
+        if let Some(expires) = expires {
+            wish["expiresInSeconds"] = json!(web::whole_seconds(expires));
+        }
+        web::json(self.operator().post_json("/keys", &wish).await?).await
+    }
+
+    pub(crate) async fn keys(&self) -> Result<Vec<KeyInfo>> {
+        let page: Page = web::json(self.operator().get("/keys").await?).await?;
+        Ok(page.items)
+    }
+
+    /// Says whether there was such a key.
+    pub(crate) async fn revoke_key(&self, id: &str) -> Result<bool> {
+        let id = percent_encoding::utf8_percent_encode(id, percent_encoding::NON_ALPHANUMERIC);
+        match self.operator().delete(&format!("/keys/{id}")).await {
+            Ok(()) => Ok(true),
+            Err(error) if super::refused_with(&error, StatusCode::NOT_FOUND) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! API keys of owners. Only the operator, the owner of the configured key, manages them.
+
+use std::time::{Duration, SystemTime};
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::rejection::{BytesRejection, PathRejection};
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use domain::Owner;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use service::{ApiKey, ErrorKind, ServiceError};
+
+use super::{Front, refuse};
+use crate::answer;
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Wish {
+    owner: String,
+    /// Without it the key never expires.
+    #[serde(default)]
+    expires_in_seconds: Option<u64>,
+}
+
+/// A key as it is told; the key itself only when it is made.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Shown {
+    id: String,
+    owner: String,
+    created_at: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expires_at: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<String>,
+}
+
+/// `GET /coracle/v1/keys`
+pub(super) async fn list(State(front): State<Front>, headers: HeaderMap) -> Response {
+    if let Err(response) = operator(&front, &headers) {
+        return *response;
+    }
+    let keys: Vec<Shown> = front.service.keys().into_iter().map(|key| shown(key, None)).collect();
+    Json(json!({ "items": keys })).into_response()
+}
+
+/// `POST /coracle/v1/keys`: hands out a key for an owner. This answer alone shows it.
+pub(super) async fn issue(
+    State(front): State<Front>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Response {
+    if let Err(response) = operator(&front, &headers) {
+        return *response;
+    }
+    let (owner, expires) = match body.ok().as_deref().map_or_else(|| Err("no body".to_owned()), parse) {
+        Ok(wish) => wish,
+        Err(why) => return answer::error(StatusCode::BAD_REQUEST, "INVALID_KEY_REQUEST", &why),
+    };
+    match front.service.issue_key(owner, expires).await {
+        Ok((key, secret)) => {
+            let shown = shown(key, Some(secret.expose().to_owned()));
+            (StatusCode::CREATED, Json(shown)).into_response()
+        }
+        Err(error) => failed(&error),
+    }
+}
+
+/// `DELETE /coracle/v1/keys/{id}`: refuses the key from now on.
+pub(super) async fn revoke(
+    State(front): State<Front>,
+    id: Result<Path<String>, PathRejection>,
+    headers: HeaderMap,
+) -> Response {
+    if let Err(response) = operator(&front, &headers) {
+        return *response;
+    }
+    let id = id.map(|Path(id)| id).unwrap_or_default();
+    match front.service.revoke_key(&id).await {
+        Ok(true) => StatusCode::NO_CONTENT.into_response(),
+        Ok(false) => answer::error(StatusCode::NOT_FOUND, "KEY_NOT_FOUND", "there is no such key"),
+        Err(error) => failed(&error),
+    }
+}
+
+fn operator(front: &Front, headers: &HeaderMap) -> Result<(), Box<Response>> {
+    match front.owner(headers) {
+        Ok(owner) if owner == Owner::single() => Ok(()),
+        Ok(_) => {
+            let message = "only the operator of the server may do this";
+            Err(Box::new(answer::error(StatusCode::FORBIDDEN, "FORBIDDEN", message)))
+        }
+        Err(refusal) => Err(Box::new(refuse(refusal))),
+    }
+}
+
+fn parse(body: &[u8]) -> Result<(Owner, Option<SystemTime>), String> {
+    let wish: Wish = serde_json::from_slice(body).map_err(|error| error.to_string())?;
+    let owner = Owner::parse(&wish.owner).map_err(|error| format!("`owner`: {error}"))?;
+    let expires = wish.expires_in_seconds.map(|seconds| {
+        let end = SystemTime::now().checked_add(Duration::from_secs(seconds));
+        end.filter(|_| seconds > 0).ok_or("`expiresInSeconds` is 0 or too far away")
+    });
+    Ok((owner, expires.transpose()?))
+}
+
+fn shown(key: ApiKey, secret: Option<String>) -> Shown {
+    let time = |time: SystemTime| Timestamp::try_from(time).unwrap_or(Timestamp::MAX).to_string();
+    Shown {
+        id: key.id,
+        owner: key.owner.as_str().to_owned(),
+        created_at: time(key.created),
+        expires_at: key.expires.map(time),
+        key: secret,
+    }
+}
+
+fn failed(error: &ServiceError) -> Response {
+    let hint = error.hint().map(|hint| format!("; hint: {hint}")).unwrap_or_default();
+    let (status, code) = match error.kind() {
+        ErrorKind::Invalid => (StatusCode::CONFLICT, "NO_OPERATOR_KEY"),
+        _ => (StatusCode::INTERNAL_SERVER_ERROR, "INTERNAL"),
+    };
+    answer::error(status, code, &format!("{error}{hint}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_for_an_owner_and_may_have_an_end() {
+        let (owner, expires) = parse(br#"{"owner": "team-a"}"#).unwrap();
+        assert_eq!((owner.as_str(), expires), ("team-a", None));
+        let (_, expires) = parse(br#"{"owner": "a", "expiresInSeconds": 60}"#).unwrap();
+        assert!(expires.unwrap() > SystemTime::now());
+        for wrong in [
+            "",
+            "{}",
+            r#"{"owner": "A b"}"#,
+            r#"{"owner": "a", "expiresInSeconds": 0}"#,
+            r#"{"owner": "a", "expiresInSeconds": 18446744073709551615}"#,
+            r#"{"owner": "a", "expires": 1}"#,
+        ] {
+            assert!(parse(wrong.as_bytes()).is_err(), "{wrong}");
+        }
+    }
+}

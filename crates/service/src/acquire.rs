@@ -1,0 +1,141 @@
+//! Acquire by key: the same key, the same sandbox, for everybody who asks.
+//!
+//! ```text
+//! acquire ─► there, alive, taken? ──────────────────────────► it
+//!              │ no                                            ▲
+//!              └► wait for the key's turn ─► look again ─► make ┘
+//! ```
+//! Whoever finds the sandbox waits for nobody. A turn is one key's alone, so no key ever waits
+//! for another, and a caller that goes away while waiting leaves nothing behind.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use backend::BackendError;
+use domain::{Cause, Key, Owner, Phase};
+
+use crate::agent_client::AgentError;
+use crate::core::Core;
+use crate::driver::Command;
+use crate::error::chain;
+use crate::names::Slot;
+use crate::registry::Handle;
+use crate::{Acquired, Create, Outcome, Sandbox, ServiceError};
+
+/// How long an agent may take to show that it lives, before it is believed to.
+const PROBE: Duration = Duration::from_secs(2);
+
+impl Core {
+    pub(crate) async fn acquire(self: &Arc<Self>, key: &Key, wish: Create) -> Result<Acquired, ServiceError> {
+        let place = self.names.place(key);
+        if let Some(sandbox) = self.reuse(&place).await {
+            return Ok(Acquired { sandbox, fresh: false });
+        }
+        let _turn = place.turn.lock().await;
+        if let Some(sandbox) = self.reuse(&place).await {
+            return Ok(Acquired { sandbox, fresh: false });
+        }
+        self.retire(&place);
+        let sandbox = self.create(key.owner(), Some(key), wish).await?;
+        place.lead_to(sandbox.id.clone());
+        Ok(Acquired { sandbox, fresh: true })
+    }
+
+    pub(crate) fn release(&self, key: &Key) -> Outcome {
+        let handle = self.names.find(key).and_then(|id| self.registry.find(&id));
+        let released = handle.is_some_and(|handle| handle.hold.release());
+        if released { Outcome::Done } else { Outcome::AlreadySo }
+    }
+
+    /// The sandbox that is there, if it lives and is not being taken away.
+    async fn reuse(&self, slot: &Slot) -> Option<Sandbox> {
+        let handle = self.registry.find(&slot.sandbox()?)?;
+        if !handle.hold.take(&handle.activity) {
+            return None;
+        }
+        match handle.phase() {
+            Phase::Running | Phase::Exited(_) => self.lives(&handle).await.then(|| handle.current()),
+            Phase::Pausing | Phase::Paused | Phase::Resuming => {
+                let resumed = self.order(&handle, Command::Resume).await;
+                resumed.inspect_err(|error| tracing::warn!(error = %chain(error), "it is replaced")).ok()?;
+                Some(handle.current())
+            }
+            Phase::Starting | Phase::Stopping | Phase::Stopped | Phase::Failed(_) => None,
+        }
+    }
+
+    /// Whether there is an agent. One that is slow or answers nonsense is alive all the same. One
+    /// that hangs up may just be dying, so it is asked again: nobody picks up for the dead.
+    async fn lives(&self, handle: &Handle) -> bool {
+        let ask = || tokio::time::timeout(PROBE, handle.agent.ping());
+        let answer = match ask().await {
+            Ok(Err(ServiceError::Agent {
+                source: AgentError::Broken(_) | AgentError::EndedEarly, ..
+            })) => ask().await,
+            answer => answer,
+        };
+        match answer {
+            Ok(Err(ServiceError::Backend { source, .. })) => !matches!(*source, BackendError::Gone),
+            _ => true,
+        }
+    }
+
+    /// Has what is left of a dead sandbox removed. Nobody waits for it: a removal that fails is
+    /// its driver's business, which tries again.
+    fn retire(self: &Arc<Self>, slot: &Slot) {
+        let Some(handle) = slot.sandbox().and_then(|id| self.registry.find(&id)) else { return };
+        tracing::info!(sandbox = %handle.id, phase = %handle.phase(), "its key leads to a new one from now on");
+        let core = Arc::clone(self);
+        self.tasks.spawn(async move {
+            if let Err(error) = core.order(&handle, Command::Destroy).await {
+                tracing::debug!(sandbox = %handle.id, error = %chain(&error), "its remains are removed later");
+            }
+        });
+    }
+
+    /// Takes away parked sandboxes until there is room below the soft limit, or none is parked.
+    pub(crate) async fn make_room(&self) {
+        let Some(soft) = self.config.soft_sandboxes else { return };
+        while self.registry.count() >= soft && self.evict(None).await {}
+    }
+
+    /// Takes away the sandbox, of this owner if one is named, that nobody has needed for the
+    /// longest time; `false` if all are needed.
+    pub(crate) async fn evict(&self, owner: Option<&Owner>) -> bool {
+        let now = self.clock.now().boot;
+        let mut parked: Vec<_> = self
+            .registry
+            .all()
+            .into_iter()
+            .filter_map(|handle| {
+                let since = handle.hold.parked_since(&handle.activity, now, self.config.park_after)?;
+                (handle.key.is_some() && owner.is_none_or(|owner| *owner == handle.owner))
+                    .then_some((since, handle))
+            })
+            .collect();
+        parked.sort_by_key(|(since, _)| *since);
+        for (_, handle) in parked {
+            if self.take_away(&handle).await {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Ends one sandbox if nobody needs it. The turn of its key is held meanwhile, so that who
+    /// asks for the key now waits and then gets a new one.
+    async fn take_away(&self, handle: &Arc<Handle>) -> bool {
+        let Some(key) = &handle.key else { return false };
+        let place = self.names.place(key);
+        let Ok(_turn) = place.turn.try_lock() else { return false };
+        if self.runs_something(handle).await {
+            return false;
+        }
+        let now = self.clock.now().boot;
+        if !handle.hold.close(&handle.activity, now, self.config.park_after) {
+            return false;
+        }
+        let ended = self.order(handle, |answer| Command::End(Cause::Evicted, answer)).await;
+        ended.inspect_err(|error| tracing::warn!(error = %chain(error), "it is removed later")).is_ok()
+    }
+}

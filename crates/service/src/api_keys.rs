@@ -1,0 +1,152 @@
+//! Who may call: API keys and their owners. Of a key only its hash is kept.
+
+use std::io;
+use std::time::SystemTime;
+
+use domain::Owner;
+use subtle::{ConditionallySelectable, ConstantTimeEq};
+
+use crate::Secret;
+use crate::tokens::random;
+
+/// What is known of a key that was handed out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiKey {
+    /// Names the key without opening anything.
+    pub id: String,
+    pub owner: Owner,
+    pub created: SystemTime,
+    pub expires: Option<SystemTime>,
+}
+
+/// A key as it is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct KeptKey {
+    pub(crate) hash: [u8; 32],
+    pub(crate) key: ApiKey,
+}
+
+impl KeptKey {
+    /// Makes a key that nobody can guess, and shows it once.
+    pub(crate) fn make(
+        owner: Owner,
+        created: SystemTime,
+        expires: Option<SystemTime>,
+    ) -> io::Result<(Self, Secret)> {
+        let secret = format!("cor_{}", text(&random::<30>()?));
+        let key = ApiKey { id: text(&random::<12>()?), owner, created, expires };
+        Ok((Self { hash: hash(&secret), key }, Secret::new(secret)))
+    }
+}
+
+/// Letters and digits; 36 choices for a byte are slightly uneven, and still more than five bits.
+fn text(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
+    bytes.iter().map(|byte| char::from(DIGITS[usize::from(*byte) % DIGITS.len()])).collect()
+}
+
+fn hash(key: &str) -> [u8; 32] {
+    *blake3::hash(key.as_bytes()).as_bytes()
+}
+
+/// The keys that are accepted, each as its hash.
+#[derive(Default)]
+pub(crate) struct Keys {
+    kept: Vec<KeptKey>,
+    /// The key of the configuration.
+    single: Option<[u8; 32]>,
+}
+
+impl Keys {
+    pub(crate) fn new(kept: Vec<KeptKey>) -> Self {
+        Self { kept, single: None }
+    }
+
+    pub(crate) fn set_single(&mut self, key: Option<&str>) {
+        self.single = key.map(hash);
+    }
+
+    pub(crate) fn has_single(&self) -> bool {
+        self.single.is_some()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.kept.is_empty() && self.single.is_none()
+    }
+
+    pub(crate) fn add(&mut self, key: KeptKey) {
+        self.kept.push(key);
+    }
+
+    /// `false` if there is no such key.
+    pub(crate) fn remove(&mut self, id: &str) -> bool {
+        let before = self.kept.len();
+        self.kept.retain(|kept| kept.key.id != id);
+        self.kept.len() < before
+    }
+
+    pub(crate) fn list(&self) -> Vec<ApiKey> {
+        self.kept.iter().map(|kept| kept.key.clone()).collect()
+    }
+
+    /// Looks at every key, so that the time it takes does not tell which one fits.
+    pub(crate) fn owner(&self, presented: &str, now: SystemTime) -> Option<Owner> {
+        let hash = hash(presented);
+        let mut place = u64::MAX;
+        for (index, kept) in (0..).zip(&self.kept) {
+            place.conditional_assign(&index, kept.hash.ct_eq(&hash));
+        }
+        let single = self.single.is_some_and(|key| key.ct_eq(&hash).into());
+        let kept = usize::try_from(place).ok().and_then(|place| self.kept.get(place));
+        let valid = kept.filter(|kept| kept.key.expires.is_none_or(|expires| expires > now));
+        if single { Some(Owner::single()) } else { valid.map(|kept| kept.key.owner.clone()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const NOW: SystemTime = SystemTime::UNIX_EPOCH;
+
+    fn made(owner: &str, expires: Option<SystemTime>) -> (KeptKey, Secret) {
+        KeptKey::make(Owner::named(owner), NOW, expires).expect("the kernel has random bytes")
+    }
+
+    #[test]
+    fn each_key_leads_to_its_owner() {
+        let ((a, alpha), (b, beta)) = (made("a", None), made("b", None));
+        let mut keys = Keys::new(vec![a, b]);
+        keys.set_single(Some("operator"));
+        assert_eq!(keys.owner(alpha.expose(), NOW), Some(Owner::named("a")));
+        assert_eq!(keys.owner(beta.expose(), NOW), Some(Owner::named("b")));
+        assert_eq!(keys.owner("operator", NOW), Some(Owner::single()));
+        for wrong in ["", "gamma", &alpha.expose()[1..]] {
+            assert_eq!(keys.owner(wrong, NOW), None);
+        }
+        keys.set_single(None);
+        assert_eq!(keys.owner("operator", NOW), None);
+        assert!(Keys::default().is_empty() && !keys.is_empty());
+    }
+
+    #[test]
+    fn a_key_ends_with_its_time_or_when_it_is_revoked() {
+        let soon = NOW + Duration::from_secs(60);
+        let (kept, key) = made("a", Some(soon));
+        let id = kept.key.id.clone();
+        let mut keys = Keys::new(vec![kept]);
+        assert!(keys.owner(key.expose(), NOW).is_some());
+        assert_eq!(keys.owner(key.expose(), soon), None);
+        assert!(keys.remove(&id) && !keys.remove(&id));
+        assert_eq!(keys.owner(key.expose(), NOW), None);
+    }
+
+    #[test]
+    fn no_two_keys_are_the_same_and_none_shows_its_secret() {
+        let ((one, first), (two, second)) = (made("a", None), made("a", None));
+        assert!(first.expose() != second.expose() && one.key.id != two.key.id && one.hash != two.hash);
+        assert!(!format!("{one:?}").contains(first.expose()));
+    }
+}

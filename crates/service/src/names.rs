@@ -1,0 +1,124 @@
+//! Which sandbox each key leads to, and whose turn it is to change that.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use domain::{Key, SandboxId};
+
+/// All keys in use, in memory; the store has the durable copy.
+#[derive(Default)]
+pub(crate) struct Names(Mutex<HashMap<Key, Arc<Slot>>>);
+
+/// The place of a key for somebody who works with it; a key that leads nowhere is forgotten with
+/// the last of them.
+pub(crate) struct Place<'a> {
+    names: &'a Names,
+    key: &'a Key,
+    slot: Option<Arc<Slot>>,
+}
+
+impl std::ops::Deref for Place<'_> {
+    type Target = Slot;
+
+    fn deref(&self) -> &Slot {
+        self.slot.as_ref().expect("it is there until it is dropped")
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.slot = None;
+        self.names.tidy(self.key);
+    }
+}
+
+/// Where one key leads.
+#[derive(Default)]
+pub(crate) struct Slot {
+    /// Held by who makes or takes away the sandbox of this key, so that there is one at a time.
+    /// Whoever only wants the sandbox that is there does not wait for it.
+    pub(crate) turn: tokio::sync::Mutex<()>,
+    sandbox: Mutex<Option<SandboxId>>,
+}
+
+impl Slot {
+    pub(crate) fn sandbox(&self) -> Option<SandboxId> {
+        self.lock().clone()
+    }
+
+    pub(crate) fn lead_to(&self, id: SandboxId) {
+        *self.lock() = Some(id);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<SandboxId>> {
+        self.sandbox.lock().expect("nobody panics while pointing a key")
+    }
+}
+
+impl Names {
+    /// The place of a key, whether it leads anywhere or not.
+    pub(crate) fn place<'a>(&'a self, key: &'a Key) -> Place<'a> {
+        let slot = Arc::clone(self.lock().entry(key.clone()).or_default());
+        Place { names: self, key, slot: Some(slot) }
+    }
+
+    pub(crate) fn find(&self, key: &Key) -> Option<SandboxId> {
+        self.lock().get(key)?.sandbox()
+    }
+
+    /// The sandbox is gone. A key that leads to its successor by now stays.
+    pub(crate) fn forget(&self, key: &Key, id: &SandboxId) {
+        if let Some(slot) = self.lock().get(key) {
+            slot.lock().take_if(|sandbox| sandbox == id);
+        }
+        self.tidy(key);
+    }
+
+    /// Slots are handed out only under the lock that is held here, so nobody else can get hold of
+    /// one that is about to be removed.
+    fn tidy(&self, key: &Key) {
+        let mut names = self.lock();
+        if names.get(key).is_some_and(|slot| Arc::strong_count(slot) == 1 && slot.sandbox().is_none()) {
+            names.remove(key);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Arc<Slot>>> {
+        self.0.lock().expect("nobody panics while looking up a key")
+    }
+
+    #[cfg(test)]
+    pub(crate) fn count(&self) -> usize {
+        self.lock().len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use domain::Owner;
+
+    use super::*;
+
+    #[test]
+    fn a_key_that_leads_nowhere_is_forgotten_with_its_last_user() {
+        let names = Names::default();
+        let key = Key::new(&Owner::single(), "test", "n").expect("a fine name");
+        let (one, two) = (names.place(&key), names.place(&key));
+        drop(one);
+        assert_eq!(names.count(), 1);
+        drop(two);
+        assert_eq!(names.count(), 0);
+    }
+
+    #[test]
+    fn news_of_an_old_sandbox_does_not_touch_its_successor() {
+        let names = Names::default();
+        let key = Key::new(&Owner::single(), "test", "n").expect("a fine name");
+        let (old, new) = (SandboxId::from_entropy([1; 20]), SandboxId::from_entropy([2; 20]));
+        names.place(&key).lead_to(new.clone());
+        names.forget(&key, &old);
+        assert_eq!(names.find(&key), Some(new.clone()));
+        names.forget(&key, &new);
+        assert_eq!((names.find(&key), names.count()), (None, 0));
+    }
+}

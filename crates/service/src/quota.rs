@@ -1,0 +1,104 @@
+//! What each owner may have at once.
+
+use std::collections::BTreeMap;
+
+use domain::{Bytes, Cpus, Owner, Resources};
+
+/// The most that one owner may have; `None` is no limit but the host's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Quota {
+    pub sandboxes: Option<usize>,
+    pub cpus: Option<Cpus>,
+    pub memory: Option<Bytes>,
+    pub disk: Option<Bytes>,
+}
+
+/// The quotas of all owners.
+#[derive(Clone, Debug, Default)]
+pub struct Quotas {
+    pub named: BTreeMap<Owner, Quota>,
+    /// Of everybody who is not named.
+    pub others: Quota,
+}
+
+impl Quotas {
+    pub(crate) fn of(&self, owner: &Owner) -> Quota {
+        self.named.get(owner).copied().unwrap_or(self.others)
+    }
+}
+
+/// What a sandbox, or all of an owner's, may use: the sum of limits, not of what is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Cost {
+    pub(crate) sandboxes: usize,
+    pub(crate) millicpus: u64,
+    pub(crate) memory: u64,
+    pub(crate) disk: u64,
+}
+
+impl Cost {
+    /// A limit that was not named is the server's usual one.
+    pub(crate) fn of(resources: &Resources, usual: &Resources) -> Self {
+        let bytes = |named: Option<Bytes>, usual: Option<Bytes>| named.or(usual).map_or(0, |bytes| bytes.0);
+        Self {
+            sandboxes: 1,
+            millicpus: resources.cpus.or(usual.cpus).map_or(0, |cpus| u64::from(cpus.0)),
+            memory: bytes(resources.memory, usual.memory),
+            disk: bytes(resources.disk, usual.disk),
+        }
+    }
+
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            sandboxes: self.sandboxes.saturating_add(other.sandboxes),
+            millicpus: self.millicpus.saturating_add(other.millicpus),
+            memory: self.memory.saturating_add(other.memory),
+            disk: self.disk.saturating_add(other.disk),
+        }
+    }
+
+    /// What of the quota it goes beyond.
+    pub(crate) fn exceeds(self, quota: &Quota) -> Option<&'static str> {
+        let over = [
+            ("sandboxes", quota.sandboxes.is_some_and(|most| self.sandboxes > most)),
+            ("cpus", quota.cpus.is_some_and(|most| self.millicpus > u64::from(most.0))),
+            ("memory", quota.memory.is_some_and(|most| self.memory > most.0)),
+            ("disk", quota.disk.is_some_and(|most| self.disk > most.0)),
+        ];
+        over.into_iter().find_map(|(name, over)| over.then_some(name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_add_up_and_the_first_that_is_passed_is_named() {
+        let usual = Resources { memory: Some(Bytes(100)), cpus: Some(Cpus(500)), ..Resources::default() };
+        let named = Resources { memory: Some(Bytes(30)), disk: Some(Bytes(7)), ..Resources::default() };
+        let sum = Cost::of(&Resources::default(), &usual).and(Cost::of(&named, &usual));
+        assert_eq!(sum, Cost { sandboxes: 2, millicpus: 1000, memory: 130, disk: 7 });
+        let exact = Quota {
+            sandboxes: Some(2),
+            cpus: Some(Cpus(1000)),
+            memory: Some(Bytes(130)),
+            disk: Some(Bytes(7)),
+        };
+        assert_eq!(sum.exceeds(&exact), None);
+        assert_eq!(sum.exceeds(&Quota::default()), None);
+        assert_eq!(sum.exceeds(&Quota { memory: Some(Bytes(129)), ..exact }), Some("memory"));
+        assert_eq!(
+            sum.exceeds(&Quota { sandboxes: Some(1), disk: Some(Bytes(1)), ..exact }),
+            Some("sandboxes")
+        );
+    }
+
+    #[test]
+    fn who_is_not_named_has_the_quota_of_the_others() {
+        let own = Quota { sandboxes: Some(9), ..Quota::default() };
+        let others = Quota { sandboxes: Some(1), ..Quota::default() };
+        let quotas = Quotas { named: BTreeMap::from([(Owner::named("a"), own)]), others };
+        assert_eq!((quotas.of(&Owner::named("a")), quotas.of(&Owner::named("b"))), (own, others));
+    }
+}

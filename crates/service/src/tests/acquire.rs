@@ -1,0 +1,264 @@
+//! Acquire by key. The numbers are those of the acceptance list of the protocols that need it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use backend::Condition;
+use domain::{Cause, Key, Owner, Phase};
+use futures_util::future::join_all;
+use tempfile::TempDir;
+
+use super::pretend::{Pretend, running};
+use super::{Bench, config, plain};
+use crate::clock::Clock;
+use crate::{Acquired, Config, ErrorKind, Outcome, Service, ServiceError};
+
+impl Bench {
+    /// A service whose limits are these; released sandboxes are parked, others after an hour.
+    async fn limited(soft: usize, hard: usize) -> Self {
+        let (backend, state) = (Pretend::new(), tempfile::tempdir().unwrap());
+        let park_after = Duration::from_secs(3600);
+        let config = Config { sandboxes: hard, soft_sandboxes: Some(soft), park_after, ..config(&state) };
+        Self::configured(config, backend, state).await
+    }
+
+    pub(super) async fn configured(config: Config, backend: Arc<Pretend>, state: TempDir) -> Self {
+        let service = Service::start_at(config, backend.clone(), Clock::host()).await.unwrap();
+        Self { service, backend, state, owner: Owner::single() }
+    }
+
+    fn key(&self, name: &str) -> Key {
+        Key::new(&self.owner, "test", name).unwrap()
+    }
+
+    async fn acquire(&self, name: &str) -> Acquired {
+        self.service.acquire(&self.key(name), plain()).await.unwrap()
+    }
+
+    fn release(&self, name: &str) -> Outcome {
+        self.service.release(&self.key(name))
+    }
+
+    async fn restarted(self) -> Self {
+        let (backend, state) = self.crash().await;
+        Self::with(backend, state, Clock::host()).await
+    }
+}
+
+#[tokio::test]
+async fn the_same_key_leads_to_the_same_sandbox() {
+    let bench = Bench::new().await;
+    let first = bench.acquire("a").await;
+    let again = bench.acquire("a").await;
+    assert_eq!((first.fresh, again.fresh), (true, false));
+    assert_eq!(first.sandbox.id, again.sandbox.id);
+    assert_ne!(bench.acquire("b").await.sandbox.id, first.sandbox.id);
+    assert_eq!(bench.service.find(&bench.key("a")).unwrap().id, first.sandbox.id);
+}
+
+#[tokio::test]
+async fn n66_the_same_name_of_another_owner_or_use_is_another_key() {
+    let bench = Bench::new().await;
+    let ours = bench.acquire("a").await.sandbox;
+    let stranger = Owner::named("stranger");
+    for key in [Key::new(&stranger, "test", "a").unwrap(), Key::new(&bench.owner, "other", "a").unwrap()] {
+        let other = bench.service.acquire(&key, plain()).await.unwrap();
+        assert!(other.fresh && other.sandbox.id != ours.id);
+    }
+    assert_eq!(bench.acquire("a").await.sandbox.id, ours.id);
+}
+
+#[tokio::test]
+async fn many_at_once_make_one() {
+    let bench = Bench::new().await;
+    let all = join_all((0..50).map(|_| bench.acquire("a"))).await;
+    assert_eq!(all.iter().filter(|acquired| acquired.fresh).count(), 1);
+    assert!(all.iter().all(|acquired| acquired.sandbox.id == all[0].sandbox.id));
+    assert_eq!(bench.backend.count(), 1);
+}
+
+#[tokio::test]
+async fn keys_survive_a_restart() {
+    let bench = Bench::new().await;
+    let made = bench.acquire("a").await.sandbox;
+    let bench = bench.restarted().await;
+    let again = bench.acquire("a").await;
+    assert_eq!((again.sandbox.id, again.fresh), (made.id, false));
+}
+
+#[tokio::test]
+async fn n60_n61_a_dead_sandbox_is_replaced_under_its_key() {
+    let bench = Bench::new().await;
+    let dead = bench.acquire("a").await.sandbox;
+    bench.backend.kill(&dead.id, Cause::AgentDied);
+    bench.until(&dead, |phase| matches!(phase, Phase::Failed(_))).await;
+    let new = bench.acquire("a").await;
+    assert!(new.fresh && new.sandbox.id != dead.id);
+    bench.gone(&dead).await;
+    assert_eq!((bench.all().total, bench.backend.count()), (1, 1));
+    let bench = bench.restarted().await;
+    assert_eq!(bench.acquire("a").await.sandbox.id, new.sandbox.id);
+}
+
+#[tokio::test]
+async fn n54_a_death_that_nobody_told_of_is_noticed_at_the_next_use() {
+    let bench = Bench::new().await;
+    let dead = bench.acquire("a").await.sandbox;
+    bench.backend.take_away(&dead.id);
+    let new = bench.acquire("a").await;
+    assert!(new.fresh && new.sandbox.id != dead.id);
+    bench.gone(&dead).await;
+}
+
+#[tokio::test]
+async fn n59_a_removal_that_fails_keeps_no_dead_sandbox_under_the_key() {
+    let bench = Bench::new().await;
+    let dead = bench.acquire("a").await.sandbox;
+    bench.backend.fail("destroy", 1000);
+    bench.backend.kill(&dead.id, Cause::AgentDied);
+    bench.until(&dead, |phase| matches!(phase, Phase::Failed(_))).await;
+    let new = bench.acquire("a").await;
+    assert!(new.fresh);
+    assert_eq!(bench.acquire("a").await.sandbox.id, new.sandbox.id);
+    // Should the server die now, the dead one is not taken for the key's again.
+    let bench = bench.restarted().await;
+    assert_eq!(bench.acquire("a").await.sandbox.id, new.sandbox.id);
+}
+
+#[tokio::test]
+async fn n62_an_agent_that_cannot_be_asked_is_kept() {
+    let bench = Bench::new().await;
+    let made = bench.acquire("a").await.sandbox;
+    bench.backend.fail("dial", 1);
+    let again = bench.acquire("a").await;
+    assert_eq!((again.sandbox.id, again.fresh), (made.id, false));
+}
+
+#[tokio::test]
+async fn n46_a_destroyed_sandbox_leaves_its_key_free() {
+    let bench = Bench::new().await;
+    let first = bench.acquire("a").await.sandbox;
+    bench.service.destroy(&bench.owner, &first.id).await.unwrap();
+    assert!(bench.service.find(&bench.key("a")).is_none());
+    assert_eq!(bench.service.0.names.count(), 0);
+    assert!(bench.acquire("a").await.fresh);
+}
+
+#[tokio::test]
+async fn a_paused_sandbox_is_resumed_for_who_acquires_it() {
+    let bench = Bench::new().await;
+    let made = bench.acquire("a").await.sandbox;
+    bench.service.pause(&bench.owner, &made.id).await.unwrap();
+    let again = bench.acquire("a").await;
+    assert_eq!((again.sandbox.id, again.sandbox.phase), (made.id.clone(), Phase::Running));
+    assert_eq!(bench.backend.condition(&made.id), Some(Condition::Alive));
+}
+
+#[tokio::test]
+async fn n71_who_goes_away_leaves_the_turn_to_the_next() {
+    let bench = Bench::new().await;
+    bench.backend.gate.forget_permits(usize::MAX >> 3);
+    let (service, key) = (bench.service.clone(), bench.key("a"));
+    let first = tokio::spawn(async move { service.acquire(&key, plain()).await });
+    while bench.all().total == 0 {
+        tokio::task::yield_now().await;
+    }
+    first.abort();
+    bench.backend.gate.add_permits(100);
+    assert!(bench.acquire("a").await.fresh);
+    bench.until_count(1).await;
+}
+
+#[tokio::test]
+async fn a_create_that_fails_leaves_no_key() {
+    let bench = Bench::new().await;
+    bench.backend.fail("create", 1);
+    bench.service.acquire(&bench.key("a"), plain()).await.unwrap_err();
+    assert_eq!((bench.service.0.names.count(), bench.backend.count()), (0, 0));
+    assert!(bench.acquire("a").await.fresh);
+}
+
+#[tokio::test]
+async fn n45_a_released_sandbox_stays_until_its_place_is_needed() {
+    let bench = Bench::limited(2, 10).await;
+    let first = bench.acquire("a").await.sandbox;
+    assert_eq!((bench.release("a"), bench.release("a")), (Outcome::Done, Outcome::AlreadySo));
+    assert_eq!(bench.release("unknown"), Outcome::AlreadySo);
+    assert_eq!(bench.acquire("b").await.sandbox.phase, Phase::Running);
+    let again = bench.acquire("a").await;
+    assert_eq!((again.sandbox.id, again.fresh), (first.id, false));
+}
+
+#[tokio::test]
+async fn n67_the_longest_parked_makes_room_and_nobody_else() {
+    let bench = Bench::limited(3, 10).await;
+    let held = bench.acquire("held").await.sandbox;
+    let old = bench.acquire("old").await.sandbox;
+    let young = bench.acquire("young").await.sandbox;
+    bench.release("young");
+    bench.release("old");
+    bench.handle(&young).activity.touch();
+    bench.acquire("new").await;
+    let left = |sandbox: &crate::Sandbox| bench.service.get(&bench.owner, &sandbox.id).is_ok();
+    assert!(left(&held) && !left(&old) && left(&young));
+    // A plain one takes the other; nobody is parked any more, and the soft limit gives way.
+    bench.create().await;
+    assert!(left(&held) && !left(&young));
+    bench.create().await;
+    assert_eq!(bench.backend.count(), 4);
+}
+
+#[tokio::test]
+async fn what_runs_something_is_never_parked() {
+    let bench = Bench::limited(1, 10).await;
+    let busy = bench.acquire("busy").await.sandbox;
+    bench.release("busy");
+    bench.backend.knows(vec![running("00000000000000000000000000000000")]);
+    bench.acquire("new").await;
+    assert!(bench.service.get(&bench.owner, &busy.id).is_ok());
+    bench.backend.knows(Vec::new());
+    bench.acquire("another").await;
+    assert!(bench.service.get(&bench.owner, &busy.id).is_err());
+}
+
+#[tokio::test]
+async fn the_hard_limit_refuses_unless_somebody_is_parked() {
+    let bench = Bench::limited(2, 2).await;
+    bench.acquire("a").await;
+    bench.acquire("b").await;
+    let error = bench.service.acquire(&bench.key("c"), plain()).await.unwrap_err();
+    assert!(matches!(error, ServiceError::TooManySandboxes { .. }));
+    assert!(matches!(error.kind(), ErrorKind::Exhausted { .. }));
+    assert_eq!(bench.acquire("a").await.sandbox.phase, Phase::Running, "what exists is still found");
+    bench.release("b");
+    assert!(bench.acquire("c").await.fresh);
+    assert_eq!(bench.backend.count(), 2);
+}
+
+#[tokio::test]
+async fn n92_who_asks_for_what_is_being_taken_away_gets_a_new_one() {
+    let bench = Bench::limited(1, 10).await;
+    let old = bench.acquire("a").await.sandbox;
+    bench.release("a");
+    let handle = bench.handle(&old);
+    assert!(handle.hold.close(&handle.activity, Duration::MAX, Duration::ZERO));
+    let new = bench.acquire("a").await;
+    assert!(new.fresh && new.sandbox.id != old.id);
+}
+
+#[tokio::test]
+async fn acquire_and_eviction_at_once_never_give_a_dead_sandbox_or_two() {
+    let bench = Bench::limited(3, 100).await;
+    let names: Vec<String> = (0..6).map(|n| format!("key {n}")).collect();
+    for round in 0..20 {
+        let picked = (0..30).map(|n| &names[(n + round) % names.len()]);
+        let ids = join_all(picked.clone().map(|name| bench.acquire(name))).await;
+        let all: Vec<_> = picked.zip(ids.into_iter().map(|acquired| acquired.sandbox.id)).collect();
+        for (name, id) in &all {
+            assert!(all.iter().all(|(other, found)| (other == name) == (found == id)), "{all:?}");
+        }
+        for name in &names {
+            bench.release(name);
+        }
+    }
+}

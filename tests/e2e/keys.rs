@@ -1,0 +1,232 @@
+//! Sandboxes by name: one for each key, whoever asks, whatever dies.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, RwLock};
+use std::time::{Duration, Instant};
+
+use e2e::binary::Programs;
+use e2e::host;
+use e2e::http::{Client, Response};
+use e2e::run::is_root;
+use e2e::server::{Server, Start};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+
+fn ask(client: &mut Client, key: &str) -> std::io::Result<Response> {
+    let wish = json!({
+        "image": {"uri": "host"},
+        "timeout": 3600,
+        "resourceLimits": {},
+        "entrypoint": ["tail", "-f", "/dev/null"],
+        "metadata": if key.starts_with("key-") { json!({"key": key}) } else { json!({}) },
+        "extensions": {"coracle.key": key},
+    });
+    client.post("/v1/sandboxes", &wish)
+}
+
+fn acquire(server: &Server, key: &str) -> String {
+    let answer = ask(&mut server.client(), key).expect("the server answers");
+    assert_eq!(answer.status, 202, "{}", answer.text());
+    answer.json()["id"].as_str().expect("it has an id").to_owned()
+}
+
+fn kill(pid: u32) {
+    let pid = Pid::from_raw(i32::try_from(pid).expect("a pid")).expect("not zero");
+    // It may have died by itself in the meantime.
+    kill_process(pid, Signal::KILL).ok();
+}
+
+#[test]
+fn a_storm_of_retries_makes_one_sandbox() {
+    let server = Server::start();
+    let ids: BTreeSet<String> = std::thread::scope(|scope| {
+        let retry = || {
+            let mut client = server.client();
+            client.set_headers(&[("Idempotency-Key".to_owned(), "order 66".to_owned())]);
+            let wish =
+                json!({"image": {"uri": "host"}, "resourceLimits": {}, "entrypoint": ["sleep", "inf"]});
+            let answer = client.post("/v1/sandboxes", &wish).expect("the server answers");
+            assert_eq!(answer.status, 202, "{}", answer.text());
+            answer.json()["id"].as_str().expect("it has an id").to_owned()
+        };
+        let storm: Vec<_> = (0..30).map(|_| scope.spawn(retry)).collect();
+        storm.into_iter().map(|retry| retry.join().expect("it ends well")).collect()
+    });
+    assert_eq!(ids.len(), 1, "{ids:?}");
+}
+
+#[test]
+fn a_key_is_kept_over_a_crash_and_refused_when_it_cannot_be_one() {
+    let mut server = Server::start();
+    let first = acquire(&server, "thread/7 ü");
+    server.kill();
+    server.start_again(&Start::new());
+    assert_eq!(acquire(&server, "thread/7 ü"), first);
+    let answer = ask(&mut server.client(), &"x".repeat(300)).expect("the server answers");
+    assert_eq!((answer.status, answer.json()["code"].as_str()), (400, Some("SANDBOX::INVALID_PARAMETER")));
+}
+
+#[test]
+fn the_command_line_acquires_and_releases() {
+    let server = Server::start();
+    let coracle = |arguments: &[&str]| {
+        let mut command: Command = Programs::shared().command();
+        let url = format!("http://{}", server.address());
+        let output = command.args(["--url", &url]).args(arguments).output().expect("the binary runs");
+        (output.status.success(), String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let (made, id) = coracle(&["create", "--key", "mine"]);
+    assert!(made && id.len() == 20, "{id}");
+    assert_eq!(coracle(&["create", "--key", "mine"]), (true, id.clone()));
+    assert_eq!(acquire(&server, "mine"), id);
+    let (released, told) = coracle(&["--json", "release", "mine"]);
+    let told: serde_json::Value = serde_json::from_str(&told).expect("it is JSON");
+    assert_eq!((released, told), (true, json!({"name": "mine", "released": true})));
+    assert!(!coracle(&["release", "nobody"]).0);
+}
+
+#[test]
+fn a_dead_sandbox_is_replaced_at_the_next_use() {
+    if !is_root() {
+        return;
+    }
+    let server = Server::start();
+    let dead = acquire(&server, "a");
+    kill(host::agent_of(&dead).expect("its agent runs"));
+    let new = acquire(&server, "a");
+    assert_ne!(new, dead);
+    assert_eq!(acquire(&server, "a"), new);
+    e2e::eventually("nothing is left of the dead one", || {
+        server.client().get(&format!("/v1/sandboxes/{dead}")).is_ok_and(|answer| answer.status == 404)
+    });
+}
+
+/// Clients, keys and what they met.
+struct Load<'a> {
+    server: &'a RwLock<Server>,
+    over: AtomicBool,
+    asked: AtomicUsize,
+    errors: Mutex<Vec<String>>,
+    kills: AtomicUsize,
+    crashes: AtomicUsize,
+}
+
+const CLIENTS: usize = 200;
+const KEYS: usize = 50;
+
+impl Load<'_> {
+    fn client(&self, number: usize) {
+        let mut client = self.server.read().expect("nobody panicked").client();
+        for round in 0.. {
+            if self.over.load(Ordering::Relaxed) {
+                return;
+            }
+            let key = format!("key-{}", (number * 7919 + round * 104_729) % KEYS);
+            let crashes = self.crashes.load(Ordering::SeqCst);
+            let problem = match ask(&mut client, &key) {
+                Ok(answer) if answer.status == 202 => None,
+                Ok(answer) => Some(format!("{}: {}", answer.status, answer.text())),
+                // While the server is down nobody is answered.
+                Err(_) if self.crashes.load(Ordering::SeqCst) % 2 == 1 || crashes % 2 == 1 => None,
+                Err(_) if self.crashes.load(Ordering::SeqCst) != crashes => None,
+                Err(error) => Some(error.to_string()),
+            };
+            self.asked.fetch_add(1, Ordering::Relaxed);
+            self.errors.lock().expect("nobody panicked").extend(problem);
+        }
+    }
+
+    /// Kills agents, and looks whether a key ever has two sandboxes.
+    fn killer(&self) {
+        for round in 0.. {
+            if self.over.load(Ordering::Relaxed) {
+                return;
+            }
+            std::thread::park_timeout(Duration::from_millis(100));
+            let mut client = self.server.read().expect("nobody panicked").client();
+            let Ok(page) = client.get("/v1/sandboxes?pageSize=200&state=Running") else { continue };
+            let items = page.json()["items"].as_array().cloned().unwrap_or_default();
+            let mut seen = BTreeMap::new();
+            for item in &items {
+                *seen.entry(item["metadata"]["key"].to_string()).or_insert(0) += 1;
+            }
+            assert!(seen.values().all(|count| *count == 1), "two for one key: {seen:?}");
+            let victim = items.get(round * 31 % items.len().max(1)).and_then(|item| item["id"].as_str());
+            if let Some(agent) = victim.and_then(host::agent_of) {
+                self.kills.fetch_add(1, Ordering::SeqCst);
+                kill(agent);
+            }
+        }
+    }
+
+    fn crasher(&self, every: Duration) {
+        while !self.over.load(Ordering::Relaxed) {
+            std::thread::park_timeout(every);
+            self.crashes.fetch_add(1, Ordering::SeqCst);
+            let mut server = self.server.write().expect("nobody panicked");
+            let address = server.address().to_owned();
+            server.kill();
+            server.start_again(&Start::new().listen(&address));
+            self.crashes.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+}
+
+/// How long the load lasts.
+fn seconds() -> u64 {
+    std::env::var("CORACLE_LOAD_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(10)
+}
+
+fn bear_load(crashing: bool) {
+    if !is_root() {
+        return;
+    }
+    let server = RwLock::new(Server::start());
+    let load = Load {
+        server: &server,
+        over: AtomicBool::new(false),
+        asked: AtomicUsize::new(0),
+        errors: Mutex::default(),
+        kills: AtomicUsize::new(0),
+        crashes: AtomicUsize::new(0),
+    };
+    std::thread::scope(|scope| {
+        for number in 0..CLIENTS {
+            scope.spawn({
+                let load = &load;
+                move || load.client(number)
+            });
+        }
+        scope.spawn(|| load.killer());
+        if crashing {
+            scope.spawn(|| load.crasher(Duration::from_millis(1500)));
+        }
+        let end = Instant::now() + Duration::from_secs(seconds());
+        while Instant::now() < end {
+            std::thread::park_timeout(end - Instant::now());
+        }
+        load.over.store(true, Ordering::Relaxed);
+    });
+    let (asked, kills) = (load.asked.load(Ordering::Relaxed), load.kills.load(Ordering::Relaxed));
+    let errors = load.errors.into_inner().expect("nobody panicked");
+    assert!(asked > CLIENTS && kills > 0, "{asked} requests, {kills} kills");
+    assert!(errors.len() <= kills * CLIENTS, "{} errors, {kills} kills", errors.len());
+    let per_kill = errors.len() as f64 / kills as f64;
+    assert!(per_kill <= 1.0, "{per_kill} errors for each kill: {:?}", &errors[..errors.len().min(5)]);
+    let server = server.into_inner().expect("nobody panicked");
+    server.remove_all().expect("the server removes them");
+    let page = server.client().get("/v1/sandboxes").expect("the server answers");
+    assert_eq!(page.json()["items"].as_array().map(Vec::len), Some(0));
+}
+
+#[test]
+fn two_hundred_clients_and_fifty_keys_while_sandboxes_are_killed() {
+    bear_load(false);
+}
+
+#[test]
+fn two_hundred_clients_and_fifty_keys_while_the_server_is_killed_too() {
+    bear_load(true);
+}
