@@ -2,6 +2,7 @@
 
 mod crash;
 mod escape;
+mod events;
 mod failures;
 mod keys;
 mod limits;

@@ -6,6 +6,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use e2e::binary::Programs;
 use e2e::host::{self, Host};
 use e2e::run::{ORDINARY, Run, User, is_root};
 
@@ -67,6 +68,27 @@ fn a_sandbox_that_cannot_be_made_ends_with_125_and_says_why() {
     let ended = Run::new(User::Same).flag("--network", "on").argv(&["true"]);
     assert_eq!(ended.code, Some(125), "{ended:?}");
     assert!(ended.stderr.contains("network"), "{ended:?}");
+}
+
+#[test]
+fn an_imported_image_can_be_run() {
+    for user in users() {
+        let run = Run::new(user).flag("--image", "mini");
+        let tree = user.home();
+        fs::create_dir_all(tree.path().join("image/bin")).expect("our own directory");
+        // The one static program that is there on every host of the tests.
+        fs::copy(Programs::shared().coracle(), tree.path().join("image/bin/tool")).expect("our own files");
+        let mut import = Programs::shared().command();
+        import.args(["image", "import", "mini"]).arg(tree.path().join("image"));
+        import.arg("--state-dir").arg(run.state_directory());
+        user.apply(&mut import);
+        let imported = import.output().expect("the binary runs");
+        assert!(imported.status.success(), "{user:?}: {imported:?}");
+        let ended = run.argv(&["/bin/tool", "--version"]);
+        assert_eq!(ended.code, Some(0), "{user:?}: {ended:?}");
+        assert!(ended.stdout.starts_with("coracle "), "{user:?}: {ended:?}");
+        assert_eq!(run.argv(&["/usr/bin/env"]).code, Some(127), "{user:?}: the image `host` was used");
+    }
 }
 
 /// The numbers at which the agent finds what it inherits may be free or taken beforehand.

@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 pub struct Settings {
     /// Everything we keep lies below it.
     pub state_dir: PathBuf,
+    /// The state directory that has the images. One-shot sandboxes use those of the host's server.
+    pub image_state: PathBuf,
     /// Part of the names of control groups, so that several servers share a host.
     pub instance: String,
     /// The first host id that sandboxes may use; the first range is our own.

@@ -16,6 +16,7 @@ use comfy_table::{ContentArrangement, Table, presets};
 use serde::Serialize;
 
 use crate::client::Refused;
+use crate::commands::NotStarted;
 
 /// Writes results and complaints.
 #[derive(Clone, Copy, Debug)]
@@ -151,6 +152,9 @@ fn hint_of(error: &(dyn std::error::Error + 'static)) -> Option<String> {
     }
     if let Some(refused) = error.downcast_ref::<Refused>() {
         return refused.hint();
+    }
+    if let Some(failed) = error.downcast_ref::<NotStarted>() {
+        return Some(failed.hint().to_owned());
     }
     if let Some(image) = error.downcast_ref::<ImageError>() {
         return image.hint().map(str::to_owned);

@@ -15,7 +15,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use backend_local::jail::plan::{GuestPlan, JailPlan, LimitName, Limits, MountPlan};
 use backend_local::launcher::Launcher;
 use backend_local::launcher::create::NotBegun;
@@ -30,7 +30,7 @@ use wire::process::{Command, Directory, Exit, Missing, Retention, Start, Termina
 
 use crate::args::RunArgs;
 use crate::config::Config;
-use crate::output::Printer;
+use crate::output::{Printer, WithHint};
 use crate::serve::{handover, lock, make_state_dir};
 
 /// As `timeout(1)` has it.
@@ -158,6 +158,7 @@ fn sweep(launcher: &mut Launcher, state: &Path, printer: &Printer) -> Result<()>
 fn settings(config: &Config, state: &Path) -> Settings {
     Settings {
         state_dir: state.to_owned(),
+        image_state: config.state_dir.clone(),
         instance: format!("{}-run", config.instance),
         uid_base: config.uid_base,
         server_uid: None,
@@ -177,7 +178,12 @@ fn plan(args: &RunArgs, config: &Config) -> Result<JailPlan> {
     let network = Network::from(args.network);
     if network != Network::Off {
         let word = if network == Network::On { "on" } else { "filtered" };
-        anyhow::bail!("network `{word}` comes with the network issue");
+        return Err(anyhow!("network `{word}` comes with the network issue")).hint("use `--network off`");
+    }
+    for mount in &args.mounts {
+        std::fs::metadata(&mount.source)
+            .with_context(|| format!("`{}` cannot be mounted", mount.source.display()))
+            .hint("the form is `--mount SOURCE:TARGET[:ro]`, with a SOURCE that exists on this host")?;
     }
     let defaults = handover::limits(config);
     let asked = [

@@ -51,11 +51,29 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode> {
     let listener =
         TcpListener::bind(config.listen).with_context(|| format!("could not listen on {}", config.listen))?;
     listener.set_nonblocking(true)?;
+    let divided = divide_group();
     linux::namespaces::adopt_orphans().context("could not become the parent of orphans")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let code = runtime.block_on(supervise(&config, listener))?;
+    if divided && let Err(error) = backend_local::cgroups::give_room_back() {
+        tracing::info!(%error, "our control group is not left as it was");
+    }
     drop(lock);
     Ok(code)
+}
+
+/// An ordinary user's groups lie in the one we were started in. It must be empty of processes
+/// before the launcher can set limits there, so we leave it before we start any. Says whether
+/// there is such a group.
+fn divide_group() -> bool {
+    if rustix::process::geteuid().is_root() {
+        return false;
+    }
+    let room = backend_local::cgroups::make_room();
+    if let Err(error) = &room {
+        tracing::info!(%error, "no control group was delegated to us");
+    }
+    room.is_ok()
 }
 
 /// The uid of the server: one of the range that is ours, and as a rule not that of another

@@ -70,6 +70,8 @@ pub struct Entry {
     pub inherited: Vec<OwnedFd>,
     /// Which of `inherited` is replaced by the journal directory that arrives later.
     pub journal: usize,
+    /// Without root: which of `inherited` is replaced by a mount of the commands' group, made here.
+    pub commands: Option<(usize, PathBuf)>,
 }
 
 /// One tree of the image; its lower layers come as detached mounts, or as paths to clone here.
@@ -137,7 +139,10 @@ pub fn enter(
 
     rustix::process::umask(Mode::from_raw_mode(0o022));
     namespaces::limit(Resource::Core, 0).at(Step::ResourceLimits)?;
-    let Entry { inherited, journal, agent, filter, open_files, .. } = entry;
+    let Entry { mut inherited, journal, agent, filter, open_files, commands, .. } = entry;
+    if let (Some((place, _)), Some(group)) = (commands, layers.commands) {
+        inherited[place] = group;
+    }
     let departure = depart(inherited, journal, journals, agent, report).at(Step::ExecuteAgent)?;
     rustix::process::setrlimit(Resource::Nofile, open_files).at(Step::ResourceLimits)?;
     let (arguments, environment) = (words(&[c"coracle", c"__agent"]), words(&[]));
@@ -156,6 +161,7 @@ struct Layers {
     trees: Vec<Vec<OwnedFd>>,
     volume: Option<OwnedFd>,
     journal: Option<OwnedFd>,
+    commands: Option<OwnedFd>,
     mounts: Vec<OwnedFd>,
 }
 
@@ -174,7 +180,10 @@ fn gather(entry: &Entry, handover: Handover) -> Result<Layers, JailError> {
             let cloned = clone(&mount.source, Depth::Recursive, mount.attributes());
             cloned.at_path(Step::CloneMounts, &mount.source)
         });
-        return Ok(Layers { trees, volume: None, journal: None, mounts: mounts.collect::<Result<_, _>>()? });
+        let mounts = mounts.collect::<Result<_, _>>()?;
+        let commands = entry.commands.as_ref().map(|(_, path)| mounts::clone_tree(path, Depth::Single));
+        let commands = commands.transpose().at(Step::JoinGroups)?;
+        return Ok(Layers { trees, volume: None, journal: None, commands, mounts });
     }
     let mut given = handover.into_iter();
     let mut next = || given.next().ok_or_else(|| io::Error::other("fewer mounts than planned"));
@@ -185,7 +194,7 @@ fn gather(entry: &Entry, handover: Handover) -> Result<Layers, JailError> {
     }
     let volume = Some(next().at(Step::Handover)?);
     let journal = Some(next().at(Step::Handover)?);
-    Ok(Layers { trees, volume, journal, mounts: given.collect() })
+    Ok(Layers { trees, volume, journal, commands: None, mounts: given.collect() })
 }
 
 fn clone(path: &Path, depth: Depth, attributes: Attributes) -> io::Result<OwnedFd> {

@@ -15,7 +15,7 @@ use wire::AgentConfig;
 
 use super::protocol::{Holds, Refusal, RefusalKind};
 use super::{Launcher, PREPARED_DISK, Rights, Root};
-use crate::cgroups::Groups;
+use crate::cgroups::{Groups, has_legacy_controllers};
 use crate::images::{self, ImageError, Resolved};
 use crate::jail::build::{self, Begun, NetworkPart, Owners, Ownership, Parts};
 use crate::jail::enter::{COMMAND_CAPABILITIES, Entry, EntryMount, EntryTree, EntryVolume, make_uppers};
@@ -25,6 +25,10 @@ use crate::jail::plan::{JailPlan, LimitName, Limits};
 use crate::jail::step::{At, Failure, JailError, Step};
 use crate::settings::{Lifetime, Maxima, MountRule};
 use crate::volumes::{Kind, VolumeError, tree_name};
+
+/// How an ordinary user gets groups with controllers.
+const DELEGATED: &str =
+    "start it in a control group of its own, `systemd-run --user --scope -p Delegate=yes coracle";
 
 /// A sandbox on its way. When `status` is readable, [`Launcher::conclude`] says what became of it.
 #[derive(Debug)]
@@ -98,7 +102,7 @@ impl Launcher {
     }
 
     fn resolve(&self, name: &str) -> Result<Resolved, Refusal> {
-        images::resolve(&self.settings.state_dir, &self.host, name, &self.aliases).map_err(refuse_image)
+        images::resolve(&self.settings.image_state, &self.host, name, &self.aliases).map_err(refuse_image)
     }
 
     /// Says what will be in force, or refuses what cannot be.
@@ -112,18 +116,14 @@ impl Launcher {
             if self.enforces(limit) && !(plan.keep && limit == LimitName::Disk) {
                 holds.measures.push((limit.word().to_owned(), self.describe(limit, plan)));
             } else if plan.named.contains(&limit) || plan.require_limits {
-                let message = format!("this host cannot enforce the limit on {}", limit.word());
-                return Err(Refusal::unsupported(
-                    message,
-                    Some("`coracle doctor` says what is missing for it"),
-                ));
+                return Err(self.cannot_hold(limit, plan));
             } else {
                 holds.weaker.push(self.missing(limit, plan));
             }
         }
         let root = matches!(self.rights, Rights::Root(_));
         let users = if root { "own range of host ids" } else { "one id, the caller's" };
-        let kill = if root { "cgroup.kill" } else { "a subreaping runner" };
+        let kill = if self.can_freeze() { "cgroup.kill" } else { "a subreaping runner" };
         for (name, value) in [
             ("users", users),
             ("kill", kill),
@@ -135,6 +135,32 @@ impl Launcher {
             holds.measures.push((name.to_owned(), value.to_owned()));
         }
         Ok(holds)
+    }
+
+    /// Refuses a plan because of a limit that cannot be held, and says what would help.
+    fn cannot_hold(&self, limit: LimitName, plan: &JailPlan) -> Refusal {
+        let mut message = format!("this host cannot enforce the limit on {}", limit.word());
+        let mut hint = "`coracle doctor` says what is missing for it".to_owned();
+        let served = self.settings.lifetime == Lifetime::Own;
+        if let Some(reason) = self.shortfall() {
+            message = format!("{message}: {reason}");
+            let command = if served { "serve" } else { "run" };
+            let way = if has_legacy_controllers() {
+                "run it as root, since controllers of cgroup v1 cannot be delegated".to_owned()
+            } else {
+                format!("{DELEGATED} {command} ...`, or run it as root")
+            };
+            hint = format!("{way}; {hint}");
+        }
+        if !plan.named.contains(&limit) {
+            let without = if served {
+                "set `require_limits = false` in the configuration"
+            } else {
+                "leave `--require-limits` out"
+            };
+            hint = format!("{hint}; to do without default limits, {without}");
+        }
+        Refusal::unsupported(message, Some(&hint))
     }
 
     fn missing(&self, limit: LimitName, plan: &JailPlan) -> String {
@@ -152,8 +178,8 @@ impl Launcher {
                 Kind::Ext4 => "ext4 image",
                 Kind::Tmpfs => "tmpfs",
             },
-            (Rights::Root(root), limit) => root.groups.version(limit),
-            (Rights::User { .. }, _) => "tmpfs",
+            (Rights::User { .. }, LimitName::Disk) => "tmpfs",
+            (_, limit) => self.groups().map_or("none", |groups| groups.version(limit)),
         };
         format!("{amount} by {by}")
     }
@@ -200,8 +226,10 @@ impl Launcher {
         let mounts: Vec<EntryMount> = plan.mounts.iter().map(entry_mount).collect();
         let resources = self.resources(plan, &trees, &mounts)?;
         let mut inherited = Inherited::new(report.try_clone().at(Step::Configuration)?, listen);
+        let mut commands = None;
         let (group, groups_fds) = match resources.groups {
             Some(groups) => {
+                commands = groups.unmounted.map(|path| (inherited.descriptors.len(), path));
                 inherited.add_groups(groups.commands, groups.command_tasks, groups.oom);
                 (Some(groups.agent), groups.agent_tasks)
             }
@@ -222,6 +250,7 @@ impl Launcher {
             filter: self.filters(plan).agent.clone(),
             open_files: self.open_files,
             journal: Inherited::JOURNAL,
+            commands,
             inherited: inherited.descriptors,
         };
         let parts = Parts {
@@ -248,14 +277,18 @@ impl Launcher {
         }
         match &mut self.rights {
             Rights::Root(root) => root.resources(plan, trees, mounts, kept),
-            Rights::User { uid, gid } => Ok(Resources {
-                groups: None,
-                volume: kept.map_or(EntryVolume::Tmpfs(plan.limits.disk), EntryVolume::Directory),
-                network: NetworkPart::New,
-                cgroup_namespace: true,
-                ownership: Ownership::Single { uid: *uid, gid: *gid },
-                setgroups: Setgroups::Deny,
-            }),
+            Rights::User { uid, gid, groups } => {
+                let own = groups.as_ref().ok().filter(|groups| groups.can_make());
+                let made = own.map(|groups| groups.make(&plan.id, &plan.limits, *uid));
+                Ok(Resources {
+                    groups: made.transpose().at(Step::Groups)?,
+                    volume: kept.map_or(EntryVolume::Tmpfs(plan.limits.disk), EntryVolume::Directory),
+                    network: NetworkPart::New,
+                    cgroup_namespace: own.is_none_or(|groups| groups.allows_namespace()),
+                    ownership: Ownership::Single { uid: *uid, gid: *gid },
+                    setgroups: Setgroups::Deny,
+                })
+            }
         }
     }
 
@@ -315,7 +348,7 @@ impl Launcher {
             oom_fd: inherited.oom,
             command_filter: self.filters(plan).command.to_words(),
             command_capabilities: COMMAND_CAPABILITIES.0,
-            process_rlimit: (!root).then_some(u64::from(plan.limits.pids)),
+            process_rlimit: (!self.enforces(LimitName::Pids)).then_some(u64::from(plan.limits.pids)),
             single_user: !root,
             default_user: plan.guest.default_user.clone(),
             default_directory: plan.guest.default_directory.clone(),

@@ -12,6 +12,7 @@ use rustix::fs::AtFlags;
 use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 
 use super::{Launcher, Rights};
+use crate::cgroups::Hierarchies;
 
 /// How far an ending has come.
 #[derive(Debug)]
@@ -31,8 +32,8 @@ impl Launcher {
             }
             return Ok(Ending::Dying(pidfd));
         }
-        if let Rights::Root(root) = &self.rights {
-            root.groups.kill(id)?;
+        if let Some(groups) = self.groups() {
+            groups.kill(id)?;
         }
         Ok(Ending::Done)
     }
@@ -43,8 +44,10 @@ impl Launcher {
         if let Some(pidfd) = pidfd {
             collect(pidfd)?;
         }
+        if let Some(groups) = self.groups() {
+            groups.remove(id)?;
+        }
         if let Rights::Root(root) = &mut self.rights {
-            root.groups.remove(id)?;
             root.volumes.remove(id).map_err(io::Error::other)?;
         }
         match rustix::fs::unlinkat(self.run_directory(), id, AtFlags::empty()) {
@@ -78,11 +81,12 @@ impl Launcher {
 
     /// Removes this instance's own groups and other remains when nothing lives in them.
     pub fn close(&mut self) -> io::Result<()> {
-        let Rights::Root(root) = &mut self.rights else { return Ok(()) };
-        for disk in std::mem::take(&mut root.disks) {
-            root.volumes.discard(disk).map_err(io::Error::other)?;
+        if let Rights::Root(root) = &mut self.rights {
+            for disk in std::mem::take(&mut root.disks) {
+                root.volumes.discard(disk).map_err(io::Error::other)?;
+            }
         }
-        root.groups.close()
+        self.groups().map_or(Ok(()), Hierarchies::close)
     }
 }
 

@@ -56,10 +56,11 @@ pub struct Launcher {
 /// What we may do on this host.
 enum Rights {
     Root(Box<Root>),
-    /// An ordinary user: one id, no groups, disks in memory.
+    /// An ordinary user: one id, disks in memory, and groups only where some were delegated.
     User {
         uid: u32,
         gid: u32,
+        groups: Result<Box<Hierarchies>, String>,
     },
 }
 
@@ -148,7 +149,7 @@ impl Launcher {
             Rights::Root(Box::new(Root::open(&settings)?))
         } else {
             let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-            Rights::User { uid, gid }
+            Rights::User { uid, gid, groups: delegated_groups(&settings) }
         };
         let filters = Filters::compile()?;
         let launcher =
@@ -170,8 +171,10 @@ impl Launcher {
     /// All sandboxes of which anything exists here.
     pub fn found(&self) -> io::Result<Vec<FoundBox>> {
         let mut ids = self.records.list()?;
+        if let Some(groups) = self.groups() {
+            ids.extend(groups.list()?);
+        }
         if let Rights::Root(root) = &self.rights {
-            ids.extend(root.groups.list()?);
             ids.extend(root.volumes.list().map_err(io::Error::other)?);
         }
         ids.sort_unstable();
@@ -183,9 +186,9 @@ impl Launcher {
         let Some(record) = self.records.read(id).filter(|record| record.process.is_some()) else {
             return BoxCondition::Half;
         };
-        match (record.pidfd(), &self.rights) {
+        match (record.pidfd(), self.groups()) {
             (None, _) => BoxCondition::Dead,
-            (Some(_), Rights::Root(root)) if root.groups.is_frozen(id) => BoxCondition::Frozen,
+            (Some(_), Some(groups)) if groups.is_frozen(id) => BoxCondition::Frozen,
             (Some(_), _) if self.listens(id) => BoxCondition::Alive,
             // It was cloned, but whether it became an agent nobody saw.
             (Some(_), _) => BoxCondition::Half,
@@ -210,36 +213,28 @@ impl Launcher {
         self.records.read(id)?.pidfd()
     }
 
-    /// Whether sandboxes can be paused: every v2 group can, with or without controllers.
-    pub fn can_freeze(&self) -> bool {
-        matches!(self.rights, Rights::Root(_))
-    }
-
     /// Begins to stop or continue all commands of a sandbox.
     pub fn freeze(&self, id: &str, frozen: bool) -> io::Result<Freezing> {
-        match &self.rights {
-            Rights::Root(root) => root.groups.freeze(id, frozen),
-            Rights::User { .. } => Err(io::Error::from(io::ErrorKind::Unsupported)),
-        }
+        let none = || io::Error::from(io::ErrorKind::Unsupported);
+        self.groups().ok_or_else(none)?.freeze(id, frozen)
     }
 
     pub fn was_out_of_memory(&self, id: &str) -> bool {
-        match &self.rights {
-            Rights::Root(root) => root.groups.agent_was_killed_for_memory(id),
-            Rights::User { .. } => false,
-        }
+        self.groups().is_some_and(|groups| groups.agent_was_killed_for_memory(id))
     }
 
     pub fn usage(&self, id: &str) -> Option<Used> {
         let limits = self.records.read(id)?.limits;
-        let Rights::Root(root) = &self.rights else { return Some(Used::default()) };
-        let used = root.groups.usage(id);
-        let disk = root.volumes.usage(id).ok();
+        let used = self.groups().map(|groups| groups.usage(id)).unwrap_or_default();
+        let disk = match &self.rights {
+            Rights::Root(root) => root.volumes.usage(id).ok(),
+            Rights::User { .. } => None,
+        };
         Some(Used {
             memory: used.memory,
-            memory_limit: Some(limits.memory),
+            memory_limit: self.enforces(LimitName::Memory).then_some(limits.memory),
             cpu_micros: used.cpu_micros,
-            cpu_limit: Some(limits.cpus),
+            cpu_limit: self.enforces(LimitName::Cpus).then_some(limits.cpus),
             pids: used.pids,
             disk: disk.map(|disk| disk.used.0),
             disk_limit: disk.map(|disk| disk.limit.0),
@@ -249,10 +244,33 @@ impl Launcher {
 
     /// Whether this host enforces a limit for every sandbox.
     pub fn enforces(&self, limit: LimitName) -> bool {
-        match (&self.rights, limit) {
-            (_, LimitName::Disk) => true,
-            (Rights::Root(root), limit) => root.groups.enforces(limit),
-            (Rights::User { .. }, _) => false,
+        limit == LimitName::Disk || self.groups_for_new().is_some_and(|groups| groups.enforces(limit))
+    }
+
+    /// Whether commands can be stopped and continued.
+    pub fn can_freeze(&self) -> bool {
+        self.groups_for_new().is_some()
+    }
+
+    /// The groups in which something of ours may be.
+    fn groups(&self) -> Option<&Hierarchies> {
+        match &self.rights {
+            Rights::Root(root) => Some(&root.groups),
+            Rights::User { groups, .. } => groups.as_deref().ok(),
+        }
+    }
+
+    /// The groups in which those of a new sandbox can be made.
+    fn groups_for_new(&self) -> Option<&Hierarchies> {
+        self.groups().filter(|groups| groups.can_make())
+    }
+
+    /// Why an ordinary user's groups hold less than all limits.
+    pub fn shortfall(&self) -> Option<&str> {
+        match &self.rights {
+            Rights::Root(_) => None,
+            Rights::User { groups: Ok(groups), .. } => groups.shortfall(),
+            Rights::User { groups: Err(reason), .. } => Some(reason),
         }
     }
 
@@ -268,7 +286,7 @@ impl Launcher {
 
 impl Root {
     fn open(settings: &Settings) -> Result<Self, LauncherError> {
-        let groups = Hierarchies::find(&settings.instance).map_err(LauncherError::Groups)?;
+        let mut groups = Hierarchies::find(&settings.instance).map_err(LauncherError::Groups)?;
         let kept = volumes::Settings {
             pool: settings.pool_bytes.map(Bytes),
             floor: Bytes(settings.free_space_floor),
@@ -292,6 +310,17 @@ impl Root {
         }
         Ok(self.disks.len() < wanted)
     }
+}
+
+/// What was delegated to an ordinary user, opened, or why there is nothing to use.
+fn delegated_groups(settings: &Settings) -> Result<Box<Hierarchies>, String> {
+    let open = || {
+        let mut groups = Hierarchies::delegated(&settings.instance, &settings.state_dir)?;
+        groups.remember(&settings.state_dir)?;
+        groups.open()?;
+        Ok(Box::new(groups))
+    };
+    open().map_err(|error: io::Error| error.to_string())
 }
 
 /// The operator's aliases first, then the habits of the compatible APIs.

@@ -85,6 +85,7 @@ impl Handover {
     pub(crate) fn settings(&self) -> Settings {
         Settings {
             state_dir: self.state_dir.clone(),
+            image_state: self.state_dir.clone(),
             instance: self.instance.clone(),
             uid_base: self.uid_base,
             server_uid: self.server_uid,

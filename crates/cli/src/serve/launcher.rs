@@ -25,6 +25,9 @@ pub(crate) fn launcher(arguments: &[String]) -> Result<ExitCode> {
     let stop =
         Signals::watch(&[signals::TERMINATE, signals::INTERRUPT]).context("could not watch for signals")?;
     let launcher = Launcher::open(handover.settings())?;
+    if let Some(reason) = launcher.shortfall() {
+        tracing::warn!(reason, "not all limits can be held; `coracle doctor` says how to get them");
+    }
     let mut serving = Loop::open(launcher, stop.into_descriptor()).context("could not listen")?;
     std::fs::File::from(ready).write_all(b"r").context("the supervisor is gone")?;
     serving.run().context("the launcher's loop broke")?;
