@@ -154,9 +154,9 @@ fn launch(state_dir: PathBuf, instance: &str) {
         pool_bytes: Some(Bytes::mib(1024).0),
         free_space_floor: 0,
         prepared: 1,
+        maxima: Maxima::default(),
         mounts: MountRule::Refuse,
         lifetime: Lifetime::Own,
-        maxima: Maxima::default(),
     });
     let stop = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
     let mut serving = Loop::open(launcher.unwrap(), stop).unwrap();

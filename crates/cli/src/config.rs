@@ -129,6 +129,12 @@ pub(crate) struct Prepared {
     pub namespaces: usize,
 }
 
+impl Default for Prepared {
+    fn default() -> Self {
+        Self { volumes: 16, namespaces: 16 }
+    }
+}
+
 /// Host uids that one sandbox occupies.
 const UIDS_PER_SANDBOX: u64 = 1 << 16;
 /// There are 4096 ranges of uids, and some may belong to users of the host.
@@ -421,7 +427,11 @@ fn check_owners(raw: &BTreeMap<String, RawQuota>) -> Result<BTreeMap<String, Quo
 const MOST_PREPARED: usize = 256;
 
 fn check_prepared(raw: &RawPrepared) -> Result<Prepared> {
-    let prepared = Prepared { volumes: raw.volumes.unwrap_or(16), namespaces: raw.namespaces.unwrap_or(16) };
+    let usual = Prepared::default();
+    let prepared = Prepared {
+        volumes: raw.volumes.unwrap_or(usual.volumes),
+        namespaces: raw.namespaces.unwrap_or(usual.namespaces),
+    };
     if prepared.volumes.max(prepared.namespaces) > MOST_PREPARED {
         bail!("`prepared` asks for more than {MOST_PREPARED}");
     }

@@ -32,7 +32,7 @@ fn followers_that_come_while_it_runs_see_every_byte() {
         let second = agent.follow("slow", 0);
         let third = agent.follow("slow", 2);
         let mut input = agent.ask(Request::Input { process: "slow".to_owned() });
-        input.send(&Frame::Data(b"\n".to_vec()));
+        input.send(&Frame::Data(b"\n"[..].into()));
         assert_eq!(first.output().stdout(), "two\n");
         assert_eq!(second.output().stdout(), "one\ntwo\n");
         assert_eq!(third.output().stdout(), "e\ntwo\n");
@@ -112,7 +112,7 @@ fn a_caller_that_goes_away_kills_nothing() {
         talk.read_text(6);
         drop(talk);
         let mut input = agent.ask(Request::Input { process: "alone".to_owned() });
-        input.send(&Frame::Data(b"\n".to_vec()));
+        input.send(&Frame::Data(b"\n"[..].into()));
         let output = agent.follow("alone", 0).output();
         assert_eq!((output.stdout().as_str(), output.exit()), ("first\nlast\n", Exit::Code(0)));
     });

@@ -139,7 +139,7 @@ pub fn enter(
 
     rustix::process::umask(Mode::from_raw_mode(0o022));
     namespaces::limit(Resource::Core, 0).at(Step::ResourceLimits)?;
-    let Entry { mut inherited, journal, agent, filter, open_files, commands, .. } = entry;
+    let Entry { mut inherited, journal, agent, filter, commands, open_files, .. } = entry;
     if let (Some((place, _)), Some(group)) = (commands, layers.commands) {
         inherited[place] = group;
     }

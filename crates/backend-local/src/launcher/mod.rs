@@ -168,6 +168,14 @@ impl Launcher {
         }
     }
 
+    /// Whether less than half of what is to be prepared ahead is there.
+    pub fn stock_is_low(&self) -> bool {
+        match &self.rights {
+            Rights::Root(root) => root.nets.count().min(root.disks.len()) < self.settings.prepared / 2,
+            Rights::User { .. } => false,
+        }
+    }
+
     /// All sandboxes of which anything exists here.
     pub fn found(&self) -> io::Result<Vec<FoundBox>> {
         let mut ids = self.records.list()?;

@@ -54,6 +54,11 @@ enum Waiting {
     Groups,
 }
 
+/// How often groups are looked at that the kernel has not let go of, in nanoseconds.
+const RETRY: i64 = 1_000_000;
+/// How long nothing must happen before something is prepared ahead, in nanoseconds.
+const QUIET: i64 = 5_000_000;
+
 /// The state of the loop.
 pub struct Loop {
     launcher: Launcher,
@@ -124,8 +129,7 @@ impl Loop {
         }
     }
 
-    /// Waits for the next thing to do. While the stock is low it only looks, and restocks when
-    /// there is nothing to see.
+    /// Waits for the next thing to do, and restocks when there is nothing.
     fn wait(&mut self) -> io::Result<Ready> {
         let mut watched =
             vec![PollFd::new(&self.stop, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
@@ -144,10 +148,9 @@ impl Loop {
             }
         }
         let retrying = self.dying.iter().any(|dying| !deaths(dying));
-        let nanoseconds = if retrying { 1_000_000 } else { 0 };
-        let timeout = Timespec { tv_sec: 0, tv_nsec: nanoseconds };
-        let timeout = (retrying || !self.stocked).then_some(&timeout);
-        let ready = rustix::io::retry_on_intr(|| poll(&mut watched, timeout))?;
+        let patience = if retrying { Some(RETRY) } else { self.quiet_before_restocking() };
+        let timeout = patience.map(|tv_nsec| Timespec { tv_sec: 0, tv_nsec });
+        let ready = rustix::io::retry_on_intr(|| poll(&mut watched, timeout.as_ref()))?;
         if ready == 0 {
             drop(watched);
             self.restock();
@@ -170,6 +173,16 @@ impl Loop {
         Ok(Ready::Died(waiting[place]))
     }
 
+    /// How many nanoseconds nothing must happen before the stock is filled; `None` if it is not
+    /// to be filled now. A new sandbox and its first command should not share the processor and
+    /// the kernel's locks with work that can wait, unless the stock runs low.
+    fn quiet_before_restocking(&self) -> Option<i64> {
+        match (self.stocked, self.creating.is_empty()) {
+            (true, _) | (false, false) => None,
+            (false, true) => Some(if self.launcher.stock_is_low() { 0 } else { QUIET }),
+        }
+    }
+
     /// Takes in a connection; the oldest goes when there are too many, for a server has one.
     fn welcome(&mut self, client: io::Result<OwnedFd>) {
         const MOST_CLIENTS: usize = 8;
@@ -183,7 +196,7 @@ impl Loop {
     }
 
     fn restock(&mut self) {
-        if self.stocked {
+        if self.stocked || !self.creating.is_empty() {
             return;
         }
         match self.launcher.restock() {

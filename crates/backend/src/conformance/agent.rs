@@ -106,7 +106,7 @@ impl Connection {
     pub(super) async fn output(&mut self) -> Vec<u8> {
         loop {
             if let Frame::Output { bytes, .. } = self.frame().await {
-                return bytes;
+                return bytes.into();
             }
         }
     }

@@ -102,7 +102,7 @@ fn write(out: &mut impl Write, bytes: &[u8]) -> Result<()> {
 fn pass_input(link: &mut Link) -> Result<bool> {
     let mut buffer = [0; 32 << 10];
     let length = io::stdin().lock().read(&mut buffer)?;
-    let frame = if length == 0 { Frame::End } else { Frame::Data(buffer[..length].to_vec()) };
+    let frame = if length == 0 { Frame::End } else { Frame::Data(buffer[..length].to_vec().into()) };
     match link.send(&frame) {
         // The command closed its input or ended; both are its right.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),

@@ -25,7 +25,7 @@ use crate::transfer::Reading;
 use crate::{ErrorKind, Event, FileFault, ServiceError};
 
 fn output(offset: u64, bytes: &[u8]) -> Frame {
-    Frame::Output { stream: StreamTag::Stdout, offset, bytes: bytes.to_vec() }
+    Frame::Output { stream: StreamTag::Stdout, offset, bytes: bytes.to_vec().into() }
 }
 
 fn started() -> Frame {
@@ -92,11 +92,11 @@ async fn frames_of_the_wrong_kind_or_length_are_not_believed() {
         endless,
         unknown,
         Vec::new(),
-        encoded(&[Frame::Control(b"not json".to_vec())]),
-        encoded(&[Frame::Control(b"{\"unheard_of\":1}".to_vec())]),
+        encoded(&[Frame::Control(b"not json"[..].into())]),
+        encoded(&[Frame::Control(b"{\"unheard_of\":1}"[..].into())]),
         encoded(&[Frame::message(&Reply::Ok)]),
         encoded(&[output(0, b"early")]),
-        encoded(&[started(), Frame::Data(vec![1])]),
+        encoded(&[started(), Frame::Data(vec![1].into())]),
         encoded(&[started(), Frame::End]),
         encoded(&[started(), Frame::message(&Reply::Ok)]),
         encoded(&[started(), output(0, b"and then nothing")]),
@@ -121,7 +121,7 @@ async fn an_answer_without_end_is_cut_off() {
         let mut bytes = encoded(&[Frame::message(&Greeting { version: 1 })]);
         loop {
             theirs.write_all(&bytes).await?;
-            bytes = encoded(&[Frame::Data(vec![b'['; MAX_PAYLOAD])]);
+            bytes = encoded(&[Frame::Data(vec![b'['; MAX_PAYLOAD].into())]);
         }
         #[expect(unreachable_code, reason = "it names the type of the error above")]
         Ok::<(), std::io::Error>(())
@@ -150,8 +150,8 @@ async fn of_one_agent_one_long_answer_is_held_at_a_time() {
         }
     };
     let greeting = Frame::message(&Greeting { version: 1 });
-    let endless = encoded(&[greeting.clone(), Frame::Data(b"[".to_vec())]);
-    let whole = encoded(&[greeting, Frame::Data(br#""ok""#.to_vec()), Frame::End]);
+    let endless = encoded(&[greeting.clone(), Frame::Data(bytes::Bytes::from_static(b"["))]);
+    let whole = encoded(&[greeting, Frame::Data(bytes::Bytes::from_static(br#""ok""#)), Frame::End]);
     let (mut first, _stalling) = connect(endless).await;
     let first = tokio::spawn(async move { first.answer().await });
     while turn.available_permits() > 0 {
@@ -229,8 +229,8 @@ async fn more_of_a_file_than_was_asked_for_is_refused() {
         Request::File(request) if matches!(request.operation, FileOperation::Read { .. }) => {
             Some(encoded(&[
                 Frame::message(&Reply::Reading { size: 100 }),
-                Frame::Data(vec![0; 6]),
-                Frame::Data(vec![0; 6]),
+                Frame::Data(vec![0; 6].into()),
+                Frame::Data(vec![0; 6].into()),
                 Frame::End,
             ]))
         }
@@ -319,8 +319,8 @@ fn any_frame() -> impl Strategy<Value = Frame> {
     ];
     prop_oneof![
         message.prop_map(|reply| Frame::message(&reply)),
-        bytes().prop_map(Frame::Control),
-        bytes().prop_map(Frame::Data),
+        bytes().prop_map(|bytes| Frame::Control(bytes.into())),
+        bytes().prop_map(|bytes| Frame::Data(bytes.into())),
         Just(Frame::End),
         (number(), bytes()).prop_map(|(offset, bytes)| output(offset, &bytes)),
     ]

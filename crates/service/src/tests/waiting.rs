@@ -36,7 +36,7 @@ async fn send(agent: &mut DuplexStream, frame: Frame) {
 }
 
 fn output(offset: u64) -> Frame {
-    Frame::Output { stream: StreamTag::Stdout, offset, bytes: b"x".to_vec() }
+    Frame::Output { stream: StreamTag::Stdout, offset, bytes: b"x"[..].into() }
 }
 
 #[tokio::test(start_paused = true)]
