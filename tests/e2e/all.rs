@@ -2,11 +2,15 @@
 
 mod crash;
 mod escape;
+mod events;
+mod failures;
 mod full_disk;
 mod keys;
 mod large_files;
 mod limits;
+mod maxima;
 mod mounts;
+mod open_files;
 mod owners;
 mod run;
 mod serving;

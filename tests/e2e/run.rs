@@ -1,9 +1,11 @@
 //! `coracle run`: a command in a sandbox that behaves like the bare command, and leaves nothing.
 
+use std::fs;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use e2e::binary::Programs;
 use e2e::host::{self, Host};
 use e2e::run::{Ended, Run, User, users};
 
@@ -77,6 +79,27 @@ fn an_alias_stands_in_with_a_warning_and_not_at_all_in_strict_mode() {
     // The image itself needs no warning.
     let ended = Run::new(User::Same).argv(&["true"]);
     assert!(!ended.stderr.contains("stands in"), "{ended:?}");
+}
+
+#[test]
+fn an_imported_image_can_be_run() {
+    for user in users() {
+        let run = Run::new(user).flag("--image", "mini");
+        let tree = user.home();
+        fs::create_dir_all(tree.path().join("image/bin")).expect("our own directory");
+        // The one static program that is there on every host of the tests.
+        fs::copy(Programs::shared().coracle(), tree.path().join("image/bin/tool")).expect("our own files");
+        let mut import = Programs::shared().command();
+        import.args(["image", "import", "mini"]).arg(tree.path().join("image"));
+        import.arg("--state-dir").arg(run.state_directory());
+        user.apply(&mut import);
+        let imported = import.output().expect("the binary runs");
+        assert!(imported.status.success(), "{user:?}: {imported:?}");
+        let ended = run.argv(&["/bin/tool", "--version"]);
+        assert_eq!(ended.code, Some(0), "{user:?}: {ended:?}");
+        assert!(ended.stdout.starts_with("coracle "), "{user:?}: {ended:?}");
+        assert_eq!(run.argv(&["/usr/bin/env"]).code, Some(127), "{user:?}: the image `host` was used");
+    }
 }
 
 /// The numbers at which the agent finds what it inherits may be free or taken beforehand.

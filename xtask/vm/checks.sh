@@ -1,6 +1,6 @@
 #!/bin/busybox sh
-# Runs the limit tests, one by one, on a kernel that has cgroup v2 only, and reports each on
-# the console as `VM PASS name` or `VM FAIL name`. `VM DONE` says that none was left out.
+# Runs the limit tests, one by one, on a kernel that has cgroup v2 only, as root and as an
+# ordinary user to whom a part of the hierarchy was delegated, and reports each on the console as `VM PASS name` or `VM FAIL name`. `VM DONE` says that none was left out.
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8
 export CORACLE_BIN=/usr/bin/coracle CORACLE_TEST_ATTACKS=/usr/bin/attacks CORACLE_TEST_SLOWNESS=10
 bb=/usr/bin/busybox
@@ -47,9 +47,46 @@ $bb sed 's/^/VM NOTE doctor: /' /tmp/output
 only=$($bb sed -n 's/.*coracle.only=\([^ ]*\).*/\1/p' /proc/cmdline)
 tests=$(/usr/bin/e2e --list --format terse "${only:-limits::}" | $bb sed -n 's/: test$//p')
 report limit_tests_exist test -n "$tests"
-for test in $tests; do
-    report "$test" $bb timeout 240 /usr/bin/e2e --exact "$test" --include-ignored
-done
+
+run_tests() { # PREFIX COMMAND...
+    prefix=$1
+    shift
+    for test in $tests; do
+        report "$prefix$test" "$@" $bb timeout 240 /usr/bin/e2e --exact "$test" --include-ignored
+    done
+}
+
+run_tests ""
+
+# A part of the hierarchy as systemd delegates it: the user owns the group and what is needed to
+# divide it. The tests are in one group below, and put each command into another.
+user=61234
+given=/sys/fs/cgroup/given
+$bb chmod 1777 /tmp
+$bb mkdir -p $given/tests
+$bb chown -R $user:$user $given
+echo "+memory +cpu +pids" > $given/cgroup.subtree_control
+as_user() { # COMMAND...
+    $bb sh -c 'echo 0 > "$0/tests/cgroup.procs" && exec "$@"' $given \
+        /usr/bin/setpriv --reuid $user --regid $user --clear-groups --inh-caps=-all \
+        env HOME=/tmp CORACLE_TEST_DELEGATED=$given "$@"
+}
+held_by_groups() { # The doctor of an ordinary user, started as systemd would start it.
+    as_user sh -c 'mkdir $CORACLE_TEST_DELEGATED/doctor && echo $$ > $CORACLE_TEST_DELEGATED/doctor/cgroup.procs &&
+        exec coracle doctor' || return 1
+    for limit in memory cpu pids; do
+        $bb grep -q "^$limit  *cgroup v2" /tmp/output || return 1
+    done
+}
+report delegated::doctor held_by_groups
+$bb sed 's/^/VM NOTE delegated doctor: /' /tmp/output
+run_tests delegated:: as_user
+nothing_is_left() {
+    left=$($bb find $given -mindepth 2 -type d)
+    echo "$left"
+    test -z "$left"
+}
+report delegated::nothing_is_left nothing_is_left
 echo "VM DONE"
 $bb sync
 $bb poweroff -f

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use linux::signals::ChildSignals;
+use linux::signals::{self, Signals};
 use rustix::event::epoll::EventFlags;
 use rustix::process::Pid;
 use wire::StreamTag;
@@ -26,7 +26,7 @@ use crate::worker::Job;
 pub(crate) struct Agent {
     pub(crate) place: Place,
     pub(crate) poll: Poll,
-    pub(crate) child_signals: ChildSignals,
+    pub(crate) child_signals: Signals,
     pub(crate) connections: HashMap<u64, Connection>,
     pub(crate) bodies: HashMap<u64, Body>,
     pub(crate) processes: HashMap<u64, Process>,
@@ -78,7 +78,7 @@ pub(crate) enum Alarm {
 impl Agent {
     pub(crate) fn new(place: Place) -> io::Result<Self> {
         let poll = Poll::new()?;
-        let child_signals = ChildSignals::open()?;
+        let child_signals = Signals::watch(&[signals::CHILD])?;
         poll.watch_always(child_signals.as_fd(), Token::Children)?;
         poll.watch_always(place.listener.as_fd(), Token::Listener)?;
         let reserve = Some(rustix::io::fcntl_dupfd_cloexec(&place.null, 3)?);

@@ -12,7 +12,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use linux::caps::{self, CapSet};
-use linux::{inherit, signals, spawn};
+use linux::spawn::{self, Executable};
+use linux::{descriptors, signals};
 use rustix::fs::Mode;
 use rustix::io::{Errno, FdFlags};
 use rustix::process::{Resource, Rlimit};
@@ -169,7 +170,7 @@ fn connect(stdio: &Stdio) -> Result<(), Failure> {
 
 /// Everything but the standard three and what the command needs ends with the exec.
 fn keep(kept: &[OwnedFd]) -> io::Result<()> {
-    inherit::close_on_exec_from(3)?;
+    descriptors::close_on_exec_from(3)?;
     for fd in kept {
         rustix::io::fcntl_setfd(fd, FdFlags::empty())?;
     }
@@ -228,7 +229,7 @@ fn make_directories(path: &CStr) -> rustix::io::Result<()> {
 fn exec(command: &Command) -> Errno {
     let mut reason = Errno::NOENT;
     for program in &command.programs {
-        let error = spawn::exec(program, &command.arguments, &command.environment);
+        let error = spawn::exec(Executable::Path(program), &command.arguments, &command.environment);
         match Errno::from_io_error(&error).unwrap_or(Errno::IO) {
             Errno::NOENT | Errno::NOTDIR => {}
             Errno::ACCESS => reason = Errno::ACCESS,
@@ -240,7 +241,7 @@ fn exec(command: &Command) -> Errno {
 
 /// The descriptor under which a runner or a worker finds its own end again.
 pub(crate) fn alone_with(fd: impl AsFd) -> io::Result<OwnedFd> {
-    inherit::keep_only(rustix::io::fcntl_dupfd_cloexec(fd, 3)?)
+    descriptors::keep_only(rustix::io::fcntl_dupfd_cloexec(fd, 3)?)
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
+use linux::namespaces::Namespaces;
 use linux::pty::Terminal;
 use linux::spawn::{Forked, SingleThread};
 use rustix::io::Errno;
@@ -97,7 +98,7 @@ fn fork_into_group(
     let join = [join.as_ref(), place.command_share(spot.share)];
     match forked {
         Ok(Forked::Child) => child::run(place, command, stdio, join, report.as_fd()),
-        Ok(Forked::Parent(pid)) => Ok(pid),
+        Ok(Forked::Parent { pid, .. }) => Ok(pid),
         Err(errno) => {
             tree::remove_group(commands, spot.group);
             Err(errno)
@@ -122,12 +123,12 @@ fn fork_runner(
             drop(channel);
             runner::run(place, command, stdio, &their_channel, report)
         }
-        Forked::Parent(pid) => Ok((pid, Keeper::Runner(channel))),
+        Forked::Parent { pid, .. } => Ok((pid, Keeper::Runner(channel))),
     }
 }
 
 fn fork(thread: &SingleThread, group: Option<&OwnedFd>) -> rustix::io::Result<Forked> {
-    let forked = thread.fork(group.map(AsFd::as_fd));
+    let forked = thread.fork(Namespaces::NONE, group.map(AsFd::as_fd));
     forked.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }
 

@@ -1,19 +1,29 @@
 //! A connection as a worker sees it: it owns it alone, and may wait.
 
+use std::fs::File;
+use std::io::Read;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
-use wire::frame::{self, CHUNK, MAX_PAYLOAD};
+use wire::frame::{self, CHUNK, Header, Kind, MAX_PAYLOAD};
 use wire::{Decoder, Fault, FaultKind, Frame, Greeting, Reply};
 
 use crate::fault;
 
+/// How much is received at once. It is written as it comes, and a filesystem that keeps
+/// checksums and quotas likes large writes.
+const RECEIVED_AT_ONCE: usize = 256 << 10;
+
 #[derive(Debug)]
 pub(crate) struct Line {
     connection: OwnedFd,
-    decoder: Decoder,
+    /// What was received, of which `waiting` is still to be taken.
     buffer: Vec<u8>,
+    waiting: Range<usize>,
+    /// How much of a data frame is still to come.
+    data_left: usize,
     out: Vec<u8>,
     greeted: bool,
 }
@@ -32,7 +42,10 @@ impl From<Broken> for Fault {
 impl Line {
     /// Goes on where the agent has stopped reading.
     pub(crate) fn new(connection: OwnedFd, decoder: Decoder) -> Self {
-        Self { connection, decoder, buffer: vec![0; CHUNK], out: Vec::new(), greeted: false }
+        let mut buffer = Vec::from(decoder.into_rest());
+        let waiting = 0..buffer.len();
+        buffer.resize(waiting.end.max(RECEIVED_AT_ONCE), 0);
+        Self { connection, buffer, waiting, data_left: 0, out: Vec::new(), greeted: false }
     }
 
     pub(crate) fn say(&mut self, reply: &Reply) -> Result<(), Broken> {
@@ -66,27 +79,84 @@ impl Line {
         self.flush()
     }
 
+    /// Sends `length` bytes of a file from where it stands, which the kernel need not copy for it.
+    /// A file that has become shorter ends the connection: the frame has promised its length.
+    pub(crate) fn send_file(&mut self, file: &mut File, length: usize) -> Result<(), Broken> {
+        self.greet();
+        self.out.extend_from_slice(&Header { kind: Kind::Data, length }.encoded());
+        self.flush()?;
+        let mut left = length;
+        while left > 0 {
+            match rustix::fs::sendfile(&self.connection, &*file, None, left) {
+                Ok(count @ 1..) => left -= count,
+                Err(Errno::INTR) => {}
+                Err(Errno::INVAL | Errno::NOSYS) => return self.copy_file(file, left),
+                Ok(_) | Err(_) => return Err(Broken),
+            }
+        }
+        Ok(())
+    }
+
+    /// For filesystems that cannot lend their pages.
+    fn copy_file(&mut self, file: &mut File, mut left: usize) -> Result<(), Broken> {
+        while left > 0 {
+            self.out.resize(left.min(CHUNK), 0);
+            let count = file.read(&mut self.out).ok().filter(|count| *count > 0).ok_or(Broken)?;
+            self.out.truncate(count);
+            self.flush()?;
+            left -= count;
+        }
+        Ok(())
+    }
+
     pub(crate) fn send_end(&mut self) -> Result<(), Broken> {
         self.greet();
         Frame::End.encode(&mut self.out);
         self.flush()
     }
 
-    /// The next piece of what the server sends; `None` at its end.
-    pub(crate) fn receive_data(&mut self) -> Result<Option<Vec<u8>>, Broken> {
+    /// The next piece of what the server sends, as it came; `None` at its end.
+    pub(crate) fn receive_data(&mut self) -> Result<Option<&[u8]>, Broken> {
+        while self.data_left == 0 {
+            match self.receive_header()? {
+                Header { kind: Kind::Data, length } => self.data_left = length,
+                Header { kind: Kind::End, .. } => return Ok(None),
+                Header { kind: Kind::Control | Kind::Output, .. } => return Err(Broken),
+            }
+        }
+        if self.waiting.is_empty() {
+            self.receive()?;
+        }
+        let length = self.waiting.len().min(self.data_left);
+        self.data_left -= length;
+        Ok(Some(self.take(length)))
+    }
+
+    fn receive_header(&mut self) -> Result<Header, Broken> {
         loop {
-            match self.decoder.next_frame() {
-                Ok(Some(Frame::Data(bytes))) => return Ok(Some(bytes)),
-                Ok(Some(Frame::End)) => return Ok(None),
-                Ok(Some(Frame::Control(_) | Frame::Output { .. })) | Err(_) => return Err(Broken),
+            match Header::read(&self.buffer[self.waiting.clone()]) {
+                Ok(Some(header)) => {
+                    self.take(Header::LENGTH);
+                    return Ok(header);
+                }
                 Ok(None) => self.receive()?,
+                Err(_) => return Err(Broken),
             }
         }
     }
 
+    fn take(&mut self, length: usize) -> &[u8] {
+        let begin = self.waiting.start;
+        self.waiting.start += length;
+        &self.buffer[begin..self.waiting.start]
+    }
+
+    /// Adds to what waits, which is at most a part of a header.
     fn receive(&mut self) -> Result<(), Broken> {
-        match rustix::net::recv(&self.connection, self.buffer.as_mut_slice(), RecvFlags::empty()) {
-            Ok((count @ 1.., _)) => self.decoder.feed(&self.buffer[..count]),
+        self.buffer.copy_within(self.waiting.clone(), 0);
+        self.waiting = 0..self.waiting.len();
+        match rustix::net::recv(&self.connection, &mut self.buffer[self.waiting.end..], RecvFlags::empty()) {
+            Ok((count @ 1.., _)) => self.waiting.end += count,
             Err(Errno::INTR) => {}
             Ok(_) | Err(_) => return Err(Broken),
         }

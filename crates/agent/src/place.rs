@@ -4,13 +4,13 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use linux::caps::{self, CapSet};
-use linux::inherit::{self, Inherited};
+use linux::descriptors::{self, Inherited};
 use linux::seccomp::Program;
 use linux::signals;
 use linux::spawn::SingleThread;
 use rustix::fs::{Mode, OFlags};
 use rustix::net::SocketFlags;
-use rustix::process::{DumpableBehavior, Resource, Rlimit};
+use rustix::process::{DumpableBehavior, Rlimit};
 use wire::AgentConfig;
 use wire::config::CONFIG_FD;
 
@@ -36,7 +36,8 @@ pub(crate) struct Place {
     pub(crate) filter: Program,
     pub(crate) capabilities: CapSet,
     pub(crate) own_capabilities: CapSet,
-    /// What commands get; the agent itself takes all it may have.
+    /// What commands get. The agent itself takes all it may have: connections, pipes and
+    /// journals add up to more than the usual limit.
     pub(crate) open_files: Rlimit,
     pub(crate) null: OwnedFd,
 }
@@ -90,7 +91,7 @@ impl Place {
             // Nobody can give more than they have.
             capabilities: CapSet(config.command_capabilities & ours.0),
             own_capabilities: ours,
-            open_files: raise_open_files().during("raise its limit of open files")?,
+            open_files: descriptors::raise_limit().during("raise its limit of open files")?,
             null: open_null().during("open /dev/null")?,
             config,
         };
@@ -127,8 +128,8 @@ impl Place {
 
 /// No signal from inside, no tracer and no forgotten descriptor reaches the agent; orphans do.
 fn shut_off() -> Result<(), AgentError> {
-    inherit::fill_standard().during("open the standard descriptors")?;
-    inherit::close_on_exec_from(3).during("keep descriptors from commands")?;
+    descriptors::fill_standard().during("open the standard descriptors")?;
+    descriptors::close_on_exec_from(3).during("keep descriptors from commands")?;
     signals::block_all().during("block signals")?;
     signals::reset_actions().during("reset signal actions")?;
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).during("forbid tracing")?;
@@ -137,13 +138,6 @@ fn shut_off() -> Result<(), AgentError> {
         rustix::process::set_child_subreaper(Some(pid)).during("become the reaper of orphans")?;
     }
     Ok(())
-}
-
-/// Connections, pipes and journals add up to more than the usual limit.
-fn raise_open_files() -> rustix::io::Result<Rlimit> {
-    let before = rustix::process::getrlimit(Resource::Nofile);
-    rustix::process::setrlimit(Resource::Nofile, Rlimit { current: before.maximum, ..before })?;
-    Ok(before)
 }
 
 fn read_config(file: &OwnedFd) -> io::Result<AgentConfig> {

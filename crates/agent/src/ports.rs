@@ -132,7 +132,7 @@ impl Agent {
         asking.say(&Reply::Ok);
         let outward = Flow { waiting: asking.take_unsent(), ..Flow::default() };
         let (near, decoder) = asking.into_parts();
-        let inward = Flow { waiting: decoder.into_rest(), ..Flow::default() };
+        let inward = Flow { waiting: decoder.into_rest().into(), ..Flow::default() };
         let Ok(near) = near.into_fd() else { return };
         let Ok(near) = self.poll.watch(near, Token::Near(number), EventFlags::IN) else { return };
         self.tunnels.insert(number, Tunnel { near, far: dial.far, inward, outward });

@@ -82,12 +82,14 @@ impl Agent {
         process.ok_or_else(|| fault::plain(FaultKind::NotFound, "find process", name))
     }
 
-    /// As many as one message may hold, the newest if there are more.
+    /// As many as one message may hold, in the order of their start. If there are more, those
+    /// that run are told before those that have ended, and the newest first.
     fn statuses(&self) -> Vec<wire::process::ProcessStatus> {
         let mut numbers: Vec<&u64> = self.processes.keys().collect();
-        numbers.sort_unstable_by(|a, b| b.cmp(a));
+        let rank = |number: &u64| (self.processes[number].ended.is_some(), std::cmp::Reverse(*number));
+        numbers.sort_unstable_by_key(|number| rank(number));
         let mut room = wire::frame::MAX_PAYLOAD / 2;
-        let mut statuses = Vec::new();
+        let mut told = Vec::new();
         for number in numbers {
             let status = self.processes[number].status();
             // JSON may write a byte as six, and the fields besides the text need some room.
@@ -96,10 +98,10 @@ impl Agent {
                 break;
             }
             room -= size;
-            statuses.push(status);
+            told.push((number, status));
         }
-        statuses.reverse();
-        statuses
+        told.sort_unstable_by_key(|(number, _)| **number);
+        told.into_iter().map(|(_, status)| status).collect()
     }
 
     fn signal(&self, order: &SignalProcess) -> Result<(), Fault> {

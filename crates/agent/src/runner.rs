@@ -11,7 +11,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 
-use linux::signals::ChildSignals;
+use linux::namespaces::Namespaces;
+use linux::signals::{self, Signals};
 use linux::spawn::{self, End, Forked, Reaped, Usage};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -68,9 +69,9 @@ pub(crate) fn run(place: &Place, command: &Command, stdio: &Stdio, channel: &Own
     if let Err(errno) = rustix::process::set_child_subreaper(Some(rustix::process::getpid())) {
         failed(errno);
     }
-    match place.thread.fork(None) {
+    match place.thread.fork(Namespaces::NONE, None) {
         Ok(Forked::Child) => child::run(place, command, stdio, [None, None], report.as_fd()),
-        Ok(Forked::Parent(leader)) => watch_over(leader, channel),
+        Ok(Forked::Parent { pid, .. }) => watch_over(pid, channel),
         Err(error) => failed(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
     }
 }
@@ -78,7 +79,8 @@ pub(crate) fn run(place: &Place, command: &Command, stdio: &Stdio, channel: &Own
 fn watch_over(leader: Pid, channel: &OwnedFd) -> ! {
     // The agent learns the pid before our copy of the report's end closes.
     rustix::io::write(channel, &Message::Started(leader).to_bytes()).ok();
-    let result = child::alone_with(channel).and_then(|channel| Ok((channel, ChildSignals::open()?)));
+    let result =
+        child::alone_with(channel).and_then(|channel| Ok((channel, Signals::watch(&[signals::CHILD])?)));
     let Ok((channel, children)) = result else { spawn::exit_now(1) };
     loop {
         let mut fds = [PollFd::new(&channel, PollFlags::IN), PollFd::new(&children, PollFlags::IN)];
@@ -108,7 +110,7 @@ fn collect(leader: Pid, channel: &OwnedFd) {
     }
 }
 
-fn obey(leader: Pid, channel: &OwnedFd, children: &ChildSignals) {
+fn obey(leader: Pid, channel: &OwnedFd, children: &Signals) {
     let mut order = [0];
     let signal = match rustix::io::read(channel, &mut order) {
         Ok(1) => Signal::from_named_raw(i32::from(order[0])),

@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use linux::caps::{self, CapSet};
+use linux::namespaces::Namespaces;
 use linux::spawn::{self, Forked};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -91,7 +92,7 @@ impl Agent {
     fn employ(&mut self, job: Job, kind: Child) {
         match fork(&self.place) {
             Ok((Forked::Child, join)) => run(&self.place, job, join),
-            Ok((Forked::Parent(pid), _)) => {
+            Ok((Forked::Parent { pid, .. }, _)) => {
                 self.children.insert(pid, kind);
                 match kind {
                     Child::Watcher => self.watchers += 1,
@@ -119,12 +120,14 @@ impl Agent {
 /// move.
 fn fork(place: &Place) -> rustix::io::Result<(Forked, Option<OwnedFd>)> {
     let raw = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
-    let Some(commands) = &place.commands else { return Ok((place.thread.fork(None).map_err(raw)?, None)) };
+    let Some(commands) = &place.commands else {
+        return Ok((place.thread.fork(Namespaces::NONE, None).map_err(raw)?, None));
+    };
     let group = open_group(commands)?;
-    match place.thread.fork(Some(group.as_fd())).map_err(raw) {
+    match place.thread.fork(Namespaces::NONE, Some(group.as_fd())).map_err(raw) {
         Err(Errno::AGAIN) => {
             let join = tree::open_members(&group)?;
-            Ok((place.thread.fork(None).map_err(raw)?, Some(join)))
+            Ok((place.thread.fork(Namespaces::NONE, None).map_err(raw)?, Some(join)))
         }
         forked => Ok((forked?, None)),
     }

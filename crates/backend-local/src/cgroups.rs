@@ -7,9 +7,15 @@
 //!      coracle/<instance>/<id>.cmd/<share>       in cpu: a few, over which commands are spread
 //! ```
 //!
+//! For root `coracle` lies at the top of each hierarchy; for an ordinary user in the v2 group that
+//! was delegated to us, if one was.
+//!
 //! On a hybrid host the v2 tree, though without controllers, still groups, freezes and kills.
 //! A v1 group is joined by writing `0` to `tasks` from inside the process, never by writing a
 //! pid to `cgroup.procs`: that stalls for a grace period of the kernel.
+
+mod delegation;
+mod table;
 
 use std::fs::{self, File};
 use std::io;
@@ -18,13 +24,20 @@ use std::path::{Path, PathBuf};
 
 use linux::mounts::{self, Depth};
 
+use self::table::CgroupMount;
 use crate::jail::plan::{LimitName, Limits};
 
+pub use self::delegation::{give_room_back, make_room};
+
 const OURS: &str = "coracle";
+const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
 
 /// The agent's own bounds: it forks workers and its journal passes through the page cache.
 const AGENT_MEMORY: u64 = 256 << 20;
 const AGENT_PIDS: u32 = 128;
+/// An honest agent has one thread, and its workers are charged to the commands: one core never
+/// slows it down, and all that a subverted one can burn is that core.
+const AGENT_CPUS: u32 = 1000;
 /// Groups of commands in one sandbox, finished ones whose children live on included.
 const MOST_GROUPS: u32 = 4096;
 
@@ -32,16 +45,41 @@ const MOST_GROUPS: u32 = 4096;
 /// command that forks without end takes one; where v2 has the controller each command has its own.
 const SHARES: usize = 4;
 
+/// Whether v1 hierarchies have the controllers, which an ordinary user can then not be given.
+pub fn has_legacy_controllers() -> bool {
+    let legacy =
+        |mount: &CgroupMount| mount.kind == "cgroup" && CONTROLLERS.iter().any(|name| mount.has(name));
+    table::mounted().is_ok_and(|mounts| mounts.iter().any(legacy))
+}
+
 /// Where this host keeps its groups.
 #[derive(Clone, Debug)]
 pub struct Hierarchies {
     instance: String,
+    /// The v2 group in which ours are.
     unified: PathBuf,
+    /// Where groups of ours may be left from former starts.
+    former: Vec<PathBuf>,
+    extent: Extent,
     /// Whether the hierarchy is mounted with `nsdelegate`, as systemd does.
     delegates_by_namespace: bool,
     memory: Controller,
     cpu: Controller,
     pids: Controller,
+}
+
+/// How much of the hierarchy is ours.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Extent {
+    /// We are root.
+    Whole,
+    /// A group that was delegated to us.
+    Delegated {
+        /// Why controllers are missing that were hoped for.
+        shortfall: Option<String>,
+    },
+    /// Only what former starts left; nothing can be made now.
+    Remains { reason: String },
 }
 
 /// How one kind of limit is set on this host.
@@ -59,6 +97,8 @@ pub struct Groups {
     pub agent: OwnedFd,
     /// The v2 group in which the agent makes one for each command.
     pub commands: OwnedFd,
+    /// Where `commands` lies if the child has to make a mount of it: only root can do so here.
+    pub unmounted: Option<PathBuf>,
     /// v1 `tasks` files of the agent and of commands.
     pub agent_tasks: Vec<OwnedFd>,
     pub command_tasks: Vec<OwnedFd>,
@@ -80,22 +120,79 @@ pub struct GroupUsage {
 impl Hierarchies {
     /// Finds the hierarchies in the mount table, or says why there are none to use.
     pub fn find(instance: &str) -> io::Result<Self> {
-        let table = fs::read_to_string("/proc/self/mountinfo")?;
-        let mounts: Vec<CgroupMount> = table.lines().filter_map(CgroupMount::parse).collect();
-        let unified = mounts.iter().find(|mount| mount.kind == "cgroup2");
-        let unified = unified.ok_or_else(|| io::Error::other("no cgroup v2 hierarchy is mounted"))?;
-        let delegates_by_namespace = unified.has("nsdelegate");
-        let unified = unified.path.clone();
-        let offered = fs::read_to_string(unified.join("cgroup.controllers"))?;
-        let controller = |name: &str| {
-            if offered.split_whitespace().any(|word| word == name) {
-                return Controller::Unified;
-            }
-            let legacy = mounts.iter().find(|mount| mount.kind == "cgroup" && mount.has(name));
-            legacy.map_or(Controller::Absent, |mount| Controller::Legacy(mount.path.clone()))
+        let mounts = table::mounted()?;
+        let unified = table::unified(&mounts)?;
+        let legacy = |name: &str| {
+            let found = mounts.iter().find(|mount| mount.kind == "cgroup" && mount.has(name));
+            found.map_or(Controller::Absent, |mount| Controller::Legacy(mount.path.clone()))
         };
-        let (memory, cpu, pids) = (controller("memory"), controller("cpu"), controller("pids"));
-        Ok(Self { instance: instance.to_owned(), unified, delegates_by_namespace, memory, cpu, pids })
+        Self::in_group(instance, unified, &unified.path, Extent::Whole, legacy)
+    }
+
+    /// Finds what an ordinary user may use: the group we were started in, if it was delegated to
+    /// us, and what former starts with this state directory left in others.
+    pub fn delegated(instance: &str, state_dir: &Path) -> io::Result<Self> {
+        let mounts = table::mounted()?;
+        let unified = table::unified(&mounts)?;
+        let mut former = delegation::former(state_dir, instance)?;
+        let (group, extent) = match (delegation::given(unified), former.first()) {
+            (Ok(group), _) => (group, Extent::Delegated { shortfall: None }),
+            (Err(error), Some(left)) => (left.clone(), Extent::Remains { reason: error.to_string() }),
+            (Err(error), None) => return Err(error),
+        };
+        former.retain(|left| *left != group);
+        let mut found = Self::in_group(instance, unified, &group, extent, |_| Controller::Absent)?;
+        found.former = former;
+        Ok(found)
+    }
+
+    /// Writes down where groups will be, so that a start from another group finds them.
+    pub fn remember(&self, state_dir: &Path) -> io::Result<()> {
+        delegation::remember(state_dir, &self.places().collect::<Vec<_>>())
+    }
+
+    fn in_group(
+        instance: &str,
+        mount: &CgroupMount,
+        group: &Path,
+        extent: Extent,
+        otherwise: impl Fn(&str) -> Controller,
+    ) -> io::Result<Self> {
+        let offered = fs::read_to_string(group.join("cgroup.controllers"))?;
+        let controller = |name: &str| {
+            let here = offered.split_whitespace().any(|word| word == name);
+            if here { Controller::Unified } else { otherwise(name) }
+        };
+        let [memory, cpu, pids] = CONTROLLERS.map(controller);
+        Ok(Self {
+            instance: instance.to_owned(),
+            unified: group.to_owned(),
+            former: Vec::new(),
+            extent,
+            delegates_by_namespace: mount.has("nsdelegate"),
+            memory,
+            cpu,
+            pids,
+        })
+    }
+
+    /// Every group in which something of ours may be.
+    fn places(&self) -> impl Iterator<Item = &PathBuf> {
+        std::iter::once(&self.unified).chain(&self.former)
+    }
+
+    /// Whether groups for new sandboxes can be made.
+    pub fn can_make(&self) -> bool {
+        !matches!(self.extent, Extent::Remains { .. })
+    }
+
+    /// Why not all limits are held, as far as it lies in the group we were given.
+    pub fn shortfall(&self) -> Option<&str> {
+        match &self.extent {
+            Extent::Whole => None,
+            Extent::Delegated { shortfall } => shortfall.as_deref(),
+            Extent::Remains { reason } => Some(reason),
+        }
     }
 
     /// Whether a sandbox can have a cgroup namespace. With `nsdelegate` the kernel lets nobody move
@@ -106,7 +203,11 @@ impl Hierarchies {
     }
 
     /// Makes the instance's own groups, with controllers switched on and a ceiling for the sum.
-    pub fn open(&self) -> io::Result<()> {
+    pub fn open(&mut self) -> io::Result<()> {
+        if !self.can_make() {
+            return Ok(());
+        }
+        self.pass_on_controllers()?;
         const ATTEMPTS: usize = 100;
         for _ in 0..ATTEMPTS {
             match self.make_instance() {
@@ -118,18 +219,45 @@ impl Hierarchies {
         self.make_instance()
     }
 
-    fn make_instance(&self) -> io::Result<()> {
-        let mut enable = String::new();
-        for (name, controller) in [("memory", &self.memory), ("cpu", &self.cpu), ("pids", &self.pids)] {
+    /// Lets groups below ours have controllers. What was delegated to an ordinary user may lack
+    /// some, or hold processes that are not ours; then those limits are not enforced.
+    fn pass_on_controllers(&mut self) -> io::Result<()> {
+        let control = self.unified.join("cgroup.subtree_control");
+        let Extent::Delegated { shortfall } = &mut self.extent else {
+            let enable = self.unified_controllers();
+            return if enable.is_empty() { Ok(()) } else { fs::write(control, enable) };
+        };
+        let all = [&mut self.memory, &mut self.cpu, &mut self.pids];
+        let mut passed_on = delegation::make_room();
+        for (name, controller) in CONTROLLERS.into_iter().zip(all) {
             if *controller == Controller::Unified {
-                enable.push_str(&format!("+{name} "));
+                passed_on = passed_on.and_then(|()| fs::write(&control, format!("+{name}")));
+            }
+            if passed_on.is_err() {
+                *controller = Controller::Absent;
             }
         }
+        *shortfall = passed_on.err().map(|error| match error.kind() {
+            io::ErrorKind::ResourceBusy => "other processes are in our control group".to_owned(),
+            _ => format!("our control group passes no controllers on: {error}"),
+        });
+        Ok(())
+    }
+
+    /// The v2 controllers, as words that switch them on.
+    fn unified_controllers(&self) -> String {
+        let all = CONTROLLERS.into_iter().zip([&self.memory, &self.cpu, &self.pids]);
+        let here = all.filter(|(_, controller)| **controller == Controller::Unified);
+        here.map(|(name, _)| format!("+{name} ")).collect()
+    }
+
+    fn make_instance(&self) -> io::Result<()> {
         let ours = self.unified.join(OURS);
         let instance = ours.join(&self.instance);
         fs::create_dir_all(&instance)?;
+        let enable = self.unified_controllers();
         if !enable.is_empty() {
-            for group in [&self.unified, &ours, &instance] {
+            for group in [&ours, &instance] {
                 fs::write(group.join("cgroup.subtree_control"), &enable)?;
             }
         }
@@ -161,25 +289,24 @@ impl Hierarchies {
         })
     }
 
-    /// Whether this host enforces a limit.
+    /// Whether this host enforces a limit by groups.
     pub fn enforces(&self, limit: LimitName) -> bool {
-        let controller = match limit {
+        *self.controller(limit) != Controller::Absent
+    }
+
+    fn controller(&self, limit: LimitName) -> &Controller {
+        match limit {
             LimitName::Memory => &self.memory,
             LimitName::Cpus => &self.cpu,
             LimitName::Pids => &self.pids,
-            LimitName::Disk => return false,
-        };
-        *controller != Controller::Absent
+            // Disks have limits of their own; no group knows them.
+            LimitName::Disk => &Controller::Absent,
+        }
     }
 
     /// The word for reports: `cgroup v2`, or `cgroup v1` where a legacy controller does it.
     pub fn version(&self, limit: LimitName) -> &'static str {
-        let controller = match limit {
-            LimitName::Memory => &self.memory,
-            LimitName::Cpus => &self.cpu,
-            LimitName::Pids | LimitName::Disk => &self.pids,
-        };
-        match controller {
+        match self.controller(limit) {
             Controller::Unified => "cgroup v2",
             Controller::Legacy(_) => "cgroup v1",
             Controller::Absent => "none",
@@ -187,7 +314,9 @@ impl Hierarchies {
     }
 
     fn home(&self, id: &str) -> PathBuf {
-        self.unified.join(OURS).join(&self.instance).join(id)
+        let below = |place: &PathBuf| place.join(OURS).join(&self.instance).join(id);
+        let left = self.former.iter().map(below).find(|home| home.is_dir());
+        left.unwrap_or_else(|| below(&self.unified))
     }
 
     fn legacy_home(&self, root: &Path, id: &str, part: &str) -> PathBuf {
@@ -200,9 +329,8 @@ impl Hierarchies {
         let home = self.home(id);
         let (agent, commands) = (home.join("agent"), home.join("cmd"));
         fs::create_dir(&home)?;
-        if [&self.memory, &self.cpu, &self.pids].into_iter().any(|c| *c == Controller::Unified) {
-            let enabled = fs::read_to_string(home.join("cgroup.controllers"))?;
-            let enable: String = enabled.split_whitespace().map(|word| format!("+{word} ")).collect();
+        let enable = self.unified_controllers();
+        if !enable.is_empty() {
             fs::write(home.join("cgroup.subtree_control"), enable)?;
         }
         fs::create_dir(&agent)?;
@@ -227,11 +355,18 @@ impl Hierarchies {
         let shares = self.make_shares(id)?;
         self.limit(id, limits)?;
         let oom = self.oom_file(id, "cmd").map(File::open).transpose()?;
+        // A mount of its own, which has nothing above: from an open directory of the host's
+        // hierarchy a subverted agent would walk up to the host's root.
+        let (commands, unmounted) = match self.extent {
+            Extent::Whole => (mounts::clone_tree(&commands, Depth::Single)?, None),
+            Extent::Delegated { .. } | Extent::Remains { .. } => {
+                (File::open(&commands)?.into(), Some(commands))
+            }
+        };
         Ok(Groups {
             agent: File::open(agent)?.into(),
-            // A mount of its own, which has nothing above: from an open directory of the host's
-            // hierarchy a subverted agent would walk up to the host's root.
-            commands: mounts::clone_tree(&commands, Depth::Single)?,
+            commands,
+            unmounted,
             agent_tasks,
             command_tasks,
             shares,
@@ -254,6 +389,9 @@ impl Hierarchies {
     /// Lets root inside make groups below `cmd` and move its children there from `agent`: the
     /// kernel asks for write access to `cgroup.procs` of their common ancestor.
     fn delegate(&self, home: &Path, commands: &Path, root_uid: u32) -> io::Result<()> {
+        if root_uid == rustix::process::geteuid().as_raw() {
+            return Ok(());
+        }
         for path in [home.join("cgroup.procs"), commands.to_owned(), commands.join("cgroup.procs")] {
             std::os::unix::fs::chown(path, Some(root_uid), Some(root_uid))?;
         }
@@ -261,16 +399,30 @@ impl Hierarchies {
     }
 
     fn limit(&self, id: &str, limits: &Limits) -> io::Result<()> {
+        if self.extent != Extent::Whole {
+            // Root inside owns `cmd` with all its files here, and a subverted agent could lift its
+            // own limits. What lies above it cannot reach.
+            self.limit_memory(id, "", limits.memory.saturating_add(AGENT_MEMORY))?;
+            self.limit_pids(id, "", limits.pids.saturating_add(AGENT_PIDS))?;
+        }
         self.limit_memory(id, "cmd", limits.memory)?;
         self.limit_memory(id, "agent", AGENT_MEMORY)?;
         self.limit_pids(id, "cmd", limits.pids)?;
         self.limit_pids(id, "agent", AGENT_PIDS)?;
+        self.limit_cpus(id, "cmd", limits.cpus)?;
+        self.limit_cpus(id, "agent", AGENT_CPUS)
+    }
+
+    /// `cpus` in thousandths of a core.
+    fn limit_cpus(&self, id: &str, part: &str, cpus: u32) -> io::Result<()> {
         const PERIOD: u64 = 100_000;
-        let quota = (u64::from(limits.cpus) * PERIOD / 1000).max(1000);
+        let quota = (u64::from(cpus) * PERIOD / 1000).max(1000);
         match &self.cpu {
-            Controller::Unified => fs::write(self.home(id).join("cmd/cpu.max"), format!("{quota} {PERIOD}")),
+            Controller::Unified => {
+                fs::write(self.home(id).join(part).join("cpu.max"), format!("{quota} {PERIOD}"))
+            }
             Controller::Legacy(root) => {
-                fs::write(self.legacy_home(root, id, "cmd").join("cpu.cfs_quota_us"), quota.to_string())
+                fs::write(self.legacy_home(root, id, part).join("cpu.cfs_quota_us"), quota.to_string())
             }
             Controller::Absent => Ok(()),
         }
@@ -364,9 +516,8 @@ impl Hierarchies {
     /// The ids that have groups here.
     pub fn list(&self) -> io::Result<Vec<String>> {
         let mut ids = Vec::new();
-        let v2 = self.unified.join(OURS).join(&self.instance);
-        let v1 = self.legacy().map(|root| root.join(OURS).join(&self.instance));
-        for directory in std::iter::once(v2).chain(v1) {
+        let roots = self.places().chain(self.legacy());
+        for directory in roots.map(|root| root.join(OURS).join(&self.instance)) {
             for entry in fs::read_dir(directory).into_iter().flatten() {
                 let entry = entry?;
                 if entry.file_type()?.is_dir() {
@@ -382,9 +533,7 @@ impl Hierarchies {
 
     /// Removes the instance's own groups if nothing is in them any more.
     pub fn close(&self) -> io::Result<()> {
-        let v2 = self.unified.join(OURS);
-        let v1 = self.legacy().map(|root| root.join(OURS));
-        for ours in std::iter::once(v2).chain(v1) {
+        for ours in self.places().chain(self.legacy()).map(|root| root.join(OURS)) {
             for group in [ours.join(&self.instance), ours] {
                 match remove_group(&group) {
                     // Another instance, or a sandbox that stays.
@@ -393,7 +542,10 @@ impl Hierarchies {
                 }
             }
         }
-        Ok(())
+        match self.extent {
+            Extent::Delegated { .. } => delegation::give_back(&self.unified),
+            Extent::Whole | Extent::Remains { .. } => Ok(()),
+        }
     }
 
     pub fn usage(&self, id: &str) -> GroupUsage {
@@ -440,29 +592,6 @@ impl Freezing {
     }
 }
 
-/// A cgroup line of the mount table.
-struct CgroupMount {
-    path: PathBuf,
-    kind: String,
-    options: String,
-}
-
-impl CgroupMount {
-    fn parse(line: &str) -> Option<Self> {
-        let (mount, filesystem) = line.split_once(" - ")?;
-        let path = mount.split(' ').nth(4)?;
-        let mut words = filesystem.split(' ');
-        let kind = words.next()?;
-        let options = words.nth(1)?;
-        let ours = kind == "cgroup" || kind == "cgroup2";
-        ours.then(|| Self { path: path.into(), kind: kind.to_owned(), options: options.to_owned() })
-    }
-
-    fn has(&self, controller: &str) -> bool {
-        self.options.split(',').any(|word| word == controller)
-    }
-}
-
 /// The number behind a word at the beginning of a line.
 fn word(text: &str, name: &str) -> Option<u64> {
     let value = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok();
@@ -496,15 +625,5 @@ mod tests {
         let text = "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n";
         assert_eq!(word(text, "oom_kill"), Some(3));
         assert_eq!(word(text, "oom"), None);
-    }
-
-    #[test]
-    fn cgroup_mounts_are_read_from_the_table() {
-        let line =
-            "31 23 0:27 / /sys/fs/cgroup/cpu,cpuacct rw,nosuid shared:9 - cgroup cgroup rw,cpu,cpuacct";
-        let mount = CgroupMount::parse(line).expect("it is one");
-        assert_eq!(mount.path, Path::new("/sys/fs/cgroup/cpu,cpuacct"));
-        assert!(mount.has("cpu") && !mount.has("memory"));
-        assert!(CgroupMount::parse("22 1 8:1 / / rw - ext4 /dev/sda1 rw").is_none());
     }
 }

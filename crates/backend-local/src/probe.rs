@@ -60,7 +60,7 @@ pub struct Enforced {
 /// ranges from this base on.
 pub fn probe(state: &Path, floor: Bytes, uid_base: u32) -> Report {
     let rootless = !rustix::process::geteuid().is_root();
-    let groups = groups::look(rootless);
+    let groups = groups::look(state, rootless);
     let disk = storage::look(state, rootless);
     let mut checks = kernel::checks();
     checks.extend(namespaces::checks(state, uid_base, rootless));

@@ -2,7 +2,10 @@
 //!
 //! A range is recorded as `<state>/ranges/<index>` before it is used and the file goes when the
 //! sandbox is gone, so after a crash the directory tells what is taken. Index 0 is not for
-//! sandboxes: its first id is the server's own.
+//! sandboxes: its first id is the server's own. What other state directories of this host use
+//! is kept apart by `claims`.
+
+mod claims;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, OpenOptions};
@@ -11,10 +14,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use self::claims::Claims;
+
 /// How many ids a sandbox has.
 pub const WIDTH: u32 = 65_536;
-/// Where ranges start unless configured; well above what adduser and systemd hand out.
-pub const DEFAULT_BASE: u32 = 1_879_048_192;
+/// Where state directories of this host say which ids are theirs.
+const HOST: &str = "/run/coracle/uids";
 /// How many ranges there are, the server's included.
 const COUNT: u32 = 4096;
 
@@ -29,6 +34,7 @@ pub struct Range {
 #[derive(Debug)]
 pub struct Ranges {
     directory: PathBuf,
+    claims: Claims,
     base: u32,
     count: u32,
     by_id: BTreeMap<String, u32>,
@@ -44,7 +50,7 @@ pub enum RangeError {
     Io { action: &'static str, path: PathBuf, source: io::Error },
     #[error("ids from {0} on leave no room for {COUNT} ranges")]
     BadBase(u32),
-    #[error("the server's own id {0} belongs to a user in /etc/subuid or /etc/subgid")]
+    #[error("the server's own id {0} belongs to a user in /etc/subuid or /etc/subgid, or to a sandbox")]
     ServerBlocked(u32),
     #[error("all uid ranges are taken")]
     Exhausted,
@@ -64,27 +70,32 @@ impl RangeError {
 impl Ranges {
     /// Opens the ranges recorded in `directory`.
     pub fn open(directory: &Path, base: u32) -> Result<Self, RangeError> {
-        Self::open_beside(directory, base, COUNT, &given_to_users()?)
+        Self::open_beside(directory, Path::new(HOST), base, COUNT, given_to_users()?)
     }
 
     /// As [`Ranges::open`], beside ids that others have: pairs of first id and count.
     fn open_beside(
         directory: &Path,
+        host: &Path,
         base: u32,
         count: u32,
-        given: &[(u64, u64)],
+        mut given: Vec<(u64, u64)>,
     ) -> Result<Self, RangeError> {
-        let blocked = blocked(base, count, given)?;
         fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).during("make", directory)?;
-        let by_id = recorded(directory)?;
-        let taken = by_id.values().copied().collect();
-        let next = starting_place(directory) % count;
-        Ok(Self { directory: directory.to_owned(), base, count, by_id, taken, blocked, next })
-    }
-
-    /// The id the server itself runs as.
-    pub fn server_id(&self) -> u32 {
-        self.base
+        let records = recorded(directory)?;
+        remove_torn(directory, &records)?;
+        let directory = directory.to_owned();
+        let claims = Claims::open(host, &directory)?;
+        // Sandboxes may live on from a time when the base was another.
+        let regular =
+            |record: &Record| base.checked_add(record.index.saturating_mul(WIDTH)) == Some(record.first);
+        let odd = records.iter().filter(|record| !regular(record));
+        given.extend(odd.map(|record| (record.first.into(), WIDTH.into())));
+        let blocked = blocked(base, count, &given)?;
+        let taken = records.iter().map(|record| record.index).collect();
+        let by_id = records.into_iter().map(|record| (record.id, record.index)).collect();
+        let next = starting_place(&directory) % count;
+        Ok(Self { directory, claims, base, count, by_id, taken, blocked, next })
     }
 
     /// The range of the sandbox `id`, recorded before this returns. One that has a range keeps it.
@@ -92,17 +103,30 @@ impl Ranges {
         if let Some(range) = self.of(id) {
             return Ok(range);
         }
+        let index = self.free()?;
+        self.record(index, id)?;
+        self.next = index + 1;
+        Ok(self.range(index))
+    }
+
+    /// A range that nobody has, in a block that is ours if there is one.
+    fn free(&mut self) -> Result<u32, RangeError> {
         // Going round means that a range rests as long as possible before it is used again.
-        for step in 0..self.count {
-            let index = (self.next + step) % self.count;
-            if index == 0 || self.taken.contains(&index) || self.blocked.contains(&index) {
-                continue;
+        let round = (0..self.count).map(|step| (self.next + step) % self.count).collect::<Vec<_>>();
+        let ours = |index: &u32| self.claims.holds(self.range(*index).first) && self.is_free(*index);
+        if let Some(index) = round.iter().copied().find(ours) {
+            return Ok(index);
+        }
+        for index in round {
+            if self.is_free(index) && self.claims.take(self.range(index).first)? {
+                return Ok(index);
             }
-            self.record(index, id)?;
-            self.next = index + 1;
-            return Ok(self.range(index));
         }
         Err(RangeError::Exhausted)
+    }
+
+    fn is_free(&self, index: u32) -> bool {
+        index != 0 && !self.taken.contains(&index) && !self.blocked.contains(&index)
     }
 
     /// The range that `id` has.
@@ -124,16 +148,12 @@ impl Ranges {
         }
     }
 
-    /// The sandboxes that have a range.
-    pub fn ids(&self) -> impl Iterator<Item = &str> {
-        self.by_id.keys().map(String::as_str)
-    }
-
     fn record(&mut self, index: u32, id: &str) -> Result<(), RangeError> {
         let path = self.path(index);
         let mut options = OpenOptions::new();
         let file = options.write(true).create_new(true).mode(0o600).open(&path);
-        file.and_then(|mut file| file.write_all(id.as_bytes())).during("record the range", &path)?;
+        let text = format!("{id} {}", self.range(index).first);
+        file.and_then(|mut file| file.write_all(text.as_bytes())).during("record the range", &path)?;
         self.taken.insert(index);
         self.by_id.insert(id.to_owned(), index);
         Ok(())
@@ -176,22 +196,45 @@ fn blocked(base: u32, count: u32, given: &[(u64, u64)]) -> Result<BTreeSet<u32>,
     if blocked.contains(&0) { Err(RangeError::ServerBlocked(base)) } else { Ok(blocked) }
 }
 
-/// What the files say. An empty one was made by somebody killed before it was written, so
-/// nothing uses that range.
-fn recorded(directory: &Path) -> Result<BTreeMap<String, u32>, RangeError> {
-    let mut by_id = BTreeMap::new();
+/// A range in use.
+struct Record {
+    index: u32,
+    id: String,
+    first: u32,
+}
+
+/// What the files say. One without all its words was made by somebody killed before it was
+/// written, so nothing uses that range.
+fn recorded(directory: &Path) -> Result<Vec<Record>, RangeError> {
+    let mut records = Vec::new();
     for entry in fs::read_dir(directory).during("list", directory)? {
         let path = entry.during("list", directory)?.path();
         let name = path.file_name().and_then(|name| name.to_str());
         let Some(index) = name.and_then(|name| name.parse().ok()) else { continue };
-        let id = fs::read_to_string(&path).during("read", &path)?;
-        if id.is_empty() {
-            fs::remove_file(&path).during("remove", &path)?;
-        } else {
-            by_id.insert(id, index);
+        let text = match fs::read_to_string(&path) {
+            // Its sandbox ended while we looked.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            text => text.during("read", &path)?,
+        };
+        if let Some((id, first)) = text.split_once(' ')
+            && let Ok(first) = first.parse()
+        {
+            records.push(Record { index, id: id.to_owned(), first });
         }
     }
-    Ok(by_id)
+    Ok(records)
+}
+
+/// Removes the files of ranges that nothing uses.
+fn remove_torn(directory: &Path, records: &[Record]) -> Result<(), RangeError> {
+    for entry in fs::read_dir(directory).during("list", directory)? {
+        let path = entry.during("list", directory)?.path();
+        let is_record = |record: &Record| path.ends_with(record.index.to_string());
+        if !records.iter().any(is_record) {
+            fs::remove_file(&path).during("remove", &path)?;
+        }
+    }
+    Ok(())
 }
 
 /// Servers with different state directories start at different places, so that their ranges are
@@ -228,76 +271,4 @@ impl<T> During<T> for io::Result<T> {
 }
 
 #[cfg(test)]
-mod tests {
-    #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
-    use tempfile::TempDir;
-
-    use super::*;
-
-    const FEW: u32 = 64;
-
-    fn open(directory: &TempDir) -> Ranges {
-        Ranges::open_beside(directory.path(), DEFAULT_BASE, FEW, &[]).unwrap()
-    }
-
-    #[test]
-    fn no_two_sandboxes_share_a_range_until_all_are_taken() {
-        let directory = TempDir::new().unwrap();
-        let mut ranges = open(&directory);
-        let mut seen = BTreeSet::new();
-        for number in 1..FEW {
-            let range = ranges.allocate(&format!("s{number}")).unwrap();
-            assert!(range.index > 0 && seen.insert(range.first));
-        }
-        assert!(matches!(ranges.allocate("more"), Err(RangeError::Exhausted)));
-        ranges.release("s7").unwrap();
-        ranges.allocate("more").unwrap();
-    }
-
-    #[test]
-    fn what_was_recorded_is_found_again() {
-        let directory = TempDir::new().unwrap();
-        let range = open(&directory).allocate("a").unwrap();
-        let other = range.index % (FEW - 2) + 1;
-        fs::write(directory.path().join(other.to_string()), "").unwrap();
-        let mut again = open(&directory);
-        assert_eq!(again.of("a"), Some(range));
-        assert_eq!(again.allocate("a").unwrap(), range);
-        assert_eq!(again.ids().collect::<Vec<_>>(), ["a"]);
-        again.release("a").unwrap();
-        again.release("a").unwrap();
-        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
-    }
-
-    #[test]
-    fn a_range_that_was_just_freed_rests() {
-        let directory = TempDir::new().unwrap();
-        let mut ranges = open(&directory);
-        let first = ranges.allocate("a").unwrap();
-        ranges.release("a").unwrap();
-        assert_ne!(ranges.allocate("b").unwrap(), first);
-    }
-
-    #[test]
-    fn ids_that_users_have_are_left_alone() {
-        let directory = TempDir::new().unwrap();
-        let text = format!("# none\nann:{}:{}\nbob:100000:65536\nbroken\n", DEFAULT_BASE + WIDTH + 5, WIDTH);
-        let given = subordinate(&text);
-        assert_eq!(given.len(), 2);
-        let mut ranges = Ranges::open_beside(directory.path(), DEFAULT_BASE, FEW, &given).unwrap();
-        let indexes: Vec<u32> = (3..FEW).map(|n| ranges.allocate(&n.to_string()).unwrap().index).collect();
-        assert!(!indexes.contains(&1) && !indexes.contains(&2));
-        assert!(matches!(ranges.allocate("more"), Err(RangeError::Exhausted)));
-    }
-
-    #[test]
-    fn a_base_that_cannot_hold_them_is_refused() {
-        let directory = TempDir::new().unwrap();
-        let open = |base, given: &[(u64, u64)]| Ranges::open_beside(directory.path(), base, FEW, given);
-        assert!(matches!(open(u32::MAX - 5, &[]), Err(RangeError::BadBase(_))));
-        assert!(matches!(open(0, &[]), Err(RangeError::BadBase(_))));
-        let all = [(u64::from(DEFAULT_BASE), 1)];
-        assert!(matches!(open(DEFAULT_BASE, &all), Err(RangeError::ServerBlocked(_))));
-    }
-}
+mod tests;

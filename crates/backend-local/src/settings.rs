@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 pub struct Settings {
     /// Everything we keep lies below it.
     pub state_dir: PathBuf,
+    /// The state directory that has the images. One-shot sandboxes use those of the host's server.
+    pub image_state: PathBuf,
     /// Part of the names of control groups, so that several servers share a host.
     pub instance: String,
     /// The first host id that sandboxes may use; the first range is our own.
@@ -28,6 +30,17 @@ pub struct Settings {
     pub prepared: usize,
     pub mounts: MountRule,
     pub lifetime: Lifetime,
+    pub maxima: Maxima,
+}
+
+/// The most that one sandbox may be given; `None` where everything may be asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Maxima {
+    pub memory: Option<u64>,
+    /// Thousandths of a core.
+    pub cpus: Option<u32>,
+    pub pids: Option<u32>,
+    pub disk: Option<u64>,
 }
 
 /// Whether a plan may mount directories of the host.

@@ -156,6 +156,17 @@ impl Volumes {
         }
     }
 
+    /// What all volumes together can hold, which the sum of their limits may exceed.
+    pub fn capacity(&self) -> Option<Bytes> {
+        let directory = match self {
+            Self::Btrfs(pool) => pool.root(),
+            Self::Ext4(images) => images.directory(),
+            Self::Tmpfs => return None,
+        };
+        let status = rustix::fs::statvfs(directory).ok()?;
+        Some(Bytes(status.f_blocks.saturating_mul(status.f_frsize)))
+    }
+
     /// Makes a fresh volume with its directories, ready to be assigned.
     pub fn prepare(&mut self, limit: Bytes) -> Result<Prepared, VolumeError> {
         match self {

@@ -11,13 +11,14 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use backend_local::probe::{Report, Status, probe};
-use backend_local::range::DEFAULT_BASE;
 use domain::Bytes;
-use linux::namespaces::{
-    Extent, Fork, Namespaces, Setgroups, become_ids, exit_now, fork_into, reap, unshare, write_maps,
-};
+use linux::namespaces::{Extent, Namespaces, Setgroups, become_ids, unshare, write_maps};
+use linux::spawn::{End, Forked, SingleThread, exit_now, wait};
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use tempfile::TempDir;
+
+/// The first id of ranges, as the configuration has it by default.
+const BASE: u32 = 1_879_048_192;
 
 fn main() {
     if !testkit::is_root() {
@@ -27,13 +28,16 @@ fn main() {
     as_root_everything_holds_and_nothing_stays();
     too_little_space_is_told();
     an_ordinary_user_is_told_what_is_weaker();
+    a_delegated_group_is_used_and_left_as_it_was();
     without_user_namespaces_the_way_to_get_them_is_told();
+    a_container_that_hides_parts_of_proc_is_told();
+    few_open_files_and_a_bad_base_for_ids_are_told();
 }
 
 fn as_root_everything_holds_and_nothing_stays() {
     let state = TempDir::new().unwrap();
     let before = groups();
-    let report = probe(state.path(), Bytes::mib(1), DEFAULT_BASE);
+    let report = probe(state.path(), Bytes::mib(1), BASE);
     let missing: Vec<_> = report.checks.iter().filter(|check| check.status == Status::Missing).collect();
     assert!(report.sandboxes_can_run, "{missing:?}");
     assert!(!report.rootless);
@@ -47,7 +51,7 @@ fn as_root_everything_holds_and_nothing_stays() {
 
 fn too_little_space_is_told() {
     let state = TempDir::new().unwrap();
-    let report = probe(&state.path().join("not/made/yet"), Bytes(u64::MAX), DEFAULT_BASE);
+    let report = probe(&state.path().join("not/made/yet"), Bytes(u64::MAX), BASE);
     assert!(!report.sandboxes_can_run);
     let check = report.checks.iter().find(|check| check.name == "free space").unwrap();
     assert!(check.status == Status::Missing && check.fix.is_some());
@@ -55,7 +59,7 @@ fn too_little_space_is_told() {
 }
 
 fn an_ordinary_user_is_told_what_is_weaker() {
-    let report = as_user(1000, || probe(Path::new("/tmp"), Bytes::mib(1), DEFAULT_BASE));
+    let report = as_user(1000, || probe(Path::new("/tmp"), Bytes::mib(1), BASE));
     assert!(report.rootless);
     let weaker = |name: &str| {
         let check = report.checks.iter().find(|check| check.name == name).unwrap();
@@ -72,20 +76,81 @@ fn an_ordinary_user_is_told_what_is_weaker() {
     }
 }
 
+/// The v2 hierarchy of this host, with a group of the test's own given to a user.
+fn a_delegated_group_is_used_and_left_as_it_was() {
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let line = table.lines().find(|line| line.contains(" - cgroup2 ")).unwrap();
+    let root = Path::new(line.split(' ').nth(4).unwrap());
+    let group = root.join(format!("coracle-probe-{}", std::process::id()));
+    fs::create_dir(&group).unwrap();
+    for name in ["", "cgroup.procs", "cgroup.subtree_control"] {
+        std::os::unix::fs::chown(group.join(name), Some(1000), Some(1000)).unwrap();
+    }
+    let procs = group.join("cgroup.procs");
+    let report = as_user_after(
+        1000,
+        || fs::write(procs, "0").unwrap(),
+        || probe(Path::new("/tmp"), Bytes::mib(1), BASE),
+    );
+    // It fails if anything was left in it.
+    fs::remove_dir(&group).unwrap();
+    assert!(report.rootless);
+    assert_eq!(held_by(&report, "kill").as_deref(), Some("cgroup.kill"));
+    assert_eq!(held_by(&report, "pause").as_deref(), Some("cgroup.freeze"));
+    let offered = fs::read_to_string(root.join("cgroup.subtree_control")).unwrap();
+    for name in ["memory", "cpu", "pids"] {
+        let check = report.checks.iter().find(|check| check.name == format!("{name} controller")).unwrap();
+        let given = offered.split_whitespace().any(|word| word == name);
+        assert_eq!(check.status == Status::Ok, given, "{check:?}");
+        assert_eq!(check.fix.is_some(), !given, "{check:?}");
+    }
+}
+
 /// A user namespace in which no more may be made stands for a host that forbids them.
 fn without_user_namespaces_the_way_to_get_them_is_told() {
     let report = as_user(1000, || {
         unshare(Namespaces::USER).unwrap();
         let own = [Extent { inside: 0, outside: 1000, count: 1 }];
-        let pid = rustix::process::getpid().as_raw_nonzero().get();
-        write_maps(pid, &own, &own, Setgroups::Deny).unwrap();
+        write_maps(rustix::process::getpid(), &own, &own, Setgroups::Deny).unwrap();
         fs::write("/proc/sys/user/max_user_namespaces", "0").unwrap();
-        probe(Path::new("/tmp"), Bytes::mib(1), DEFAULT_BASE)
+        probe(Path::new("/tmp"), Bytes::mib(1), BASE)
     });
     assert!(!report.sandboxes_can_run);
     let check = report.checks.iter().find(|check| check.name == "user namespaces").unwrap();
     assert_eq!(check.status, Status::Missing);
     assert!(check.fix.as_ref().unwrap().contains("user.max_user_namespaces"), "{check:?}");
+}
+
+/// A container covers parts of /proc, and then the kernel lets nobody in it mount a fresh one.
+fn a_container_that_hides_parts_of_proc_is_told() {
+    let report = as_user(1000, || {
+        unshare(Namespaces::USER.and(Namespaces::MOUNT)).unwrap();
+        let same = [Extent { inside: 1000, outside: 1000, count: 1 }];
+        write_maps(rustix::process::getpid(), &same, &same, Setgroups::Deny).unwrap();
+        linux::mounts::make_private().unwrap();
+        linux::mounts::mount("tmpfs", Path::new("/proc/irq"), Default::default(), "").unwrap();
+        probe(Path::new("/tmp"), Bytes::mib(1), BASE)
+    });
+    assert!(report.rootless && !report.sandboxes_can_run);
+    let check = report.checks.iter().find(|check| check.name == "fresh /proc").unwrap();
+    assert_eq!(check.status, Status::Missing);
+    assert!(check.fix.as_ref().unwrap().contains("systempaths=unconfined"), "{check:?}");
+}
+
+fn few_open_files_and_a_bad_base_for_ids_are_told() {
+    let report = as_user(0, || {
+        let few = rustix::process::Rlimit { current: Some(256), maximum: Some(256) };
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, few).unwrap();
+        probe(Path::new("/tmp"), Bytes::mib(1), u32::MAX)
+    });
+    let status = |name: &str| {
+        let check = report.checks.iter().find(|check| check.name == name).unwrap();
+        assert!(check.fix.is_some() && !check.consequence.is_empty(), "{check:?}");
+        check.status
+    };
+    assert_eq!(status("open files"), Status::Weaker);
+    assert_eq!(status("uid ranges"), Status::Missing);
+    assert!(!report.sandboxes_can_run);
 }
 
 fn held_by(report: &Report, what: &str) -> Option<String> {
@@ -102,10 +167,16 @@ fn groups() -> BTreeSet<String> {
 
 /// Runs `work` as another user in a child and brings its report back.
 fn as_user(id: u32, work: impl FnOnce() -> Report) -> Report {
+    as_user_after(id, || (), work)
+}
+
+/// The same, with something done before by whoever we are.
+fn as_user_after(id: u32, before: impl FnOnce(), work: impl FnOnce() -> Report) -> Report {
     let (mut ours, mut theirs) = UnixStream::pair().unwrap();
-    match fork_into(Namespaces::NONE, None).unwrap() {
-        Fork::Child => {
+    match SingleThread::prove().unwrap().fork(Namespaces::NONE, None).unwrap() {
+        Forked::Child => {
             drop(ours);
+            before();
             become_ids(id, id, Setgroups::Allow).unwrap();
             // Changing ids hides our own /proc files from us; a program that was started as this
             // user would see them.
@@ -113,11 +184,11 @@ fn as_user(id: u32, work: impl FnOnce() -> Report) -> Report {
             theirs.write_all(&serde_json::to_vec(&work()).unwrap()).unwrap();
             exit_now(0)
         }
-        Fork::Parent { pidfd, .. } => {
+        Forked::Parent { pidfd, .. } => {
             drop(theirs);
             let mut text = Vec::new();
             ours.read_to_end(&mut text).unwrap();
-            assert!(reap(pidfd.as_fd()).unwrap());
+            assert_eq!(wait(pidfd.as_fd()).unwrap(), End::Code(0));
             serde_json::from_slice(&text).unwrap()
         }
     }

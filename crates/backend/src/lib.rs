@@ -1,6 +1,9 @@
 //! A place where sandboxes live, as a trait: this host's namespaces today; Docker, gVisor and a
 //! cluster later.
 
+#[cfg(feature = "conformance")]
+pub mod conformance;
+
 use std::sync::Arc;
 
 use domain::{Bytes, Cause, Mount, SandboxId, Spec};
@@ -11,7 +14,7 @@ use tokio::sync::mpsc;
 ///
 /// A backend makes a sandbox, freezes it, removes it, and opens a byte stream to the agent
 /// inside. Commands and files travel over that stream, so no backend knows of them. The
-/// contract:
+/// contract, which `backend::conformance` runs on each one:
 /// - `create` leaves a reachable agent, or nothing at all;
 /// - `destroy` of something already gone succeeds;
 /// - `list` names all that this backend owns, so a restarted server can adopt it.
@@ -49,7 +52,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 pub struct Capabilities {
     pub pause: bool,
     pub attach: bool,
-    /// The limits that are enforced, by name: `memory`, `cpu`, `pids`, `disk`.
+    /// The limits that are enforced, by name: `memory`, `cpus`, `pids`, `disk`.
     pub limits: Vec<String>,
     /// What holds less than it should here, each as a sentence.
     pub weaker: Vec<String>,
@@ -113,6 +116,9 @@ pub enum BackendError {
     /// The spec asks for what this backend or host does not offer.
     #[error("{message}")]
     Unsupported { message: String, hint: Option<String> },
+    /// The spec asks for more than one sandbox may have here.
+    #[error("{message}")]
+    TooMuch { message: String, hint: Option<String> },
     #[error("there is no such image as `{0}`")]
     NoImage(String),
     #[error("there is no such sandbox")]
@@ -128,7 +134,9 @@ impl BackendError {
     /// What somebody could do about it.
     pub fn hint(&self) -> Option<&str> {
         match self {
-            Self::Step { hint, .. } | Self::Unsupported { hint, .. } => hint.as_deref(),
+            Self::Step { hint, .. } | Self::Unsupported { hint, .. } | Self::TooMuch { hint, .. } => {
+                hint.as_deref()
+            }
             Self::NoImage(_) => Some("`coracle image ls` lists the images"),
             // Why exactly stands in the log: it names paths of the host.
             Self::Exhausted(_) => {

@@ -61,6 +61,15 @@ pub(crate) enum Command {
     Logs(LogsArgs),
     /// Let the sandbox of a name make room for others when they need it
     Release(ReleaseArgs),
+    /// Show what a sandbox is made of, what holds for it and what it uses
+    Inspect {
+        #[arg(value_name = "ID", value_parser = values::sandbox_id)]
+        id: SandboxId,
+    },
+    /// Show what the sandboxes use, again and again
+    Top(TopArgs),
+    /// Print what becomes of sandboxes
+    Events(EventsArgs),
     /// Remove sandboxes
     Rm(RmArgs),
     /// API keys of the server's owners; needs the operator's key
@@ -224,6 +233,10 @@ pub(crate) struct CreateArgs {
     #[arg(long, value_name = "CORES", value_parser = values::cpus)]
     pub cpus: Option<Cpus>,
 
+    /// The most processes and threads
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    pub pids: Option<u32>,
+
     /// The most it may write to its disk, such as 100m
     #[arg(long, value_name = "SIZE", value_parser = values::bytes)]
     pub disk: Option<Bytes>,
@@ -250,6 +263,28 @@ pub(crate) struct ReleaseArgs {
     /// The name that `create --key` was given
     #[arg(value_name = "NAME")]
     pub key: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TopArgs {
+    /// How long to wait between two looks
+    #[arg(long, value_name = "TIME", value_parser = values::duration, default_value = "2s")]
+    pub every: Duration,
+
+    /// Look once, over one such time
+    #[arg(long)]
+    pub once: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EventsArgs {
+    /// Begin after the event of this number instead of with the oldest one that is remembered
+    #[arg(long, value_name = "NUMBER")]
+    pub after: Option<u64>,
+
+    /// Go on with what happens from now on
+    #[arg(long, short = 'f')]
+    pub follow: bool,
 }
 
 #[derive(Debug, Args)]

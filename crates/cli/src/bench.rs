@@ -27,6 +27,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 use crate::args::BenchArgs;
+use crate::config::Prepared;
 use crate::output::Printer;
 
 use report::Report;
@@ -63,6 +64,8 @@ pub(crate) fn bench(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
     let rounds = if args.quick { Rounds::QUICK } else { Rounds::FULL };
     let server = Server::start()?;
     let mut report = Report::default();
+    let Prepared { volumes, namespaces } = Prepared::default();
+    report.note(format!("prepared ahead: {volumes} volumes and {namespaces} net namespaces, no process"));
     let wanted = |name: &str| args.only.as_deref().is_none_or(|word| name.contains(word));
     type Measurement = fn(&Server, Rounds, &mut Report) -> Result<()>;
     let measurements: [(&str, Measurement); 7] = [

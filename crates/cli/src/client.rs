@@ -10,19 +10,21 @@ mod files;
 mod http;
 mod keys;
 mod lifecycle;
+mod operator;
 mod sandbox;
 mod terminal;
 
 pub(crate) use commands::{Execution, Wish};
-pub(crate) use events::Event;
+pub(crate) use events::{Ending, Event, Failure};
 pub(crate) use files::{FileInfo, Kind};
 pub(crate) use http::Refused;
 pub(crate) use keys::KeyInfo;
 pub(crate) use lifecycle::{NewSandbox, SandboxInfo, Server};
+pub(crate) use operator::Report;
 pub(crate) use sandbox::Sandbox;
 pub(crate) use terminal::{FromTerminal, Terminal, ToTerminal};
 
 /// Whether the server answered with this status.
-fn refused_with(error: &anyhow::Error, status: ::http::StatusCode) -> bool {
+pub(crate) fn refused_with(error: &anyhow::Error, status: ::http::StatusCode) -> bool {
     error.downcast_ref::<Refused>().is_some_and(|refused| refused.status == status)
 }

@@ -7,6 +7,7 @@ pub(crate) mod key;
 pub(crate) mod logs;
 pub(crate) mod sandboxes;
 pub(crate) mod shell;
+pub(crate) mod watch;
 
 use std::fmt;
 use std::process::ExitCode;
@@ -15,6 +16,8 @@ use anyhow::{Context, Result};
 
 /// The exit code when a command could not be run at all, as other runners have it.
 pub(crate) const NOT_RUN: u8 = 125;
+
+const MISSING: u8 = 127;
 
 /// The program of a command could not be started. Our exit code then says why, as env(1) and
 /// shells have it.
@@ -26,11 +29,22 @@ pub(crate) struct NotStarted {
 
 impl NotStarted {
     pub(crate) fn missing(why: String) -> Self {
-        Self { why, code: 127 }
+        Self { why, code: MISSING }
     }
 
     pub(crate) fn not_executable(why: String) -> Self {
         Self { why, code: 126 }
+    }
+}
+
+impl NotStarted {
+    /// What somebody could do about it.
+    pub(crate) fn hint(&self) -> &'static str {
+        if self.code == MISSING {
+            "only what is in the image is inside: `run --mount` shows a directory of this host, `cp` copies files"
+        } else {
+            "it must be a program, or a script that begins with `#!`, with the permission to be executed"
+        }
     }
 }
 

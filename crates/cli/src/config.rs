@@ -90,6 +90,8 @@ pub(crate) struct Limits {
     pub cpus: Cpus,
     pub pids: u32,
     pub disk: Bytes,
+    /// What one sandbox of a server may be given at most.
+    pub most: Most,
     pub max_sandboxes: usize,
     /// From how many on parked sandboxes make room for new ones.
     pub soft_sandboxes: Option<usize>,
@@ -97,6 +99,15 @@ pub(crate) struct Limits {
     pub max_commands: u32,
     pub concurrent_requests: usize,
     pub json_body: Bytes,
+}
+
+/// Bounds on what clients ask for; `None` where they may ask for everything.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Most {
+    pub memory: Option<Bytes>,
+    pub cpus: Option<Cpus>,
+    pub pids: Option<u32>,
+    pub disk: Option<Bytes>,
 }
 
 /// What an owner may have at once; nothing said is no limit.
@@ -116,6 +127,12 @@ pub(crate) const EVERYBODY_ELSE: &str = "*";
 pub(crate) struct Prepared {
     pub volumes: usize,
     pub namespaces: usize,
+}
+
+impl Default for Prepared {
+    fn default() -> Self {
+        Self { volumes: 16, namespaces: 16 }
+    }
 }
 
 /// Host uids that one sandbox occupies.
@@ -338,11 +355,24 @@ fn check_limits(raw: &RawLimits) -> Result<Limits> {
         Some(amount) => read("limits.cpus", amount, values::cpus)?,
         None => Cpus(1000),
     };
+    let memory = bytes("limits.memory", raw.memory.as_ref(), Bytes::mib(1024))?;
+    let pids = positive("limits.pids", raw.pids, 512)?;
+    let disk = bytes("limits.disk", raw.disk.as_ref(), Bytes::mib(1024))?;
+    let most = Most {
+        memory: most("memory", raw.max_memory.as_ref(), values::bytes, memory)?,
+        cpus: most("cpus", raw.max_cpus.as_ref(), values::cpus, cpus)?,
+        pids: raw.max_pids.map(|most| positive("limits.max_pids", Some(most), most)).transpose()?,
+        disk: most("disk", raw.max_disk.as_ref(), values::bytes, disk)?,
+    };
+    if most.pids.is_some_and(|most| pids > most) {
+        return below_default("pids");
+    }
     Ok(Limits {
-        memory: bytes("limits.memory", raw.memory.as_ref(), Bytes::mib(1024))?,
+        memory,
         cpus,
-        pids: positive("limits.pids", raw.pids, 512)?,
-        disk: bytes("limits.disk", raw.disk.as_ref(), Bytes::mib(1024))?,
+        pids,
+        disk,
+        most,
         max_sandboxes: positive("limits.max_sandboxes", raw.max_sandboxes, 2000)?,
         soft_sandboxes: raw
             .soft_sandboxes
@@ -352,6 +382,24 @@ fn check_limits(raw: &RawLimits) -> Result<Limits> {
         concurrent_requests: positive("limits.concurrent_requests", raw.concurrent_requests, 1024)?,
         json_body: bytes("limits.json_body", raw.json_body.as_ref(), Bytes::mib(1))?,
     })
+}
+
+/// The most of something, which must be enough for what everybody gets.
+fn most<T: Ord>(
+    name: &str,
+    written: Option<&Amount>,
+    parse: fn(&str) -> Result<T, String>,
+    default: T,
+) -> Result<Option<T>> {
+    match written.map(|amount| read(&format!("limits.max_{name}"), amount, parse)).transpose()? {
+        Some(most) if most < default => below_default(name),
+        other => Ok(other),
+    }
+}
+
+fn below_default<T>(name: &str) -> Result<T> {
+    Err(anyhow!("`limits.max_{name}` is less than `limits.{name}`"))
+        .hint(format!("set `limits.{name}` too: it is what a sandbox gets that names none"))
 }
 
 fn check_owners(raw: &BTreeMap<String, RawQuota>) -> Result<BTreeMap<String, Quota>> {
@@ -379,7 +427,11 @@ fn check_owners(raw: &BTreeMap<String, RawQuota>) -> Result<BTreeMap<String, Quo
 const MOST_PREPARED: usize = 256;
 
 fn check_prepared(raw: &RawPrepared) -> Result<Prepared> {
-    let prepared = Prepared { volumes: raw.volumes.unwrap_or(16), namespaces: raw.namespaces.unwrap_or(16) };
+    let usual = Prepared::default();
+    let prepared = Prepared {
+        volumes: raw.volumes.unwrap_or(usual.volumes),
+        namespaces: raw.namespaces.unwrap_or(usual.namespaces),
+    };
     if prepared.volumes.max(prepared.namespaces) > MOST_PREPARED {
         bail!("`prepared` asks for more than {MOST_PREPARED}");
     }

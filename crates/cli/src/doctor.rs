@@ -29,10 +29,18 @@ fn tell(report: &Report, printer: &Printer) -> Result<()> {
         vec![measure.what.clone(), measure.by.clone().unwrap_or_else(|| "not enforced".to_owned())]
     });
     printer.table(&["limit", "held by"], rows.collect())?;
+    let mut told: Option<&Check> = None;
     for check in report.checks.iter().filter(|check| check.status != Status::Ok) {
         printer.line(format_args!("\n{}: {}", check.name, check.consequence))?;
-        if let Some(fix) = &check.fix {
-            printer.line(format_args!("  hint: {}", fix.replace('\n', "\n    ")))?;
+        match (&check.fix, told) {
+            (Some(fix), Some(before)) if before.fix.as_ref() == Some(fix) => {
+                printer.line(format_args!("  hint: as for `{}`", before.name))?;
+            }
+            (Some(fix), _) => {
+                printer.line(format_args!("  hint: {}", fix.replace('\n', "\n    ")))?;
+                told = Some(check);
+            }
+            (None, _) => {}
         }
     }
     printer.line(format_args!("\n{}", verdict(report)))

@@ -20,7 +20,7 @@ use clap::{CommandFactory, Parser};
 
 use args::{Cli, Command};
 use client::Server;
-use commands::{NotStarted, block_on, copy, exec, image, key, logs, sandboxes, shell};
+use commands::{NotStarted, block_on, copy, exec, image, key, logs, sandboxes, shell, watch};
 use output::Printer;
 
 fn main() -> ExitCode {
@@ -71,6 +71,9 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<ExitCode> {
         Command::Bench(args) => bench::bench(&args, printer),
         Command::Create(args) => block_on(sandboxes::create(&server()?, args, printer)),
         Command::Ls(args) => block_on(sandboxes::list(&server()?, args, printer)),
+        Command::Inspect { id } => block_on(watch::inspect(&server()?, &id, printer)),
+        Command::Top(args) => block_on(watch::top(&server()?, &args, printer)),
+        Command::Events(args) => block_on(watch::events(&server()?, &args, printer)),
         Command::Release(args) => block_on(sandboxes::release(&server()?, &args, printer)),
         Command::Rm(args) => block_on(sandboxes::remove(&server()?, args, printer)),
         Command::Exec(args) => block_on(exec::exec(&server()?, args, printer)),

@@ -11,10 +11,12 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use backend::BackendError;
 use backend_local::images::ImageError;
+use backend_local::launcher::LauncherError;
 use comfy_table::{ContentArrangement, Table, presets};
 use serde::Serialize;
 
 use crate::client::Refused;
+use crate::commands::NotStarted;
 
 /// Writes results and complaints.
 #[derive(Clone, Copy, Debug)]
@@ -151,8 +153,14 @@ fn hint_of(error: &(dyn std::error::Error + 'static)) -> Option<String> {
     if let Some(refused) = error.downcast_ref::<Refused>() {
         return refused.hint();
     }
+    if let Some(failed) = error.downcast_ref::<NotStarted>() {
+        return Some(failed.hint().to_owned());
+    }
     if let Some(image) = error.downcast_ref::<ImageError>() {
         return image.hint().map(str::to_owned);
+    }
+    if let Some(launcher) = error.downcast_ref::<LauncherError>() {
+        return launcher.hint().map(str::to_owned);
     }
     error.downcast_ref::<BackendError>().and_then(BackendError::hint).map(str::to_owned)
 }

@@ -15,20 +15,22 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use backend_local::jail::plan::{GuestPlan, JailPlan, LimitName, Limits, MountPlan};
 use backend_local::launcher::Launcher;
-use backend_local::launcher::protocol::Refusal;
-use backend_local::settings::{Lifetime, MountRule, Settings};
+use backend_local::launcher::create::NotBegun;
+use backend_local::launcher::protocol::{Holds, Refusal};
+use backend_local::settings::{Lifetime, Maxima, MountRule, Settings};
 use domain::spec::Access;
 use domain::{Bytes, Identity, Network};
 use linux::namespaces::{self, Namespaces};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::FlockOperation;
 use wire::process::{Command, Directory, Exit, Missing, Retention, Start, TerminalSize};
 
 use crate::args::RunArgs;
 use crate::config::Config;
-use crate::output::Printer;
+use crate::output::{Printer, WithHint};
 use crate::serve::{handover, lock, make_state_dir};
 
 /// As `timeout(1)` has it.
@@ -45,7 +47,7 @@ pub(crate) fn run(args: &RunArgs, printer: &Printer) -> Result<ExitCode> {
         namespaces::unshare(Namespaces::MOUNT).context("could not make a mount namespace")?;
         linux::mounts::make_private().context("could not make mounts private")?;
     }
-    let sandbox = Sandbox::make(&config, &state, &plan, printer)?;
+    let mut sandbox = Sandbox::make(&config, &state, &plan, printer)?;
     let outcome = pump::run(&sandbox.launcher.socket(&plan.id), start);
     // Taken away in any case; why the command failed matters more than why that did.
     let removed = sandbox.end(args.keep, printer);
@@ -76,24 +78,43 @@ impl Sandbox {
         sweep(&mut launcher, state, printer)?;
         let alive_path = state.join("alive").join(&plan.id);
         let alive = lock(&alive_path, FlockOperation::LockExclusive)?;
-        let pending = launcher.begin(plan).map_err(refused)?;
-        drop(turn);
-        rustix::event::poll(
-            &mut [rustix::event::PollFd::new(&pending.status, rustix::event::PollFlags::IN)],
-            None,
-        )?;
-        let created = launcher.conclude(pending).map_err(refused)?;
-        let used = &created.holds.image;
-        if *used != plan.image {
-            printer.warn(format!("there is no image `{}` here; `{used}` stands in for it", plan.image));
+        let mut sandbox = Self { launcher, id: plan.id.clone(), _alive: alive, alive_path, turn_path };
+        match sandbox.come_up(plan, turn) {
+            Ok(holds) => {
+                let used = &holds.image;
+                if *used != plan.image {
+                    printer
+                        .warn(format!("there is no image `{}` here; `{used}` stands in for it", plan.image));
+                }
+                for sentence in &holds.weaker {
+                    printer.warn(sentence);
+                }
+                Ok(sandbox)
+            }
+            Err(error) => {
+                let ended = sandbox.end(false, printer);
+                let discarded = || sandbox.launcher.discard_kept(&plan.id).map_err(Into::into);
+                if let Err(error) = ended.and_then(|()| discarded()) {
+                    printer.warn(format_args!("what was made of the sandbox is not removed: {error:#}"));
+                }
+                Err(error)
+            }
         }
-        for sentence in &created.holds.weaker {
-            printer.warn(sentence);
-        }
-        Ok(Self { launcher, id: plan.id.clone(), _alive: alive, alive_path, turn_path })
     }
 
-    fn end(mut self, keep: bool, printer: &Printer) -> Result<()> {
+    /// Makes the sandbox; from its first process on others may have their turn.
+    fn come_up(&mut self, plan: &JailPlan, turn: File) -> Result<Holds> {
+        let begun = self.launcher.begin(plan);
+        drop(turn);
+        let pending = begun.map_err(|why| match why {
+            NotBegun::Refused(refusal) | NotBegun::Failed(refusal) => refused(refusal),
+        })?;
+        let mut watched = [PollFd::new(&pending.status, PollFlags::IN)];
+        rustix::io::retry_on_intr(|| poll(&mut watched, None))?;
+        Ok(self.launcher.conclude(pending).map_err(refused)?.holds)
+    }
+
+    fn end(&mut self, keep: bool, printer: &Printer) -> Result<()> {
         self.launcher.destroy_and_wait(&self.id).context("could not remove the sandbox")?;
         // Closing takes away what another `run` may just have opened, so it waits its turn.
         let turn = lock(&self.turn_path, FlockOperation::LockExclusive)?;
@@ -142,6 +163,7 @@ fn sweep(launcher: &mut Launcher, state: &Path, printer: &Printer) -> Result<()>
 fn settings(config: &Config, state: &Path) -> Settings {
     Settings {
         state_dir: state.to_owned(),
+        image_state: config.state_dir.clone(),
         instance: format!("{}-run", config.instance),
         uid_base: config.uid_base,
         server_uid: None,
@@ -152,6 +174,8 @@ fn settings(config: &Config, state: &Path) -> Settings {
         prepared: 0,
         mounts: MountRule::Allow,
         lifetime: Lifetime::Ours,
+        // They bound what clients of a server may ask for; here the caller is the operator.
+        maxima: Maxima::default(),
     }
 }
 
@@ -159,7 +183,12 @@ fn plan(args: &RunArgs, config: &Config) -> Result<JailPlan> {
     let network = Network::from(args.network);
     if network != Network::Off {
         let word = if network == Network::On { "on" } else { "filtered" };
-        anyhow::bail!("network `{word}` comes with the network issue");
+        return Err(anyhow!("network `{word}` comes with the network issue")).hint("use `--network off`");
+    }
+    for mount in &args.mounts {
+        std::fs::metadata(&mount.source)
+            .with_context(|| format!("`{}` cannot be mounted", mount.source.display()))
+            .hint("the form is `--mount SOURCE:TARGET[:ro]`, with a SOURCE that exists on this host")?;
     }
     let defaults = handover::limits(config);
     let asked = [

@@ -51,11 +51,29 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode> {
     let listener =
         TcpListener::bind(config.listen).with_context(|| format!("could not listen on {}", config.listen))?;
     listener.set_nonblocking(true)?;
+    let divided = divide_group();
     linux::namespaces::adopt_orphans().context("could not become the parent of orphans")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let code = runtime.block_on(supervise(&config, listener))?;
+    if divided && let Err(error) = backend_local::cgroups::give_room_back() {
+        tracing::info!(%error, "our control group is not left as it was");
+    }
     drop(lock);
     Ok(code)
+}
+
+/// An ordinary user's groups lie in the one we were started in. It must be empty of processes
+/// before the launcher can set limits there, so we leave it before we start any. Says whether
+/// there is such a group.
+fn divide_group() -> bool {
+    if rustix::process::geteuid().is_root() {
+        return false;
+    }
+    let room = backend_local::cgroups::make_room();
+    if let Err(error) = &room {
+        tracing::info!(%error, "no control group was delegated to us");
+    }
+    room.is_ok()
 }
 
 /// The uid of the server: one of the range that is ours, and as a rule not that of another
@@ -284,9 +302,10 @@ async fn end(part: &mut Part) {
 /// Collects sandboxes that became our children when their launcher died. Our own two are left
 /// to whoever waits for them.
 fn collect_orphans(ours: &[Option<u32>]) {
-    while let Ok(Some(pid)) = linux::namespaces::ended_child() {
-        let is_ours = ours.contains(&u32::try_from(pid).ok());
-        let Some(pid) = rustix::process::Pid::from_raw(pid).filter(|_| !is_ours) else { return };
+    while let Ok(Some(pid)) = linux::spawn::ended_child() {
+        if ours.contains(&u32::try_from(pid.as_raw_pid()).ok()) {
+            return;
+        }
         if waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG).is_err() {
             return;
         }

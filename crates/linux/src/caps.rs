@@ -16,7 +16,6 @@ pub const KILL: u32 = 5;
 pub const SETGID: u32 = 6;
 pub const SETUID: u32 = 7;
 pub const SETPCAP: u32 = 8;
-pub const SYS_ADMIN: u32 = 21;
 
 /// The highest number a kernel could know; dropping one it does not know is harmless.
 const LAST: u32 = 63;
@@ -32,6 +31,10 @@ impl CapSet {
             place += 1;
         }
         Self(mask)
+    }
+
+    pub const fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
     }
 
     pub const fn has(self, number: u32) -> bool {

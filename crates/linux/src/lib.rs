@@ -6,7 +6,6 @@ pub mod btrfs;
 pub mod caps;
 pub mod descriptors;
 pub mod fs;
-pub mod inherit;
 pub mod landlock;
 pub mod loopdev;
 pub mod mounts;
@@ -15,7 +14,6 @@ pub mod pty;
 pub mod seccomp;
 pub mod signals;
 pub mod spawn;
-pub mod stop;
 
 use std::io;
 

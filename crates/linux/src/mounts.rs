@@ -1,10 +1,9 @@
 //! Mounts: detached clones with attributes of their own, and where they go. See open_tree(2),
 //! mount_setattr(2), pivot_root(2).
 
-use std::ffi::{CStr, CString};
+use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rustix::fs::CWD;
@@ -38,21 +37,11 @@ pub enum Depth {
 
 /// Makes a detached copy of the mount at `path`.
 pub fn clone_tree(path: &Path, depth: Depth) -> io::Result<OwnedFd> {
-    clone_at(CWD, path, depth)
-}
-
-/// As [`clone_tree`], of what the descriptor is open on.
-pub fn clone_descriptor(fd: BorrowedFd<'_>, depth: Depth) -> io::Result<OwnedFd> {
-    clone_at(fd, Path::new(""), depth)
-}
-
-fn clone_at(directory: BorrowedFd<'_>, path: &Path, depth: Depth) -> io::Result<OwnedFd> {
-    let mut flags =
-        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     if depth == Depth::Recursive {
         flags |= OpenTreeFlags::AT_RECURSIVE;
     }
-    rustix::mount::open_tree(directory, path, flags).map_err(Into::into)
+    rustix::mount::open_tree(CWD, path, flags).map_err(Into::into)
 }
 
 /// Adds attributes to a mount and, with `owners`, shows its files through the id map of that
@@ -162,11 +151,3 @@ pub fn pivot(root: &Path) -> io::Result<()> {
 pub fn detach(path: &Path) -> io::Result<()> {
     rustix::mount::unmount(path, UnmountFlags::DETACH).map_err(Into::into)
 }
-
-/// A path as the C string that calls outside `rustix` want.
-pub fn c_path(path: &Path) -> io::Result<CString> {
-    CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other)
-}
-
-/// The first word of [`CStr`] arguments for our own programs.
-pub const PROGRAM: &CStr = c"coracle";

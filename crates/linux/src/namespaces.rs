@@ -1,12 +1,14 @@
-//! Making processes in namespaces of their own. See clone(2), user_namespaces(7).
+//! Namespaces: who owns them, their maps, going into one. See namespaces(7),
+//! user_namespaces(7).
 
-use std::ffi::CStr;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use crate::{check, check_long};
+use rustix::process::Pid;
+
+use crate::check;
+use crate::spawn::{self, Forked, SingleThread};
 
 /// A set of new namespaces, as `CLONE_NEW*` flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,68 +27,10 @@ impl Namespaces {
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
-}
 
-/// Which side of a fork this is.
-#[derive(Debug)]
-pub enum Fork {
-    Child,
-    Parent { pid: i32, pidfd: OwnedFd },
-}
-
-/// Forks into new namespaces and, if given, into a v2 control group.
-///
-/// The caller must be single-threaded: the child goes on as a copy of this thread only, and a
-/// lock held by another thread would stay locked there for ever. Processes of ours that fork
-/// (launcher, agent, `run`) never start a thread; this is checked.
-pub fn fork_into(namespaces: Namespaces, group: Option<BorrowedFd<'_>>) -> io::Result<Fork> {
-    // The directory has one link for each thread besides its own two.
-    if fs::metadata("/proc/self/task")?.nlink() != 3 {
-        return Err(io::Error::other("a process with several threads must not fork"));
+    pub(crate) const fn flags(self) -> u64 {
+        self.0
     }
-    let mut pidfd: libc::c_int = -1;
-    let mut flags = namespaces.0 | libc::CLONE_PIDFD as u64;
-    if group.is_some() {
-        flags |= CLONE_INTO_CGROUP;
-    }
-    let arguments = CloneArguments {
-        flags,
-        pidfd: (&raw mut pidfd) as u64,
-        exit_signal: libc::SIGCHLD as u64,
-        cgroup: group.map_or(0, |fd| u64::from(fd.as_raw_fd().unsigned_abs())),
-        ..CloneArguments::default()
-    };
-    // SAFETY: without CLONE_VM the child has its own copy of memory, as with fork(2), and the
-    // check above keeps this process single-threaded. The kernel reads the structure of the
-    // size given and writes one int to `pidfd`, which outlives the call.
-    let pid = check_long(unsafe {
-        libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<CloneArguments>())
-    })?;
-    if pid == 0 {
-        return Ok(Fork::Child);
-    }
-    // SAFETY: the kernel just opened this descriptor for us alone.
-    let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
-    Ok(Fork::Parent { pid: i32::try_from(pid).map_err(io::Error::other)?, pidfd })
-}
-
-const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
-
-/// `struct clone_args` up to `cgroup`, which Linux 5.7 knows.
-#[repr(C)]
-#[derive(Default)]
-struct CloneArguments {
-    flags: u64,
-    pidfd: u64,
-    child_tid: u64,
-    parent_tid: u64,
-    exit_signal: u64,
-    stack: u64,
-    stack_size: u64,
-    tls: u64,
-    set_tid: u64,
-    set_tid_size: u64,
-    cgroup: u64,
 }
 
 /// One line of a uid or gid map.
@@ -106,11 +50,12 @@ pub enum Setgroups {
 }
 
 /// Gives the user namespace of `pid` its maps.
-pub fn write_maps(pid: i32, users: &[Extent], groups: &[Extent], setgroups: Setgroups) -> io::Result<()> {
+pub fn write_maps(pid: Pid, users: &[Extent], groups: &[Extent], setgroups: Setgroups) -> io::Result<()> {
     let text = |extents: &[Extent]| {
         let line = |e: &Extent| format!("{} {} {}\n", e.inside, e.outside, e.count);
         extents.iter().map(line).collect::<String>()
     };
+    let pid = pid.as_raw_pid();
     if setgroups == Setgroups::Deny {
         fs::write(format!("/proc/{pid}/setgroups"), "deny")?;
     }
@@ -120,44 +65,27 @@ pub fn write_maps(pid: i32, users: &[Extent], groups: &[Extent], setgroups: Setg
 
 /// Makes a user namespace with these maps that no process is in; it lives as long as the
 /// descriptor. Idmapped mounts take their maps from such a one.
-pub fn empty_user_namespace(users: &[Extent], groups: &[Extent]) -> io::Result<OwnedFd> {
+pub fn empty_user_namespace(
+    thread: &SingleThread,
+    users: &[Extent],
+    groups: &[Extent],
+) -> io::Result<OwnedFd> {
     let (hold, wait) = std::os::unix::net::UnixStream::pair()?;
-    match fork_into(Namespaces::USER, None)? {
-        Fork::Child => {
+    match thread.fork(Namespaces::USER, None)? {
+        Forked::Child => {
             drop(hold);
             let mut byte = [0];
             // Ends when the parent closes its side, whatever happens to it.
             let ended = io::Read::read(&mut &wait, &mut byte).is_ok();
-            exit_now(i32::from(!ended))
+            spawn::exit_now(i32::from(!ended))
         }
-        Fork::Parent { pid, pidfd } => {
+        Forked::Parent { pid, pidfd } => {
             let made = write_maps(pid, users, groups, Setgroups::Allow)
-                .and_then(|()| fs::File::open(format!("/proc/{pid}/ns/user")));
+                .and_then(|()| fs::File::open(format!("/proc/{}/ns/user", pid.as_raw_pid())));
             drop(hold);
-            reap(pidfd.as_fd())?;
+            spawn::wait(pidfd.as_fd())?;
             made.map(OwnedFd::from)
         }
-    }
-}
-
-/// Waits for a child by its pidfd and forgets it. `true` if it exited with status 0.
-pub fn reap(pidfd: BorrowedFd<'_>) -> io::Result<bool> {
-    use rustix::process::{WaitId, WaitIdOptions, waitid};
-    let status = rustix::io::retry_on_intr(|| waitid(WaitId::PidFd(pidfd), WaitIdOptions::EXITED))?;
-    Ok(status.and_then(|status| status.exit_status()) == Some(0))
-}
-
-/// The pid of a child that has ended and waits to be collected, without collecting it.
-pub fn ended_child() -> io::Result<Option<i32>> {
-    // SAFETY: an all-zero value is valid for this plain C structure.
-    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-    let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
-    // SAFETY: the kernel writes one `siginfo_t`, which outlives the call.
-    match check(unsafe { libc::waitid(libc::P_ALL, 0, &raw mut info, options) }) {
-        // SAFETY: after a successful wait the union holds the fields of a child, or stays zero.
-        Ok(_) => Ok(Some(unsafe { info.si_pid() }).filter(|pid| *pid != 0)),
-        Err(error) if error.raw_os_error() == Some(libc::ECHILD) => Ok(None),
-        Err(error) => Err(error),
     }
 }
 
@@ -194,34 +122,6 @@ pub fn raise_loopback() -> io::Result<()> {
     check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) }).map(drop)
 }
 
-/// Replaces this process by the program behind `fd`. Returns only on failure.
-pub fn execute(fd: BorrowedFd<'_>, arguments: &[&CStr], environment: &[&CStr]) -> io::Error {
-    let pointers = |words: &[&CStr]| -> Vec<*const libc::c_char> {
-        words.iter().map(|word| word.as_ptr()).chain([std::ptr::null()]).collect()
-    };
-    let (arguments, environment) = (pointers(arguments), pointers(environment));
-    // SAFETY: both arrays end with a null pointer and hold C strings that outlive the call; the
-    // path is an empty C string, which AT_EMPTY_PATH turns into the descriptor itself.
-    unsafe {
-        libc::syscall(
-            libc::SYS_execveat,
-            fd.as_raw_fd(),
-            c"".as_ptr(),
-            arguments.as_ptr(),
-            environment.as_ptr(),
-            libc::AT_EMPTY_PATH,
-        )
-    };
-    io::Error::last_os_error()
-}
-
-/// Ends this process at once, without running anything registered for its exit. Forked
-/// children use it: what is registered belongs to the parent.
-pub fn exit_now(code: i32) -> ! {
-    // SAFETY: ends the process; nothing of it is used afterwards.
-    unsafe { libc::_exit(code) }
-}
-
 /// Asks the kernel to kill this process when its parent thread ends. Changing ids clears it.
 pub fn die_with_parent() -> io::Result<()> {
     // SAFETY: the option takes one integer.
@@ -247,9 +147,14 @@ pub fn become_ids(uid: u32, gid: u32, setgroups: Setgroups) -> io::Result<()> {
     check(unsafe { libc::setresuid(uid, uid, uid) }).map(drop)
 }
 
-/// As [`fork_into`], but new namespaces belong to the user `uid`, and with them the kernel's
-/// counts of what is used inside. Our own capabilities stay as they are.
-pub fn fork_into_as(uid: u32, namespaces: Namespaces, group: Option<BorrowedFd<'_>>) -> io::Result<Fork> {
+/// As [`SingleThread::fork`], but new namespaces belong to the user `uid`, and with them the
+/// kernel's counts of what is used inside. Our own capabilities stay as they are.
+pub fn fork_as(
+    thread: &SingleThread,
+    uid: u32,
+    namespaces: Namespaces,
+    group: Option<BorrowedFd<'_>>,
+) -> io::Result<Forked> {
     // SAFETY: the option takes no argument.
     let before = check(unsafe { libc::prctl(libc::PR_GET_SECUREBITS, 0, 0, 0, 0) })?;
     // Otherwise the change of ids would take the capabilities away. A new user namespace begins
@@ -260,8 +165,8 @@ pub fn fork_into_as(uid: u32, namespaces: Namespaces, group: Option<BorrowedFd<'
     check(unsafe { libc::prctl(libc::PR_SET_SECUREBITS, keep, 0, 0, 0) })?;
     let bond = Bond::of_this_process()?;
     set_effective_user(uid)?;
-    let forked = fork_into(namespaces, group);
-    if !matches!(forked, Ok(Fork::Child)) {
+    let forked = thread.fork(namespaces, group);
+    if !matches!(forked, Ok(Forked::Child)) {
         set_effective_user(rustix::process::getuid().as_raw())?;
         bond.renew()?;
     }
@@ -315,16 +220,4 @@ pub fn set_host_name(name: &str) -> io::Result<()> {
 pub fn limit(resource: rustix::process::Resource, value: u64) -> io::Result<()> {
     let limit = rustix::process::Rlimit { current: Some(value), maximum: Some(value) };
     rustix::process::setrlimit(resource, limit).map_err(Into::into)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_process_with_threads_refuses_to_fork() {
-        // The test harness itself runs this in a second thread.
-        let error = fork_into(Namespaces::NONE, None).expect_err("there are at least two threads");
-        assert!(error.to_string().contains("several threads"));
-    }
 }

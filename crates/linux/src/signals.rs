@@ -1,4 +1,5 @@
-//! Signals: keeping all of them away, and hearing of ended children. See signalfd(2).
+//! Signals: keeping all of them away, and hearing of them through a descriptor, for loops that
+//! wait on descriptors. See signalfd(2).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -6,6 +7,13 @@ use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::io::Errno;
 
 use crate::{check, check_long};
+
+pub const CHILD: i32 = libc::SIGCHLD;
+pub const TERMINATE: i32 = libc::SIGTERM;
+pub const INTERRUPT: i32 = libc::SIGINT;
+pub const HANG_UP: i32 = libc::SIGHUP;
+pub const QUIT: i32 = libc::SIGQUIT;
+pub const WINDOW: i32 = libc::SIGWINCH;
 
 /// Keeps every signal that can be kept away from this thread.
 pub fn block_all() -> io::Result<()> {
@@ -46,15 +54,21 @@ pub fn reset_actions() -> io::Result<()> {
     Ok(())
 }
 
-/// Becomes readable when a child has ended. The signal must be blocked.
+/// Becomes readable when one of its signals arrives.
 #[derive(Debug)]
-pub struct ChildSignals(OwnedFd);
+pub struct Signals(OwnedFd);
 
-impl ChildSignals {
-    pub fn open() -> io::Result<Self> {
+impl Signals {
+    /// Keeps the signals from their usual effect and collects them instead. Programs that this
+    /// process starts inherit that they are blocked.
+    pub fn watch(numbers: &[i32]) -> io::Result<Self> {
         let mut mask = empty();
-        // SAFETY: `mask` is an initialised set and the signal exists.
-        check(unsafe { libc::sigaddset(&raw mut mask, libc::SIGCHLD) })?;
+        for number in numbers {
+            // SAFETY: `mask` is an initialised set; a number that is no signal is refused.
+            check(unsafe { libc::sigaddset(&raw mut mask, *number) })?;
+        }
+        // SAFETY: the set is initialised and only read; the old one is not asked for.
+        check(unsafe { libc::sigprocmask(libc::SIG_BLOCK, &raw const mask, std::ptr::null_mut()) })?;
         // SAFETY: the kernel reads the set and gives a new descriptor, or fails.
         let fd =
             check(unsafe { libc::signalfd(-1, &raw const mask, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) })?;
@@ -62,17 +76,29 @@ impl ChildSignals {
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// Forgets what was signalled, so that the descriptor is quiet until the next child ends.
-    pub fn clear(&self) -> io::Result<()> {
-        // One signal is pending at most, however many children ended.
-        match rustix::io::read(&self.0, &mut [0; size_of::<libc::signalfd_siginfo>()]) {
-            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
-            Err(errno) => Err(errno.into()),
+    /// The next signal that arrived, if there is one.
+    pub fn next(&self) -> io::Result<Option<i32>> {
+        let mut record = [0; size_of::<libc::signalfd_siginfo>()];
+        match rustix::io::retry_on_intr(|| rustix::io::read(&self.0, &mut record)) {
+            // The number is the first field of the record.
+            Ok(_) => Ok(Some(i32::from_ne_bytes([record[0], record[1], record[2], record[3]]))),
+            Err(Errno::AGAIN) => Ok(None),
+            Err(error) => Err(error.into()),
         }
+    }
+
+    /// Forgets what has arrived, so that the descriptor is quiet until the next signal.
+    pub fn clear(&self) -> io::Result<()> {
+        while self.next()?.is_some() {}
+        Ok(())
+    }
+
+    pub fn into_descriptor(self) -> OwnedFd {
+        self.0
     }
 }
 
-impl AsFd for ChildSignals {
+impl AsFd for Signals {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }

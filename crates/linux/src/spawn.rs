@@ -1,13 +1,15 @@
-//! Making processes and collecting them: clone3(2), execve(2), wait4(2).
+//! Making processes, becoming another program, and collecting children: clone3(2), execve(2),
+//! wait4(2). Every fork and exec of ours goes through here.
 
 use std::ffi::{CStr, CString, c_char};
 use std::io;
 use std::marker::PhantomData;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
-use rustix::process::Pid;
+use rustix::process::{Pid, WaitId, WaitIdOptions};
 
+use crate::namespaces::Namespaces;
 use crate::{check, check_long};
 
 /// The proof that this process has one thread, so that a forked child may go on with ordinary
@@ -19,7 +21,7 @@ pub struct SingleThread(PhantomData<*const ()>);
 #[derive(Debug)]
 pub enum Forked {
     Child,
-    Parent(Pid),
+    Parent { pid: Pid, pidfd: OwnedFd },
 }
 
 /// A child that ended, and what it and its collected children used.
@@ -43,6 +45,14 @@ pub struct Usage {
     pub max_rss_kib: u64,
 }
 
+/// What is executed.
+#[derive(Clone, Copy, Debug)]
+pub enum Executable<'a> {
+    Path(&'a CStr),
+    /// The file behind a descriptor, whatever its name means here.
+    File(BorrowedFd<'a>),
+}
+
 /// Words for execve(2), with the array of pointers already made, so that nothing is
 /// allocated between fork and exec.
 #[derive(Debug)]
@@ -60,14 +70,16 @@ impl SingleThread {
         }
     }
 
-    /// Forks, into the given v2 group if there is one. Signal handlers are not inherited, and
-    /// the end of the child is signalled with SIGCHLD.
-    pub fn fork(&self, group: Option<BorrowedFd<'_>>) -> io::Result<Forked> {
+    /// Forks into new namespaces and, if given, into a v2 group. Signal handlers are not
+    /// inherited, and the end of the child is signalled with SIGCHLD.
+    pub fn fork(&self, namespaces: Namespaces, group: Option<BorrowedFd<'_>>) -> io::Result<Forked> {
         const CLEAR_SIGNAL_HANDLERS: u64 = 0x1_0000_0000;
         const INTO_GROUP: u64 = 0x2_0000_0000;
+        let mut pidfd: libc::c_int = -1;
         // SAFETY: the structure is made of integers, for which zero means absent.
         let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
-        args.flags = CLEAR_SIGNAL_HANDLERS;
+        args.flags = namespaces.flags() | CLEAR_SIGNAL_HANDLERS | libc::CLONE_PIDFD as u64;
+        args.pidfd = (&raw mut pidfd) as u64;
         args.exit_signal = u64::from(libc::SIGCHLD.unsigned_abs());
         if let Some(group) = group {
             args.flags |= INTO_GROUP;
@@ -75,11 +87,15 @@ impl SingleThread {
         }
         // SAFETY: without CLONE_VM this is a fork: the child has its own copy of our memory and
         // of this stack. We are the only thread, so the copy is consistent and no lock in it is
-        // held by someone who does not exist in the child.
+        // held by someone who does not exist in the child. The kernel reads the structure of the
+        // size given and writes one int to `pidfd`, which outlives the call.
         let result =
             check_long(unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of_val(&args)) })?;
-        let pid = i32::try_from(result).map_err(io::Error::other)?;
-        Ok(Pid::from_raw(pid).map_or(Forked::Child, Forked::Parent))
+        let Some(pid) = Pid::from_raw(i32::try_from(result).map_err(io::Error::other)?) else {
+            return Ok(Forked::Child);
+        };
+        // SAFETY: the kernel just opened this descriptor, for us alone.
+        Ok(Forked::Parent { pid, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } })
     }
 }
 
@@ -95,10 +111,23 @@ impl Words {
 }
 
 /// Becomes another program. Returns only the reason why not. Allocates nothing.
-pub fn exec(program: &CStr, arguments: &Words, environment: &Words) -> io::Error {
-    // SAFETY: each array ends in a null pointer and each pointer before it is a C string that
-    // the same `Words` owns; the kernel only reads them.
-    unsafe { libc::execve(program.as_ptr(), arguments.pointers.as_ptr(), environment.pointers.as_ptr()) };
+pub fn exec(program: Executable<'_>, arguments: &Words, environment: &Words) -> io::Error {
+    let (arguments, environment) = (arguments.pointers.as_ptr(), environment.pointers.as_ptr());
+    match program {
+        Executable::Path(path) => {
+            // SAFETY: each array ends in a null pointer and each pointer before it is a C string
+            // that the same `Words` owns; the kernel only reads them.
+            unsafe { libc::execve(path.as_ptr(), arguments, environment) };
+        }
+        Executable::File(file) => {
+            let (number, itself) = (file.as_raw_fd(), libc::AT_EMPTY_PATH);
+            // SAFETY: as above; the path is an empty C string, which AT_EMPTY_PATH turns into the
+            // descriptor itself, borrowed for the duration of the call.
+            unsafe {
+                libc::syscall(libc::SYS_execveat, number, c"".as_ptr(), arguments, environment, itself)
+            };
+        }
+    }
     io::Error::last_os_error()
 }
 
@@ -129,6 +158,41 @@ pub fn reap() -> io::Result<Option<Reaped>> {
     Ok(Some(Reaped { pid, end, usage }))
 }
 
+/// Waits for the end of one child and collects it.
+pub fn wait(pidfd: BorrowedFd<'_>) -> io::Result<End> {
+    let waited =
+        rustix::io::retry_on_intr(|| rustix::process::waitid(WaitId::PidFd(pidfd), WaitIdOptions::EXITED))?;
+    let status = waited.ok_or_else(|| io::Error::other("a wait ended before the child"))?;
+    let signal = status.terminating_signal().map(End::Signal);
+    Ok(signal.unwrap_or_else(|| End::Code(status.exit_status().unwrap_or_default())))
+}
+
+/// The pid of a child that has ended and waits to be collected, without collecting it.
+pub fn ended_child() -> io::Result<Option<Pid>> {
+    // SAFETY: an all-zero value is valid for this plain C structure.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+    // SAFETY: the kernel writes one `siginfo_t`, which outlives the call.
+    match check(unsafe { libc::waitid(libc::P_ALL, 0, &raw mut info, options) }) {
+        // SAFETY: after a successful wait the union holds the fields of a child, or stays zero.
+        Ok(_) => Ok(Pid::from_raw(unsafe { info.si_pid() })),
+        Err(error) if error.raw_os_error() == Some(libc::ECHILD) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 fn milliseconds(time: libc::timeval) -> u64 {
     time.tv_sec.unsigned_abs() * 1000 + time.tv_usec.unsigned_abs() / 1000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_with_threads_has_no_proof_and_cannot_fork() {
+        // The test harness itself runs this in a second thread.
+        let error = SingleThread::prove().expect_err("there are at least two threads");
+        assert!(error.to_string().contains("threads run where one may"));
+    }
 }

@@ -4,17 +4,21 @@
 //! in number and in time (here), and what cannot be true ends the connection with an error.
 //! One connection carries one operation, so nothing is shared and nothing waits for another.
 
+use std::collections::VecDeque;
 use std::future::poll_fn;
-use std::io;
-use std::mem::MaybeUninit;
+use std::io::{self, IoSlice};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use backend::{AgentStream, SharedBackend};
+use bytes::{Buf, Bytes};
 use domain::SandboxId;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
-use wire::frame::MAX_PAYLOAD;
+use tokio::io::{AsyncWrite, AsyncWriteExt};
+use tokio::sync::Semaphore;
+use tokio_util::io::poll_read_buf;
+use wire::frame::{Header, Kind, MAX_PAYLOAD};
 use wire::{Call, Decoder, Fault, Frame, FrameError, Greeting, Reply, Request};
 
 use crate::ErrorKind;
@@ -29,11 +33,17 @@ pub(crate) const FIRST_ANSWER: Duration = Duration::from_secs(30);
 /// How long bulk bytes or a long listing may stand still.
 pub(crate) const STALL: Duration = Duration::from_secs(120);
 
-/// How much is read from the connection at once.
-const READ: usize = 64 << 10;
+/// How much is read from the connection at once: little at first, since most answers are short
+/// and many connections rest, and more for as long as the agent fills it.
+const LEAST_READ: usize = 4 << 10;
+const MOST_READ: usize = 256 << 10;
 
 /// The most that an answer spread over several frames may hold.
 const LONG_ANSWER: usize = 16 << 20;
+
+/// How many of them are held at once, of all agents together. Of one agent it is one, so a
+/// single liar holds up nobody but itself.
+static LONG_ANSWERS: Semaphore = Semaphore::const_new(32);
 
 /// An exchange with an agent that did not go as it should.
 #[derive(Debug, thiserror::Error)]
@@ -80,11 +90,13 @@ fn errno_text(errno: Option<i32>) -> String {
 pub(crate) struct Agent {
     backend: SharedBackend,
     id: SandboxId,
+    /// Held while a long answer is.
+    long: Arc<Semaphore>,
 }
 
 impl Agent {
     pub(crate) fn new(backend: SharedBackend, id: SandboxId) -> Self {
-        Self { backend, id }
+        Self { backend, id, long: Arc::new(Semaphore::new(1)) }
     }
 
     pub(crate) fn id(&self) -> &SandboxId {
@@ -106,7 +118,7 @@ impl Agent {
             }
             Err(_elapsed) => return Err(self.failed("be reached", AgentError::TooSlow("connect"))),
         };
-        let mut connection = Connection::new(stream);
+        let mut connection = Connection::of(stream, Arc::clone(&self.long));
         let sent = connection.send(&call);
         let sent = tokio::time::timeout(FIRST_ANSWER, sent).await;
         sent.unwrap_or(Err(AgentError::TooSlow("send the request")))
@@ -170,44 +182,72 @@ pub(crate) struct Connection {
     stream: AgentStream,
     decoder: Decoder,
     greeted: bool,
-    /// Encoded bytes, of which the first `sent` are on their way.
-    outgoing: Vec<u8>,
-    sent: usize,
+    /// How much is read at once now.
+    appetite: usize,
+    /// Encoded bytes that are still to be sent, in order.
+    outgoing: VecDeque<Bytes>,
+    long: Arc<Semaphore>,
 }
 
 impl Connection {
-    pub(crate) fn new(stream: AgentStream) -> Self {
-        Self { stream, decoder: Decoder::new(), greeted: false, outgoing: Vec::new(), sent: 0 }
+    /// A connection to the agent that takes turns with its other long answers.
+    pub(crate) fn of(stream: AgentStream, long: Arc<Semaphore>) -> Self {
+        let (decoder, outgoing) = (Decoder::new(), VecDeque::new());
+        Self { stream, decoder, greeted: false, appetite: LEAST_READ, outgoing, long }
     }
 
     /// Encodes a frame and hands it to the kernel.
     pub(crate) async fn send(&mut self, frame: &Frame) -> Result<(), AgentError> {
-        frame.encode(&mut self.outgoing);
+        self.queue(frame);
         poll_fn(|context| self.poll_flush(context)).await
     }
 
-    /// Queues raw bytes; [`Connection::poll_flush`] sends them.
-    pub(crate) fn queue_data(&mut self, bytes: &[u8]) {
-        wire::frame::encode_data(&mut self.outgoing, bytes);
+    fn queue(&mut self, frame: &Frame) {
+        let mut encoded = Vec::new();
+        frame.encode(&mut encoded);
+        self.outgoing.push_back(encoded.into());
+    }
+
+    /// Queues raw bytes as they are, in as few frames as they fit in; [`Connection::poll_flush`]
+    /// sends them.
+    pub(crate) fn queue_data(&mut self, mut bytes: Bytes) {
+        while !bytes.is_empty() {
+            let piece = bytes.split_to(bytes.len().min(MAX_PAYLOAD));
+            let header = Header { kind: Kind::Data, length: piece.len() };
+            self.outgoing.push_back(Bytes::copy_from_slice(&header.encoded()));
+            self.outgoing.push_back(piece);
+        }
     }
 
     pub(crate) fn queue_end(&mut self) {
-        Frame::End.encode(&mut self.outgoing);
+        self.queue(&Frame::End);
     }
 
     /// Nothing is lost if the caller does not poll to the end: the rest goes out with the next call.
     pub(crate) fn poll_flush(&mut self, context: &mut Context<'_>) -> Poll<Result<(), AgentError>> {
-        while self.sent < self.outgoing.len() {
-            let rest = &self.outgoing[self.sent..];
-            let written = ready!(Pin::new(&mut self.stream).poll_write(context, rest));
+        while let Some(first) = self.outgoing.front() {
+            let second = self.outgoing.get(1).map_or(&[][..], |bytes| bytes);
+            let slices = [IoSlice::new(first), IoSlice::new(second)];
+            let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(context, &slices));
             match written.map_err(AgentError::Broken)? {
                 0 => return Poll::Ready(Err(AgentError::Broken(io::ErrorKind::WriteZero.into()))),
-                count => self.sent += count,
+                count => self.sent(count),
             }
         }
-        self.outgoing.clear();
-        self.sent = 0;
         Poll::Ready(Ok(()))
+    }
+
+    /// Forgets what is on its way.
+    fn sent(&mut self, mut count: usize) {
+        while let Some(first) = self.outgoing.front_mut() {
+            let now = count.min(first.len());
+            first.advance(now);
+            count -= now;
+            if !first.is_empty() {
+                return;
+            }
+            self.outgoing.pop_front();
+        }
     }
 
     /// The next frame after the greeting; `None` when the agent closed its side.
@@ -215,14 +255,31 @@ impl Connection {
         poll_fn(|context| self.poll_frame(context)).await
     }
 
-    /// As [`Connection::frame`]. Bytes are taken from the connection only when no whole frame
-    /// is left over, so the decoder never holds more than one frame and one read.
+    /// As [`Connection::frame`].
     pub(crate) fn poll_frame(
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Result<Option<Frame>, AgentError>> {
+        self.poll_next(context, Decoder::next_frame)
+    }
+
+    /// As [`Connection::poll_frame`], but raw bytes come before their frame is whole.
+    pub(crate) fn poll_piece(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Option<Frame>, AgentError>> {
+        self.poll_next(context, Decoder::next_piece)
+    }
+
+    /// Bytes are taken from the connection only when nothing whole is left over, so the decoder
+    /// never holds more than one frame and one read.
+    fn poll_next(
+        &mut self,
+        context: &mut Context<'_>,
+        next: fn(&mut Decoder) -> Result<Option<Frame>, FrameError>,
+    ) -> Poll<Result<Option<Frame>, AgentError>> {
         loop {
-            match self.decoder.next_frame().map_err(AgentError::Frame)? {
+            match next(&mut self.decoder).map_err(AgentError::Frame)? {
                 Some(frame) if self.greeted => return Poll::Ready(Ok(Some(frame))),
                 Some(frame) => self.greet(&frame)?,
                 None => {
@@ -244,23 +301,32 @@ impl Connection {
     }
 
     fn poll_fill(&mut self, context: &mut Context<'_>) -> Poll<Result<usize, AgentError>> {
-        let mut space = [MaybeUninit::uninit(); READ];
-        let mut buffer = ReadBuf::uninit(&mut space);
-        ready!(Pin::new(&mut self.stream).poll_read(context, &mut buffer)).map_err(AgentError::Broken)?;
-        self.decoder.feed(buffer.filled());
-        Poll::Ready(Ok(buffer.filled().len()))
+        let space = self.decoder.space(self.appetite);
+        let room = space.capacity() - space.len();
+        let stream = Pin::new(&mut self.stream);
+        let count = ready!(poll_read_buf(stream, context, space)).map_err(AgentError::Broken)?;
+        if count == room {
+            self.appetite = (self.appetite * 2).min(MOST_READ);
+        }
+        Poll::Ready(Ok(count))
     }
 
-    /// The next message. One too large for a frame comes as data, up to a bound.
+    /// The next message. One too large for a frame comes as data, up to a bound, when it is its
+    /// turn.
     pub(crate) async fn answer(&mut self) -> Result<Answer, AgentError> {
-        let frame = match self.frame().await?.ok_or(AgentError::EndedEarly)? {
-            Frame::Data(bytes) => Frame::Control(self.rest_of_answer(bytes).await?),
-            frame => frame,
-        };
-        read_answer(&frame)
+        match self.frame().await?.ok_or(AgentError::EndedEarly)? {
+            Frame::Data(bytes) => {
+                let long = Arc::clone(&self.long);
+                let _own = long.acquire().await.expect("it is never closed");
+                let _of_all = LONG_ANSWERS.acquire().await.expect("it is never closed");
+                read_answer(&Frame::Control(self.rest_of_answer(bytes).await?))
+            }
+            frame => read_answer(&frame),
+        }
     }
 
-    async fn rest_of_answer(&mut self, mut json: Vec<u8>) -> Result<Vec<u8>, AgentError> {
+    async fn rest_of_answer(&mut self, first: Bytes) -> Result<Bytes, AgentError> {
+        let mut json = first.to_vec();
         loop {
             match self.frame().await?.ok_or(AgentError::EndedEarly)? {
                 Frame::Data(bytes) if bytes.is_empty() => {
@@ -268,7 +334,7 @@ impl Connection {
                 }
                 Frame::Data(bytes) if json.len() + bytes.len() <= LONG_ANSWER => json.extend(bytes),
                 Frame::Data(_) => return Err(AgentError::Impossible("an answer without end")),
-                Frame::End => return Ok(json),
+                Frame::End => return Ok(json.into()),
                 Frame::Control(_) | Frame::Output { .. } => {
                     return Err(AgentError::Frame(FrameError::Unexpected));
                 }
@@ -277,7 +343,7 @@ impl Connection {
     }
 
     /// Leaves framing: the stream itself, and bytes of it that were read already.
-    pub(crate) fn into_stream(self) -> (AgentStream, Vec<u8>) {
+    pub(crate) fn into_stream(self) -> (AgentStream, Bytes) {
         (self.stream, self.decoder.into_rest())
     }
 

@@ -17,11 +17,13 @@ use crate::agent_client::Agent;
 use crate::api_keys::{ApiKey, KeptKey, Keys};
 use crate::clock::{self, Clock};
 use crate::driver::{Answer, Command, Driver};
+use crate::events::Feed;
 use crate::names::Names;
 use crate::reaper::Schedule;
 use crate::registry::{Handle, NoRoom, Registry};
 use crate::store::{Kept, Record, Store};
 use crate::tokens::{Mint, random};
+use crate::trouble::Troubles;
 use crate::{Config, Create, InForce, ProcessStatus, Sandbox, Secret, ServiceError, translate};
 
 /// How long a backend may take to remove a sandbox.
@@ -36,6 +38,8 @@ pub(crate) struct Core {
     pub(crate) boot_id: String,
     pub(crate) registry: Registry,
     pub(crate) names: Names,
+    pub(crate) events: Feed,
+    pub(crate) troubles: Troubles,
     pub(crate) schedule: Schedule,
     pub(crate) mint: Mint,
     pub(crate) keys: RwLock<Keys>,
@@ -70,6 +74,8 @@ impl Core {
             boot_id,
             registry: Registry::default(),
             names: Names::default(),
+            events: Feed::new(kept.events),
+            troubles: Troubles::default(),
             schedule: Schedule::default(),
             mint,
             keys: RwLock::new(Keys::new(kept.keys)),

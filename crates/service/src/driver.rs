@@ -93,6 +93,8 @@ pub(crate) struct Driver {
     entrypoint: Option<AbortOnDropHandle<Exit>>,
     /// Remains that the backend could not remove, and when it is tried again.
     owed: Option<Owed>,
+    /// Why it is being removed.
+    cause: Option<Cause>,
 }
 
 #[derive(Clone, Copy)]
@@ -142,6 +144,7 @@ impl Driver {
             death,
             entrypoint: None,
             owed: None,
+            cause: None,
         };
         (handle, driver)
     }
@@ -149,6 +152,7 @@ impl Driver {
     /// Makes the sandbox, hands it over, and drives it to its end.
     pub(crate) async fn create(mut self, reply: oneshot::Sender<Result<Claim, ServiceError>>) {
         measure::moved(None, Some(Phase::Starting));
+        self.tell(None);
         if let Err(source) = self.core.store.insert(&self.record).await {
             self.leave();
             // Whoever asked may have gone; nothing was made.
@@ -169,6 +173,7 @@ impl Driver {
     /// Drives a sandbox that a former server has made.
     pub(crate) async fn adopt(mut self) {
         measure::moved(None, Some(self.phase()));
+        self.tell(if let Phase::Failed(cause) = self.phase() { Some(cause) } else { None });
         self.schedule();
         if matches!(self.phase(), Phase::Running | Phase::Paused) {
             self.watch_entrypoint();
@@ -191,8 +196,10 @@ impl Driver {
         self.handle.activity.touch();
         self.schedule();
         self.enter(Phase::Running);
-        self.core.store.update_later(&self.record).await;
-        Ok(())
+        // Before anybody is told of it: what was answered must be found again, even if server and
+        // agent die at once, and a row that says "starting" is taken for one nobody heard of.
+        let noted = self.core.store.update(&self.record).await;
+        noted.map_err(|source| ServiceError::Store { action: "note that it runs", source })
     }
 
     fn claim(&self) -> Claim {
@@ -275,6 +282,7 @@ impl Driver {
     /// Removes the sandbox and all that belongs to it. If that fails it is tried again until
     /// it succeeds, now by the caller or later by itself.
     async fn end(&mut self, cause: Cause) -> Result<(), ServiceError> {
+        self.cause.get_or_insert(cause);
         self.entrypoint = None;
         if self.phase() != Phase::Stopping {
             self.enter(Phase::Stopping);
@@ -318,6 +326,7 @@ impl Driver {
         let last = self.phase();
         self.record.sandbox.phase = Phase::Stopped;
         self.publish();
+        self.tell(self.cause);
         measure::moved(Some(last), None);
         self.core.schedule.forget(&self.handle.id);
         self.core.registry.remove(&self.handle);
@@ -335,7 +344,14 @@ impl Driver {
         self.record.sandbox.phase = phase;
         self.record.sandbox.phase_since = self.core.clock.now().wall;
         self.publish();
+        self.tell(if let Phase::Failed(cause) = phase { Some(cause) } else { None });
         self.core.registry.set_phase(&self.handle, phase);
+    }
+
+    /// Notes the phase it has come to.
+    fn tell(&self, cause: Option<Cause>) {
+        let (time, handle) = (self.core.clock.now().wall, &self.handle);
+        self.core.events.tell(time, &handle.owner, &handle.id, self.phase(), cause);
     }
 
     fn publish(&self) -> Sandbox {

@@ -155,7 +155,7 @@ fn exhausted() -> ErrorKind {
 fn kind_of_backend(error: &BackendError) -> ErrorKind {
     match error {
         BackendError::Unsupported { .. } => ErrorKind::Unsupported,
-        BackendError::NoImage(_) => ErrorKind::Invalid,
+        BackendError::NoImage(_) | BackendError::TooMuch { .. } => ErrorKind::Invalid,
         BackendError::Gone => ErrorKind::NotFound,
         BackendError::Exhausted(_) => exhausted(),
         BackendError::Step { .. } | BackendError::Io { .. } => ErrorKind::Internal,

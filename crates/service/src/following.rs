@@ -83,7 +83,7 @@ impl Following {
             Frame::Output { stream, offset, bytes } => {
                 self.place = self.place.after_output(offset, bytes.len())?;
                 let stream = translate::stream(stream);
-                Event::Output { stream, at: Position(offset), bytes: Bytes::from(bytes) }
+                Event::Output { stream, at: Position(offset), bytes }
             }
             frame => match read_answer(&frame)? {
                 Ok(Reply::Gap { from, to }) => {
@@ -151,7 +151,7 @@ impl Input {
     /// Returns when the bytes are on their way; a process that does not read holds it up.
     pub async fn send(&mut self, bytes: &[u8]) -> Result<(), ServiceError> {
         for piece in bytes.chunks(wire::frame::CHUNK) {
-            self.connection.queue_data(piece);
+            self.connection.queue_data(Bytes::copy_from_slice(piece));
             let sent = std::future::poll_fn(|context| self.connection.poll_flush(context)).await;
             sent.map_err(|source| self.gone(source))?;
         }

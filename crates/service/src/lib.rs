@@ -14,6 +14,7 @@ mod core;
 mod driver;
 mod entrypoint;
 mod error;
+mod events;
 mod faults;
 mod files;
 mod following;
@@ -33,6 +34,7 @@ mod tests;
 mod tokens;
 mod transfer;
 mod translate;
+mod trouble;
 mod waiting;
 
 use std::collections::BTreeMap;
@@ -52,6 +54,7 @@ pub use agent_client::AgentError;
 pub use api_keys::ApiKey;
 pub use backend::{AgentStream, Capabilities, InForce, Usage};
 pub use error::{ErrorKind, FileError, FileFault, ServiceError};
+pub use events::{Events, LifeEvent, Told};
 pub use files::{Attributes, Change, Edit, FileInfo, FileKind, WatchEvent, WriteMode};
 pub use following::{Event, Following, Input};
 pub use processes::{Ended, ProcessStatus, Reach};
@@ -60,6 +63,7 @@ pub use sessions::{Busy, OpenSession, Run, SessionStatus};
 pub use store::StoreError;
 pub use tokens::Secret;
 pub use transfer::{Reading, Watching, Writing};
+pub use trouble::Trouble;
 pub use waiting::{Patience, Waited};
 
 /// The space of the names that people and programs give sandboxes on purpose.
@@ -162,6 +166,7 @@ impl Service {
         measure::describe();
         let deaths = backend.deaths();
         let (core, records) = Core::open(config, backend, clock).await?;
+        core.tasks.spawn(events::keep(Arc::clone(&core)));
         reconcile::reconcile(&core, records).await?;
         core.tasks.spawn(Arc::clone(&core).hear_of_deaths(deaths));
         core.tasks.spawn(reaper::reap(Arc::clone(&core)));
@@ -181,7 +186,8 @@ impl Service {
     /// Answers when a command can run. Dropping the future undoes it.
     pub async fn create(&self, owner: &Owner, wish: Create) -> Result<Sandbox, ServiceError> {
         let began = Instant::now();
-        let created = self.0.create(owner, None, wish).await.inspect_err(measure::failure("create"))?;
+        let created =
+            self.0.create(owner, None, wish).await.inspect_err(self.0.failed("create", owner, None))?;
         measure::created(began.elapsed());
         tracing::info!(sandbox = %created.id, origin = created.origin, "a sandbox was created");
         Ok(created)
@@ -191,7 +197,8 @@ impl Service {
     /// [`Service::release`], or until nobody has used it for a while.
     pub async fn acquire(&self, key: &Key, wish: Create) -> Result<Acquired, ServiceError> {
         let began = Instant::now();
-        let acquired = self.0.acquire(key, wish).await.inspect_err(measure::failure("acquire"))?;
+        let acquired =
+            self.0.acquire(key, wish).await.inspect_err(self.0.failed("acquire", key.owner(), None))?;
         if acquired.fresh {
             measure::created(began.elapsed());
             let sandbox = &acquired.sandbox;
@@ -209,6 +216,16 @@ impl Service {
     /// The sandbox that the key leads to now.
     pub fn find(&self, key: &Key) -> Option<Sandbox> {
         self.get(key.owner(), &self.0.names.find(key)?).ok()
+    }
+
+    /// What becomes of sandboxes from now on, or after the event `after`: of one owner's, or of all.
+    pub fn events(&self, owner: Option<Owner>, after: Option<u64>) -> Events {
+        Events::new(&self.0, owner, after.unwrap_or_else(|| self.0.events.newest()))
+    }
+
+    /// The last requests that failed, the newest first: of one owner's, or of all.
+    pub fn troubles(&self, owner: Option<&Owner>) -> Vec<Trouble> {
+        self.0.troubles.list(owner)
     }
 
     pub fn get(&self, owner: &Owner, id: &SandboxId) -> Result<Sandbox, ServiceError> {
@@ -246,13 +263,13 @@ impl Service {
     /// Returns when it is paused.
     pub async fn pause(&self, owner: &Owner, id: &SandboxId) -> Result<Outcome, ServiceError> {
         let handle = self.0.find(owner, id)?;
-        self.0.order(&handle, Command::Pause).await.inspect_err(measure::failure("pause"))
+        self.0.order(&handle, Command::Pause).await.inspect_err(self.0.failed("pause", owner, Some(id)))
     }
 
     /// Returns when it runs.
     pub async fn resume(&self, owner: &Owner, id: &SandboxId) -> Result<Outcome, ServiceError> {
         let handle = self.0.find(owner, id)?;
-        self.0.order(&handle, Command::Resume).await.inspect_err(measure::failure("resume"))
+        self.0.order(&handle, Command::Resume).await.inspect_err(self.0.failed("resume", owner, Some(id)))
     }
 
     /// Returns when it is gone.
@@ -261,7 +278,7 @@ impl Service {
         match self.0.order(&handle, Command::Destroy).await {
             // It went while the order was on its way: somebody else's, or its time was over.
             Err(ServiceError::NoSandbox(_)) => Ok(Outcome::AlreadySo),
-            outcome => outcome.inspect_err(measure::failure("destroy")),
+            outcome => outcome.inspect_err(self.0.failed("destroy", owner, Some(id))),
         }
     }
 

@@ -37,10 +37,8 @@ pub(crate) fn died(cause: Cause) {
     counter!("coracle_failures_total", "operation" => "live", "cause" => cause.name()).increment(1);
 }
 
-/// Counts a failure on its way to the caller.
-pub(crate) fn failure(operation: &'static str) -> impl Fn(&ServiceError) {
-    move |error| {
-        let cause = error.kind().name();
-        counter!("coracle_failures_total", "operation" => operation, "cause" => cause).increment(1);
-    }
+/// Counts a failure.
+pub(crate) fn failure(operation: &'static str, error: &ServiceError) {
+    let cause = error.kind().name();
+    counter!("coracle_failures_total", "operation" => operation, "cause" => cause).increment(1);
 }

@@ -59,8 +59,11 @@ impl Service {
         process: Process,
     ) -> Result<Following, ServiceError> {
         let began = Instant::now();
-        let launched =
-            self.start_process(owner, id, process).await.inspect_err(measure::failure("launch"))?;
+        let launched = self.start_process(owner, id, process).await.inspect_err(self.0.failed(
+            "launch",
+            owner,
+            Some(id),
+        ))?;
         measure::launched(began.elapsed());
         Ok(launched)
     }

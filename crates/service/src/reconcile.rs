@@ -69,7 +69,9 @@ async fn settle(core: &Arc<Core>, mut record: Record, condition: Option<Conditio
     match plan {
         Plan::Adopt(phase) => adopt(core, record, phase).await,
         Plan::Report(cause) => adopt(core, record, Phase::Failed(cause)).await,
-        Plan::Destroy => destroy(core, record).await,
+        Plan::Destroy => {
+            destroy(core, record, if expired { Cause::Expired } else { Cause::NotCreated }).await
+        }
     }
 }
 
@@ -112,10 +114,12 @@ async fn adopt(core: &Arc<Core>, mut record: Record, phase: Phase) {
     }
 }
 
-async fn destroy(core: &Arc<Core>, record: Record) {
+async fn destroy(core: &Arc<Core>, record: Record, why: Cause) {
     let id = record.sandbox.id.clone();
     match core.destroy(&id).await {
         Ok(()) => {
+            let why = if record.sandbox.phase == Phase::Stopping { Cause::Destroyed } else { why };
+            core.events.tell(core.clock.now().wall, &record.sandbox.owner, &id, Phase::Stopped, Some(why));
             if let Err(error) = core.store.delete(&id).await {
                 tracing::warn!(sandbox = %id, error = %chain(&error), "its row stays for now");
             }

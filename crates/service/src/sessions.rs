@@ -10,7 +10,7 @@ use wire::{Reply, Request};
 
 use crate::core::new_process_id;
 use crate::following::Place;
-use crate::{Following, Service, ServiceError, faults, measure, translate};
+use crate::{Following, Service, ServiceError, faults, translate};
 
 /// A shell to keep open.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,7 +71,7 @@ impl Service {
         session: &SessionId,
         run: Run,
     ) -> Result<Following, ServiceError> {
-        self.start_run(owner, id, session, run).await.inspect_err(measure::failure("run"))
+        self.start_run(owner, id, session, run).await.inspect_err(self.0.failed("run", owner, Some(id)))
     }
 
     async fn start_run(

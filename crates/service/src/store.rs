@@ -5,6 +5,7 @@
 //! (WAL, `synchronous = NORMAL`); after a power loss no sandbox lives anyway.
 
 mod columns;
+mod events;
 mod rows;
 mod writer;
 
@@ -18,6 +19,7 @@ use tokio::sync::{mpsc, oneshot};
 pub(crate) use rows::Record;
 use rows::Row;
 
+use crate::LifeEvent;
 use crate::api_keys::{ApiKey, KeptKey};
 
 /// How many writes may wait for the thread.
@@ -31,6 +33,7 @@ const MIGRATIONS: &[(u32, &str)] = &[
     (1, include_str!("store/migrations/0001_sandboxes_and_keys.sql")),
     (2, include_str!("store/migrations/0002_keys.sql")),
     (3, include_str!("store/migrations/0003_api_keys.sql")),
+    (4, include_str!("store/migrations/0004_events.sql")),
 ];
 
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +64,8 @@ impl StoreError {
 pub(crate) struct Kept {
     pub(crate) records: Vec<Record>,
     pub(crate) keys: Vec<KeptKey>,
+    /// The oldest first.
+    pub(crate) events: Vec<LifeEvent>,
 }
 
 /// A handle to the thread that writes.
@@ -76,6 +81,7 @@ enum Write {
     Delete(SandboxId, Answer),
     InsertKey(KeptKey, Answer),
     DeleteKey(String, Answer),
+    Events(Vec<LifeEvent>),
     Close(oneshot::Sender<()>),
 }
 
@@ -84,7 +90,11 @@ impl Store {
     pub(crate) fn open(path: &Path) -> Result<(Self, Kept), StoreError> {
         let mut connection = connect(path)?;
         migrate(&mut connection)?;
-        let kept = Kept { records: read_records(&connection)?, keys: read_keys(&connection)? };
+        let kept = Kept {
+            records: read_records(&connection)?,
+            keys: read_keys(&connection)?,
+            events: events::read(&connection)?,
+        };
         let (queue, writes) = mpsc::channel(QUEUE);
         writer::spawn(connection, connect(path)?, writes)?;
         Ok((Self { queue }, kept))
@@ -121,6 +131,13 @@ impl Store {
 
     pub(crate) async fn delete_key(&self, id: &str) -> Result<(), StoreError> {
         self.ask(|answer| Write::DeleteKey(id.to_owned(), answer)).await
+    }
+
+    /// Keeps events; only takes its place in the queue. A failure is logged.
+    pub(crate) async fn keep_events(&self, events: Vec<LifeEvent>) {
+        if self.queue.send(Write::Events(events)).await.is_err() {
+            tracing::warn!("the store is closed; some events were not kept");
+        }
     }
 
     /// Returns when all earlier writes are done and the file is closed.

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod acquire;
+mod events;
 mod expiry;
 mod liar;
 mod lifecycle;

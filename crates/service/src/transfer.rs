@@ -1,6 +1,7 @@
 //! Bulk bytes to and from a sandbox, at the pace of the slower side.
 //!
-//! No more than one frame is held in either direction, whatever the size of the file.
+//! No more than one piece is held in either direction, whatever the size of the file, and the
+//! bytes of a piece are never copied: what was read from one connection is written to the other.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -69,7 +70,7 @@ impl Reading {
     }
 
     fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Bytes>, ServiceError>> {
-        let Poll::Ready(frame) = self.connection.poll_frame(context) else {
+        let Poll::Ready(frame) = self.connection.poll_piece(context) else {
             let stall = self.stall.get_or_insert_with(|| Box::pin(tokio::time::sleep(STALL)));
             ready!(stall.as_mut().poll(context));
             let slow = AgentError::TooSlow("read more of the file");
@@ -87,7 +88,7 @@ impl Reading {
                 self.left = self.left.checked_sub(length).filter(|_| length > 0).ok_or_else(|| {
                     broken(AgentError::Impossible("more of the file than was asked for, or nothing"))
                 })?;
-                Ok(Some(Bytes::from(bytes)))
+                Ok(Some(bytes))
             }
             Frame::End => Ok(None),
             frame => Err(match read_answer(&frame).map_err(broken)? {
@@ -118,11 +119,8 @@ impl Writing {
 
     /// Returns when the bytes are on their way into the sandbox.
     pub async fn send(&mut self, bytes: Bytes) -> Result<(), ServiceError> {
-        for piece in bytes.chunks(wire::frame::CHUNK) {
-            self.connection.queue_data(piece);
-            self.flush().await?;
-        }
-        Ok(())
+        self.connection.queue_data(bytes);
+        self.flush().await
     }
 
     /// Returns when the file is in place under its name.
@@ -185,7 +183,7 @@ impl Watching {
 impl Tunnel {
     pub(crate) fn new(connection: Connection, activity: Use) -> Self {
         let (stream, early) = connection.into_stream();
-        Self { stream, early: Bytes::from(early), _use: activity }
+        Self { stream, early, _use: activity }
     }
 }
 

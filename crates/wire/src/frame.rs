@@ -5,29 +5,45 @@
 //! Output payload: | stream: u8 | overall offset: u64 LE | bytes … |
 //! ```
 
+use bytes::{Buf, Bytes, BytesMut};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// The largest payload anybody may send. Bulk data is cut into pieces below it.
 pub const MAX_PAYLOAD: usize = 1 << 20;
 
-/// How much bulk data one frame usually carries.
+/// How much bulk data one frame usually carries where it is collected before it is sent.
 pub const CHUNK: usize = 128 << 10;
 
-const HEADER: usize = 5;
 const OUTPUT_HEADER: usize = 9;
 
-/// One frame.
+/// One frame. Its bytes are a part of what was received, not a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame {
     /// A JSON message.
-    Control(Vec<u8>),
+    Control(Bytes),
     /// Raw bytes of a file, of input, or of an answer too large for one message.
-    Data(Vec<u8>),
+    Data(Bytes),
     /// The raw bytes are complete.
     End,
     /// What a process printed; `offset` is the overall offset of the first byte.
-    Output { stream: StreamTag, offset: u64, bytes: Vec<u8> },
+    Output { stream: StreamTag, offset: u64, bytes: Bytes },
+}
+
+/// What a frame says of itself before its payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    pub kind: Kind,
+    /// The length of the payload, never more than [`MAX_PAYLOAD`] in one that was read.
+    pub length: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Control = 0,
+    Data = 1,
+    End = 2,
+    Output = 3,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +81,7 @@ impl StreamTag {
 
 impl Frame {
     pub fn message(message: &impl Serialize) -> Self {
-        Self::Control(serde_json::to_vec(message).expect("our messages have string keys only"))
+        Self::Control(serde_json::to_vec(message).expect("our messages have string keys only").into())
     }
 
     /// Reads the message of a control frame; anything else does not belong there.
@@ -79,30 +95,62 @@ impl Frame {
     /// Appends the encoded frame to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         match self {
-            Self::Control(bytes) => encode_parts(out, 0, &[bytes]),
-            Self::Data(bytes) => encode_parts(out, 1, &[bytes]),
-            Self::End => encode_parts(out, 2, &[]),
+            Self::Control(bytes) => encode_parts(out, Kind::Control, &[bytes]),
+            Self::Data(bytes) => encode_parts(out, Kind::Data, &[bytes]),
+            Self::End => encode_parts(out, Kind::End, &[]),
             Self::Output { stream, offset, bytes } => encode_output(out, *stream, *offset, bytes),
+        }
+    }
+}
+
+impl Header {
+    pub const LENGTH: usize = 5;
+
+    /// The header at the beginning of `bytes`; `None` until it has come as a whole.
+    pub fn read(bytes: &[u8]) -> Result<Option<Self>, FrameError> {
+        let Some((header, _)) = bytes.split_first_chunk::<{ Self::LENGTH }>() else { return Ok(None) };
+        let [a, b, c, d, kind] = *header;
+        let length = u32::from_le_bytes([a, b, c, d]) as usize;
+        if length > MAX_PAYLOAD {
+            return Err(FrameError::TooLong(length));
+        }
+        let kind = Kind::from_byte(kind).ok_or(FrameError::UnknownKind(kind))?;
+        Ok(Some(Self { kind, length }))
+    }
+
+    pub fn encoded(self) -> [u8; Self::LENGTH] {
+        let length = u32::try_from(self.length).expect("a sender keeps to MAX_PAYLOAD");
+        let [a, b, c, d] = length.to_le_bytes();
+        [a, b, c, d, self.kind as u8]
+    }
+}
+
+impl Kind {
+    fn from_byte(byte: u8) -> Option<Self> {
+        match byte {
+            0 => Some(Self::Control),
+            1 => Some(Self::Data),
+            2 => Some(Self::End),
+            3 => Some(Self::Output),
+            _ => None,
         }
     }
 }
 
 /// Appends a data frame without taking ownership of the bytes.
 pub fn encode_data(out: &mut Vec<u8>, bytes: &[u8]) {
-    encode_parts(out, 1, &[bytes]);
+    encode_parts(out, Kind::Data, &[bytes]);
 }
 
 /// Appends an output frame without taking ownership of the bytes.
 pub fn encode_output(out: &mut Vec<u8>, stream: StreamTag, offset: u64, bytes: &[u8]) {
-    encode_parts(out, 3, &[&[stream as u8], &offset.to_le_bytes(), bytes]);
+    encode_parts(out, Kind::Output, &[&[stream as u8], &offset.to_le_bytes(), bytes]);
 }
 
-fn encode_parts(out: &mut Vec<u8>, kind: u8, parts: &[&[u8]]) {
+fn encode_parts(out: &mut Vec<u8>, kind: Kind, parts: &[&[u8]]) {
     let length: usize = parts.iter().map(|part| part.len()).sum();
-    let length = u32::try_from(length).expect("a sender keeps to MAX_PAYLOAD");
-    out.reserve(HEADER + length as usize);
-    out.extend_from_slice(&length.to_le_bytes());
-    out.push(kind);
+    out.reserve(Header::LENGTH + length);
+    out.extend_from_slice(&Header { kind, length }.encoded());
     for part in parts {
         out.extend_from_slice(part);
     }
@@ -111,8 +159,9 @@ fn encode_parts(out: &mut Vec<u8>, kind: u8, parts: &[&[u8]]) {
 /// Turns bytes, as they arrive, into frames.
 #[derive(Debug, Default)]
 pub struct Decoder {
-    buffer: Vec<u8>,
-    start: usize,
+    buffer: BytesMut,
+    /// How much of a data frame that was begun as a piece is still to come.
+    data_left: usize,
 }
 
 impl Decoder {
@@ -122,50 +171,72 @@ impl Decoder {
 
     /// Takes in bytes from the connection.
     pub fn feed(&mut self, bytes: &[u8]) {
-        if self.start > 0 && self.start == self.buffer.len() {
-            self.buffer.clear();
-            self.start = 0;
-        } else if self.start > MAX_PAYLOAD {
-            self.buffer.drain(..self.start);
-            self.start = 0;
-        }
         self.buffer.extend_from_slice(bytes);
+    }
+
+    /// Where bytes from the connection can be appended directly, with room for at least `room`.
+    pub fn space(&mut self, room: usize) -> &mut BytesMut {
+        self.buffer.reserve(room);
+        &mut self.buffer
     }
 
     /// Gives the next complete frame, or `None` until more bytes are fed.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, FrameError> {
-        let pending = &self.buffer[self.start..];
-        let Some((header, rest)) = pending.split_at_checked(HEADER) else { return Ok(None) };
-        let length = u32::from_le_bytes([header[0], header[1], header[2], header[3]]) as usize;
-        if length > MAX_PAYLOAD {
-            return Err(FrameError::TooLong(length));
+        if self.data_left > 0 {
+            return Ok(self.take(self.data_left).map(Frame::Data));
         }
-        let kind = header[4];
-        if kind > 3 {
-            return Err(FrameError::UnknownKind(kind));
+        let Some(header) = Header::read(&self.buffer)? else { return Ok(None) };
+        if self.buffer.len() < Header::LENGTH + header.length {
+            return Ok(None);
         }
-        let Some(payload) = rest.get(..length) else { return Ok(None) };
-        let frame = match kind {
-            0 => Frame::Control(payload.to_vec()),
-            1 => Frame::Data(payload.to_vec()),
-            2 => Frame::End,
-            _ => decode_output(payload)?,
-        };
-        self.start += HEADER + length;
-        Ok(Some(frame))
+        self.buffer.advance(Header::LENGTH);
+        let payload = self.buffer.split_to(header.length).freeze();
+        Ok(Some(match header.kind {
+            Kind::Control => Frame::Control(payload),
+            Kind::Data => Frame::Data(payload),
+            Kind::End => Frame::End,
+            Kind::Output => decode_output(payload)?,
+        }))
+    }
+
+    /// As [`Decoder::next_frame`], but raw bytes are given as they come: where a data frame ends
+    /// means nothing to whoever wants the bytes, and waiting for its end costs a copy.
+    pub fn next_piece(&mut self) -> Result<Option<Frame>, FrameError> {
+        if self.data_left == 0 {
+            match Header::read(&self.buffer)? {
+                Some(Header { kind: Kind::Data, length: length @ 1.. }) => {
+                    self.buffer.advance(Header::LENGTH);
+                    self.data_left = length;
+                }
+                _ => return self.next_frame(),
+            }
+        }
+        let length = self.data_left.min(self.buffer.len());
+        Ok(if length == 0 { None } else { self.take(length).map(Frame::Data) })
+    }
+
+    /// The next bytes of a data frame that was begun.
+    fn take(&mut self, length: usize) -> Option<Bytes> {
+        if self.buffer.len() < length {
+            return None;
+        }
+        self.data_left -= length;
+        Some(self.buffer.split_to(length).freeze())
     }
 
     /// What was fed but is not part of a frame that was taken: the first bytes of a tunnel.
-    pub fn into_rest(mut self) -> Vec<u8> {
-        self.buffer.split_off(self.start)
+    pub fn into_rest(self) -> Bytes {
+        self.buffer.freeze()
     }
 }
 
-fn decode_output(payload: &[u8]) -> Result<Frame, FrameError> {
-    let (header, bytes) = payload.split_at_checked(OUTPUT_HEADER).ok_or(FrameError::MalformedOutput)?;
-    let stream = StreamTag::from_byte(header[0]).ok_or(FrameError::MalformedOutput)?;
-    let offset = header[1..].try_into().map(u64::from_le_bytes).expect("the header has eight more bytes");
-    Ok(Frame::Output { stream, offset, bytes: bytes.to_vec() })
+fn decode_output(mut payload: Bytes) -> Result<Frame, FrameError> {
+    if payload.len() < OUTPUT_HEADER {
+        return Err(FrameError::MalformedOutput);
+    }
+    let stream = StreamTag::from_byte(payload.get_u8()).ok_or(FrameError::MalformedOutput)?;
+    let offset = payload.get_u64_le();
+    Ok(Frame::Output { stream, offset, bytes: payload })
 }
 
 #[cfg(test)]
@@ -174,7 +245,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn any_frame() -> impl Strategy<Value = Frame> {
-        let bytes = || proptest::collection::vec(any::<u8>(), 0..300);
+        let bytes = || proptest::collection::vec(any::<u8>(), 0..300).prop_map(Bytes::from);
         prop_oneof![
             bytes().prop_map(Frame::Control),
             bytes().prop_map(Frame::Data),
@@ -187,21 +258,53 @@ mod tests {
         ]
     }
 
+    fn decode(
+        bytes: &[u8],
+        cut: usize,
+        next: fn(&mut Decoder) -> Result<Option<Frame>, FrameError>,
+    ) -> (Vec<Frame>, Bytes) {
+        let mut decoder = Decoder::new();
+        let mut seen = Vec::new();
+        for piece in bytes.chunks(cut) {
+            decoder.feed(piece);
+            while let Some(frame) = next(&mut decoder).expect("these frames are well formed") {
+                seen.push(frame);
+            }
+        }
+        (seen, decoder.into_rest())
+    }
+
+    /// The same with neighbouring data as one.
+    fn joined(frames: Vec<Frame>) -> Vec<Frame> {
+        let mut all = Vec::new();
+        for frame in frames {
+            match (all.last_mut(), frame) {
+                (Some(Frame::Data(before)), Frame::Data(more)) => {
+                    *before = [before.as_ref(), more.as_ref()].concat().into();
+                }
+                (_, frame) => all.push(frame),
+            }
+        }
+        all
+    }
+
     proptest! {
         #[test]
         fn frames_survive_any_cutting(frames in proptest::collection::vec(any_frame(), 0..12), cut in 1usize..40) {
             let mut bytes = Vec::new();
             frames.iter().for_each(|frame| frame.encode(&mut bytes));
-            let mut decoder = Decoder::new();
-            let mut seen = Vec::new();
-            for piece in bytes.chunks(cut) {
-                decoder.feed(piece);
-                while let Some(frame) = decoder.next_frame().expect("these frames are well formed") {
-                    seen.push(frame);
-                }
-            }
+            let (seen, rest) = decode(&bytes, cut, Decoder::next_frame);
             prop_assert_eq!(seen, frames);
-            prop_assert!(decoder.into_rest().is_empty());
+            prop_assert!(rest.is_empty());
+        }
+
+        #[test]
+        fn pieces_are_the_frames_with_their_data_cut(frames in proptest::collection::vec(any_frame(), 0..12), cut in 1usize..400) {
+            let mut bytes = Vec::new();
+            frames.iter().for_each(|frame| frame.encode(&mut bytes));
+            let (seen, rest) = decode(&bytes, cut, Decoder::next_piece);
+            prop_assert_eq!(joined(seen), joined(frames));
+            prop_assert!(rest.is_empty());
         }
 
         #[test]

@@ -52,8 +52,18 @@ impl Programs {
     }
 
     /// The binary as a command, without the settings of the tests, which it does not know.
+    /// Where `CORACLE_TEST_DELEGATED` names a control group that was given to this user, each
+    /// command begins in a group of its own below it, as systemd would start it.
     pub fn command(&self) -> Command {
-        let mut command = Command::new(self.coracle());
+        const JOIN: &str = "mkdir \"$0/$$\" && echo $$ > \"$0/$$/cgroup.procs\" && exec \"$@\"";
+        let mut command = match std::env::var_os("CORACLE_TEST_DELEGATED") {
+            Some(group) => {
+                let mut shell = Command::new("sh");
+                shell.args(["-c", JOIN]).arg(group).arg(self.coracle());
+                shell
+            }
+            None => Command::new(self.coracle()),
+        };
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("CORACLE_") {
                 command.env_remove(name);

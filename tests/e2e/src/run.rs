@@ -103,6 +103,12 @@ impl Run {
         self
     }
 
+    /// Adds a flag that has no value.
+    pub fn switch(mut self, name: &str) -> Self {
+        self.flags.push(name.to_owned());
+        self
+    }
+
     /// Shows a host directory inside.
     pub fn mount(self, source: &Path, target: &str, access: &str) -> Self {
         let mount = format!("{}:{target}:{access}", source.display());
@@ -153,6 +159,24 @@ impl Run {
     pub fn shell(&self, text: &str) -> Ended {
         self.argv(&["sh", "-c", text])
     }
+}
+
+/// The same program, started with limits that a shell sets: `ulimit -Sn 256`.
+pub fn within(limits: &str, command: &Command) -> Command {
+    let mut shell = Command::new("sh");
+    shell
+        .arg("-c")
+        .arg(format!("{limits}; exec \"$0\" \"$@\""))
+        .arg(command.get_program())
+        .args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    shell.stdin(Stdio::null());
+    shell
 }
 
 /// Runs an attack on the host itself, as the user of the tests, in a mount namespace of its own

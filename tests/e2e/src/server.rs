@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use crate::binary::Programs;
 use crate::http::Client;
-use crate::run::User;
+use crate::run::{User, within};
 use crate::sandbox::Sandbox;
 
 /// What the server says when it is ready, before its address.
@@ -30,6 +30,7 @@ pub struct Server {
 /// How to start a server.
 pub struct Start {
     user: User,
+    limits: &'static str,
     listen: String,
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
@@ -38,7 +39,7 @@ pub struct Start {
 impl Default for Start {
     fn default() -> Self {
         let listen = own_address();
-        Self { user: User::Same, listen, arguments: Vec::new(), environment: Vec::new() }
+        Self { user: User::Same, limits: ":", listen, arguments: Vec::new(), environment: Vec::new() }
     }
 }
 
@@ -49,6 +50,12 @@ impl Start {
 
     pub fn as_user(mut self, user: User) -> Self {
         self.user = user;
+        self
+    }
+
+    /// Starts it with limits that a shell sets: `ulimit -Sn 256`.
+    pub fn within(mut self, limits: &'static str) -> Self {
+        self.limits = limits;
         self
     }
 
@@ -96,10 +103,9 @@ impl Start {
             .env("CORACLE_LOG", "debug")
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .env("HOME", directory)
-            .env_remove("XDG_RUNTIME_DIR")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(log);
+            .env_remove("XDG_RUNTIME_DIR");
+        let mut command = within(self.limits, &command);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
         self.user.apply(&mut command);
         command.process_group(0).spawn().expect("the binary can be run")
     }

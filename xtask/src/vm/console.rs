@@ -11,8 +11,8 @@ use anyhow::Context;
 use super::VmOutcome;
 
 /// Emulation is some twenty times slower than the processor, and the host may be busy: the boot
-/// takes some ten seconds, all tests a few minutes.
-const DEADLINE: Duration = Duration::from_secs(1500);
+/// takes some ten seconds, all tests some ten minutes.
+const DEADLINE: Duration = Duration::from_secs(1800);
 
 const COMMAND_LINE: &str = "console=ttyS0 quiet loglevel=1 panic=-1 cgroup_no_v1=all mitigations=off";
 

@@ -15,7 +15,7 @@ use anyhow::{Context, bail};
 use super::{Programs, find};
 
 /// What the limit tests call inside a sandbox, and what the binary may call outside.
-const USERLAND: [&str; 40] = [
+const USERLAND: [&str; 41] = [
     "bash",
     "sh",
     "busybox",
@@ -45,6 +45,7 @@ const USERLAND: [&str; 40] = [
     "rm",
     "sed",
     "seq",
+    "setpriv",
     "setsid",
     "sleep",
     "sort",

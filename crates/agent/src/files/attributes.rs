@@ -36,17 +36,24 @@ impl Wanted {
 
     /// The owner goes first, because a change of owner takes set-id bits away.
     pub(super) fn apply(&self, path: &Path) -> Result<(), Fault> {
-        // Asked for nothing, it still tells whether the path is there.
-        rustix::fs::chown(path, self.uid, self.gid).named("change owner", path)?;
+        if self.changes_owner() {
+            rustix::fs::chown(path, self.uid, self.gid).named("change owner", path)?;
+        }
         match self.mode {
             Some(mode) => rustix::fs::chmod(path, mode).named("change mode", path),
-            None => Ok(()),
+            // Asked for nothing, it still tells whether the path is there. A change of owner to
+            // nobody would tell it too, and take set-id bits away.
+            None => rustix::fs::stat(path).map(drop).named("look at", path),
         }
+    }
+
+    fn changes_owner(&self) -> bool {
+        self.uid.is_some() || self.gid.is_some()
     }
 
     /// As [`Wanted::apply`], to an open file that will be known as `path`.
     pub(super) fn apply_to(&self, file: impl AsFd, path: &Path) -> Result<(), Fault> {
-        if self.uid.is_some() || self.gid.is_some() {
+        if self.changes_owner() {
             rustix::fs::fchown(&file, self.uid, self.gid).named("change owner", path)?;
         }
         match self.mode {

@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use wire::files::Attributes;
-use wire::frame::CHUNK;
+use wire::frame::{CHUNK, MAX_PAYLOAD};
 use wire::{Fault, FaultKind, Reply};
 
 use super::attributes::Wanted;
@@ -32,17 +32,38 @@ impl Work<'_> {
         file.seek(SeekFrom::Start(offset.min(size))).named("seek", path)?;
         self.line.say(&Reply::Reading { size })?;
         let mut left = length.unwrap_or(u64::MAX);
-        let mut buffer = vec![0; CHUNK];
+        let mut known = size.saturating_sub(offset);
         while left > 0 {
-            let most = usize::try_from(left).unwrap_or(CHUNK).min(CHUNK);
-            let count = file.read(&mut buffer[..most]).named("read", path)?;
+            let count = if known > 0 {
+                self.send_known(&mut file, left.min(known))?
+            } else {
+                self.send_next(&mut file, path, left)?
+            };
             if count == 0 {
                 break;
             }
-            self.line.send_data(&buffer[..count])?;
-            left -= count as u64;
+            known = known.saturating_sub(count);
+            left -= count;
         }
         Ok(self.line.send_end()?)
+    }
+
+    /// Sends a frame of bytes that the file has.
+    fn send_known(&mut self, file: &mut File, most: u64) -> Result<u64, Fault> {
+        let length = usize::try_from(most).unwrap_or(MAX_PAYLOAD).min(MAX_PAYLOAD);
+        self.line.send_file(file, length)?;
+        Ok(length as u64)
+    }
+
+    /// Sends what comes behind the size that the file had: it may have grown, or be one of those
+    /// that the kernel makes up and that say they are empty.
+    fn send_next(&mut self, file: &mut File, path: &Path, most: u64) -> Result<u64, Fault> {
+        let mut buffer = vec![0; usize::try_from(most).unwrap_or(CHUNK).min(CHUNK)];
+        let count = file.read(&mut buffer).named("read", path)?;
+        if count > 0 {
+            self.line.send_data(&buffer[..count])?;
+        }
+        Ok(count as u64)
     }
 
     /// Writes under another name and gives it the right one at the end, so that nobody ever
@@ -53,7 +74,7 @@ impl Work<'_> {
         let target = follow_links(path)?;
         let mut draft = Draft::new(&target)?;
         while let Some(bytes) = self.line.receive_data()? {
-            draft.file.write_all(&bytes).named("write", &target)?;
+            draft.file.write_all(bytes).named("write", &target)?;
         }
         draft.put_in_place(&wanted)?;
         self.done()
@@ -84,7 +105,7 @@ impl Work<'_> {
 
     fn append_all(&mut self, file: &mut File, path: &Path, added: &mut u64) -> Result<(), Fault> {
         while let Some(bytes) = self.line.receive_data()? {
-            let mut rest = bytes.as_slice();
+            let mut rest = bytes;
             while !rest.is_empty() {
                 let count = file.write(rest).named("write", path)?;
                 *added += count as u64;

@@ -156,7 +156,7 @@ impl Talk {
         let (mut pieces, mut gaps) = (Vec::new(), Vec::new());
         loop {
             match self.frame().expect("a process ends before its stream") {
-                Frame::Output { stream, offset, bytes } => pieces.push((stream, offset, bytes)),
+                Frame::Output { stream, offset, bytes } => pieces.push((stream, offset, bytes.to_vec())),
                 control => match control.read().unwrap() {
                     Reply::Gap { from, to } => gaps.push((from, to)),
                     Reply::Ended(ended) => {

@@ -188,13 +188,13 @@ fn input_reaches_the_process_and_its_end_does_too() {
         // More than any pipe holds, so the feeder has to wait for the reader.
         let line = "0123456789".repeat(10_000);
         for _ in 0..10 {
-            talk.send(&Frame::Data(line.clone().into_bytes()));
+            talk.send(&Frame::Data(line.clone().into()));
         }
         drop(talk);
         // A connection that just ends leaves the input open for the next one.
         let mut talk = agent.ask(Request::Input { process: "cat".to_owned() });
         assert_eq!(talk.reply(), Reply::Ok);
-        talk.send(&Frame::Data(b"last\n".to_vec()));
+        talk.send(&Frame::Data(b"last\n"[..].into()));
         talk.send(&Frame::End);
         assert_eq!(talk.frame(), None);
         assert_eq!(following.output().stdout(), format!("{}last\ndone\n", line.repeat(10)));
@@ -235,7 +235,7 @@ fn a_terminal_takes_input_and_the_end_of_it() {
         let following = agent.start(start);
         let mut talk = agent.ask(Request::Input { process: "tty".to_owned() });
         assert_eq!(talk.reply(), Reply::Ok);
-        talk.send(&Frame::Data(b"hello\n".to_vec()));
+        talk.send(&Frame::Data(b"hello\n"[..].into()));
         talk.send(&Frame::End);
         assert_eq!(following.output().of(StreamTag::Terminal), "hello\r\nhello\r\nbye\r\n");
     });

@@ -69,7 +69,7 @@ impl TestAgent {
 impl Talk {
     fn upload(&mut self, pieces: &[&[u8]]) -> Reply {
         for piece in pieces {
-            self.send(&Frame::Data(piece.to_vec()));
+            self.send(&Frame::Data(piece.to_vec().into()));
         }
         self.send(&Frame::End);
         self.reply()
@@ -136,7 +136,7 @@ fn a_write_that_breaks_off_leaves_the_old_file() {
         agent.write("file", &[b"old"]);
         let attributes = Attributes::default();
         let mut talk = agent.file(FileOperation::Write { path: "file".to_owned(), attributes });
-        talk.send(&Frame::Data(b"half".to_vec()));
+        talk.send(&Frame::Data(b"half"[..].into()));
         drop(talk);
         // The worker notices, cleans up and ends; then nothing but the old file is there.
         while names_in(&agent.home()).len() > 1 {
@@ -156,6 +156,9 @@ fn attributes_are_those_asked_for_or_those_of_the_old_file() {
     assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o4750);
     assert_eq!(agent.write("file", &[b"y"]), Reply::Ok);
     assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o4750, "the old mode is kept");
+    let nothing = FileOperation::SetAttributes { path: "file".to_owned(), attributes: Attributes::default() };
+    assert_eq!(agent.file_reply(nothing), Reply::Ok);
+    assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o4750, "asked for nothing, nothing changes");
     let attributes = Attributes { owner: Some("no-such-user".to_owned()), ..Attributes::default() };
     let fault = agent.file_fault(FileOperation::Write { path: "file".to_owned(), attributes });
     assert_eq!((fault.kind, fault.operation.as_str()), (FaultKind::NotFound, "find user"));
@@ -228,7 +231,7 @@ fn an_appender_that_breaks_off_takes_its_bytes_back() {
     agent.write("log", &[b"old\n"]);
     let append = || FileOperation::Append { path: "log".to_owned(), attributes: Attributes::default() };
     let mut talk = agent.file(append());
-    talk.send(&Frame::Data(b"half".to_vec()));
+    talk.send(&Frame::Data(b"half"[..].into()));
     drop(talk);
     // It holds the lock until it is done, so the next one comes after it.
     assert_eq!(agent.file(append()).upload(&[b"new\n"]), Reply::Ok);
@@ -445,4 +448,12 @@ fn more_operations_than_workers_wait_and_disturb_nobody() {
             std::thread::yield_now();
         }
     });
+}
+
+#[test]
+fn a_file_of_unknown_length_is_read_to_its_end() {
+    let agent = TestAgent::with_trees(Trees::Runners);
+    let (size, bytes) = agent.read("/proc/version", 0, None);
+    assert_eq!((size, bytes), (0, std::fs::read("/proc/version").unwrap()));
+    assert_eq!(agent.read("/proc/version", 0, Some(5)).1, b"Linux");
 }

@@ -6,7 +6,7 @@ use wire::process::{Exit, Retention};
 use wire::{FaultKind, Frame, Reply, Request};
 
 use crate::client::shell;
-use crate::harness::both_ways;
+use crate::harness::{TestAgent, Trees, both_ways};
 
 #[test]
 fn a_process_can_be_followed_late_twice_from_anywhere_and_after_its_end() {
@@ -32,7 +32,7 @@ fn followers_that_come_while_it_runs_see_every_byte() {
         let second = agent.follow("slow", 0);
         let third = agent.follow("slow", 2);
         let mut input = agent.ask(Request::Input { process: "slow".to_owned() });
-        input.send(&Frame::Data(b"\n".to_vec()));
+        input.send(&Frame::Data(b"\n"[..].into()));
         assert_eq!(first.output().stdout(), "two\n");
         assert_eq!(second.output().stdout(), "one\ntwo\n");
         assert_eq!(third.output().stdout(), "e\ntwo\n");
@@ -112,7 +112,7 @@ fn a_caller_that_goes_away_kills_nothing() {
         talk.read_text(6);
         drop(talk);
         let mut input = agent.ask(Request::Input { process: "alone".to_owned() });
-        input.send(&Frame::Data(b"\n".to_vec()));
+        input.send(&Frame::Data(b"\n"[..].into()));
         let output = agent.follow("alone", 0).output();
         assert_eq!((output.stdout().as_str(), output.exit()), ("first\nlast\n", Exit::Code(0)));
     });
@@ -163,4 +163,23 @@ fn a_running_process_is_not_forgotten() {
         agent.signal("busy", 9, wire::process::Reach::Tree);
         talk.output();
     });
+}
+
+#[test]
+fn a_list_that_is_cut_still_names_what_runs() {
+    let agent = TestAgent::with_trees(Trees::Runners);
+    let padding = "#".repeat(2000);
+    let mut oldest = shell("oldest", &format!("read x {padding}"));
+    oldest.stdin = true;
+    let talk = agent.start(oldest);
+    const ENDED: usize = 120;
+    for number in 0..ENDED {
+        agent.run(shell(&format!("p{number}"), &format!(": {padding}")));
+    }
+    let Reply::Statuses(list) = agent.reply(Request::Processes) else { panic!("statuses") };
+    assert!(list.len() < ENDED, "the list was not cut");
+    assert_eq!(list[0].process, "oldest");
+    assert_eq!(list[list.len() - 1].process, format!("p{}", ENDED - 1));
+    agent.signal("oldest", 9, wire::process::Reach::Tree);
+    talk.output();
 }

@@ -24,7 +24,7 @@ fn answer_to(agent: &TestAgent, bytes: &[u8]) -> FaultKind {
 
 fn frame(json: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
-    Frame::Control(json.as_bytes().to_vec()).encode(&mut bytes);
+    Frame::Control(json.as_bytes().to_vec().into()).encode(&mut bytes);
     bytes
 }
 

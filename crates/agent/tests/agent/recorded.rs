@@ -48,7 +48,7 @@ fn comparable(bytes: &[u8]) -> Vec<Frame> {
             Frame::Control(json) => {
                 let mut value: Value = serde_json::from_slice(&json).unwrap();
                 settle(&mut value);
-                Frame::Control(value.to_string().into_bytes())
+                Frame::Control(value.to_string().into())
             }
             other => other,
         });

@@ -227,7 +227,7 @@ fn a_session_on_a_terminal_takes_input() {
         assert_eq!(talk.read_text(5), "tty\r\n");
         let mut input = agent.ask(Request::Input { process: "r1".to_owned() });
         assert_eq!(input.reply(), Reply::Ok);
-        input.send(&Frame::Data(b"word\n".to_vec()));
+        input.send(&Frame::Data(b"word\n"[..].into()));
         let output = talk.output();
         assert_eq!((output.of(StreamTag::Terminal).as_str(), output.exit()), ("got word\r\n", Exit::Code(0)));
         let resize = Request::Resize { process: "r2".to_owned(), columns: 99, rows: 11 };

@@ -4,7 +4,9 @@
 //! home, no `/var`, no live `/etc`. It is kept under a name that follows from its content, so
 //! sandboxes of an earlier start keep theirs.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -124,17 +126,22 @@ fn write(store: &Root, plan: &Plan, version: &Path) -> Result<(), ImageError> {
     store.rename_new(&draft, version).during("keep the skeleton", version)
 }
 
-/// Removes the skeletons of earlier starts. Call it when no sandbox is alive that could use one.
-pub fn remove_old_skeletons(dir: &Path, current: &HostImage) -> Result<(), ImageError> {
+/// Removes the skeletons of earlier starts, unless a sandbox could still use one, which is asked
+/// only if there are any.
+pub fn remove_old_skeletons(
+    dir: &Path,
+    current: &HostImage,
+    are_used: impl FnOnce() -> io::Result<bool>,
+) -> Result<(), ImageError> {
     let store = Root::open(dir).during("open", dir)?;
     let kept = current.trees.first().and_then(|tree| tree.lowers.first()).and_then(|path| path.file_name());
-    for entry in store.entries().during("list", dir)? {
-        let name = std::ffi::OsStr::from_bytes(entry.name.to_bytes());
-        if Some(name) != kept {
-            store.remove_tree(Path::new(name)).during("remove", Path::new(name))?;
-        }
+    let entries = store.entries().during("list", dir)?;
+    let names = entries.iter().map(|entry| OsStr::from_bytes(entry.name.to_bytes()));
+    let old: Vec<&OsStr> = names.filter(|name| Some(*name) != kept).collect();
+    if old.is_empty() || are_used().during("look for users of", dir)? {
+        return Ok(());
     }
-    Ok(())
+    old.into_iter().map(Path::new).try_for_each(|name| store.remove_tree(name).during("remove", name))
 }
 
 /// Directories of `/usr` to make in the upper layer when the host's owners cannot be mapped:

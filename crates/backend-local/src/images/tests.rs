@@ -194,7 +194,9 @@ fn the_skeleton_is_the_same_until_the_host_changes() {
     let second = host_skeleton(dir.path()).unwrap();
     assert_eq!(first, second);
     fs::create_dir(dir.path().join("old")).unwrap();
-    remove_old_skeletons(dir.path(), &second).unwrap();
+    remove_old_skeletons(dir.path(), &second, || Ok(true)).unwrap();
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "a sandbox may use the old one");
+    remove_old_skeletons(dir.path(), &second, || Ok(false)).unwrap();
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
 }
 

@@ -18,16 +18,17 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 use linux::mounts::{self, Attributes, Depth};
-use linux::namespaces::{self, Extent, Fork, Namespaces, Setgroups};
+use linux::namespaces::{self, Extent, Namespaces, Setgroups};
+use linux::spawn::{self, Forked, SingleThread};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
-use serde::{Deserialize, Serialize};
+use rustix::process::Pid;
 
 use super::enter::{self, Entry, Handover};
 use super::owners;
-use super::step::{At, JailError, Step};
+use super::step::{At, Failure, JailError, Step};
 
 /// Everything about a sandbox that is decided before its first process exists.
 pub struct Parts {
@@ -54,7 +55,7 @@ pub enum Ownership {
     /// A range of host ids that begins at `base`; everything is shown through its map.
     Range { base: u32, volume: PathBuf, journal: PathBuf, mounts: Vec<Owners> },
     /// The caller's own id as root, and nobody else.
-    Single { uid: u32, gid: u32, journal: PathBuf },
+    Single { uid: u32, gid: u32 },
 }
 
 /// Who owns a mounted directory on disk, and which user inside is to own it.
@@ -69,53 +70,37 @@ pub struct Owners {
 /// A sandbox on its way.
 #[derive(Debug)]
 pub struct Begun {
-    pub pid: i32,
+    pub pid: Pid,
     pub pidfd: OwnedFd,
 }
 
-/// What the child writes when a step fails.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct Failure {
-    pub step: Step,
-    pub errno: Option<i32>,
-    pub message: String,
-}
-
-impl From<Failure> for JailError {
-    fn from(failure: Failure) -> Self {
-        let source =
-            failure.errno.map_or_else(|| io::Error::other(failure.message), io::Error::from_raw_os_error);
-        Self { step: failure.step, source }
-    }
-}
-
 /// Clones the child and gives it all it needs. On failure nothing is left of it.
-pub fn begin(parts: Parts, record: impl FnOnce(i32) -> io::Result<()>) -> Result<Begun, JailError> {
+pub fn begin(
+    thread: &SingleThread,
+    parts: Parts,
+    record: impl FnOnce(Pid) -> io::Result<()>,
+) -> Result<Begun, JailError> {
     let Parts { entry, group, network, cgroup_namespace, ownership, report } = parts;
     let (ours, theirs) =
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .at(Step::Handover)?;
-    match fork(group.as_ref().map(AsFd::as_fd), &network, cgroup_namespace, &ownership)? {
-        Fork::Child => {
+    match fork(thread, group.as_ref().map(AsFd::as_fd), &network, cgroup_namespace, &ownership)? {
+        Forked::Child => {
             drop(ours);
-            let journal = match &ownership {
-                Ownership::Single { journal, .. } => Some(journal.clone()),
-                Ownership::Range { .. } => None,
-            };
             let raise = matches!(network, NetworkPart::New);
-            run_child(entry, theirs, journal, raise, report)
+            run_child(entry, theirs, raise, report)
         }
-        Fork::Parent { pid, pidfd } => {
+        Forked::Parent { pid, pidfd } => {
             drop(theirs);
             let supplied = record(pid)
                 .at(Step::Record)
                 .and_then(|()| yield_memory(pid).at(Step::ResourceLimits))
-                .and_then(|()| supply(pid, &entry, &ownership))
+                .and_then(|()| supply(thread, pid, &entry, &ownership))
                 .and_then(|descriptors| send(ours.as_fd(), &descriptors).at(Step::Handover));
             if let Err(error) = supplied {
                 // The child waits for our message; closing the socket ends it.
                 drop(ours);
-                namespaces::reap(pidfd.as_fd()).at(Step::Clone)?;
+                spawn::wait(pidfd.as_fd()).at(Step::Clone)?;
                 return Err(error);
             }
             Ok(Begun { pid, pidfd })
@@ -124,11 +109,12 @@ pub fn begin(parts: Parts, record: impl FnOnce(i32) -> io::Result<()>) -> Result
 }
 
 fn fork(
+    thread: &SingleThread,
     group: Option<BorrowedFd<'_>>,
     network: &NetworkPart,
     cgroup_namespace: bool,
     ownership: &Ownership,
-) -> Result<Fork, JailError> {
+) -> Result<Forked, JailError> {
     let groups = if cgroup_namespace { Namespaces::CGROUP } else { Namespaces::NONE };
     let all = Namespaces::USER
         .and(Namespaces::MOUNT)
@@ -137,11 +123,11 @@ fn fork(
         .and(Namespaces::UTS)
         .and(groups);
     match network {
-        NetworkPart::New => fork_as(ownership, all.and(Namespaces::NET), group).at(Step::Clone),
+        NetworkPart::New => fork_as(thread, ownership, all.and(Namespaces::NET), group).at(Step::Clone),
         NetworkPart::Prepared { namespace, home } => {
             namespaces::enter(namespace.as_fd(), Namespaces::NET).at(Step::NetNamespace)?;
-            let fork = fork_as(ownership, all, group).at(Step::Clone);
-            if !matches!(fork, Ok(Fork::Child)) {
+            let fork = fork_as(thread, ownership, all, group).at(Step::Clone);
+            if !matches!(fork, Ok(Forked::Child)) {
                 namespaces::enter(home.as_fd(), Namespaces::NET).at(Step::NetNamespace)?;
             }
             fork
@@ -152,40 +138,46 @@ fn fork(
 /// Forks so that the sandbox's own root owns its user namespace. The kernel counts what is used
 /// in a namespace against its owner too (watches, timers, queues, locked memory), and the host's
 /// root must not pay for it.
-fn fork_as(ownership: &Ownership, all: Namespaces, group: Option<BorrowedFd<'_>>) -> io::Result<Fork> {
+fn fork_as(
+    thread: &SingleThread,
+    ownership: &Ownership,
+    all: Namespaces,
+    group: Option<BorrowedFd<'_>>,
+) -> io::Result<Forked> {
     match ownership {
-        Ownership::Range { base, .. } => namespaces::fork_into_as(*base, all, group),
-        Ownership::Single { .. } => namespaces::fork_into(all, group),
+        Ownership::Range { base, .. } => namespaces::fork_as(thread, *base, all, group),
+        Ownership::Single { .. } => thread.fork(all, group),
     }
 }
 
 /// When the whole host runs out of memory, sandboxes go before anything else.
-fn yield_memory(pid: i32) -> io::Result<()> {
-    std::fs::write(format!("/proc/{pid}/oom_score_adj"), "500")
+fn yield_memory(pid: Pid) -> io::Result<()> {
+    std::fs::write(format!("/proc/{}/oom_score_adj", pid.as_raw_pid()), "500")
 }
 
-fn run_child(entry: Entry, socket: OwnedFd, journal: Option<PathBuf>, raise: bool, report: OwnedFd) -> ! {
-    // Out of the way of the numbers at which the agent expects its own descriptors.
-    let Ok(report) = rustix::io::fcntl_dupfd_cloexec(report, 600) else { namespaces::exit_now(2) };
+fn run_child(entry: Entry, socket: OwnedFd, raise: bool, report: OwnedFd) -> ! {
+    let Ok(copy) = report.try_clone() else { spawn::exit_now(2) };
     let wait = || {
-        let mounts = receive(socket.as_fd())?;
+        let handover = receive(socket.as_fd())?;
         if raise {
             namespaces::raise_loopback()?;
         }
-        Ok(Handover { mounts, journal })
+        Ok(handover)
     };
-    let Err(error) = enter::enter(entry, wait);
-    let failure =
-        Failure { step: error.step, errno: error.source.raw_os_error(), message: error.source.to_string() };
-    let text = serde_json::to_vec(&failure).unwrap_or_default();
-    let told = std::fs::File::from(report).write_all(&text).is_ok();
-    namespaces::exit_now(if told { 1 } else { 2 })
+    let Err(error) = enter::enter(entry, wait, copy);
+    let told = std::fs::File::from(report).write_all(&Failure::from(error).told()).is_ok();
+    spawn::exit_now(if told { 1 } else { 2 })
 }
 
 /// Gives the child its ids and makes the mounts that only we can make.
-fn supply(pid: i32, entry: &Entry, ownership: &Ownership) -> Result<Vec<OwnedFd>, JailError> {
+fn supply(
+    thread: &SingleThread,
+    pid: Pid,
+    entry: &Entry,
+    ownership: &Ownership,
+) -> Result<Vec<OwnedFd>, JailError> {
     match ownership {
-        Ownership::Single { uid, gid, .. } => {
+        Ownership::Single { uid, gid } => {
             let map = |id: u32| [Extent { inside: 0, outside: id, count: 1 }];
             namespaces::write_maps(pid, &map(*uid), &map(*gid), Setgroups::Deny).at(Step::IdMaps)?;
             Ok(Vec::new())
@@ -193,24 +185,26 @@ fn supply(pid: i32, entry: &Entry, ownership: &Ownership) -> Result<Vec<OwnedFd>
         Ownership::Range { base, volume, journal, mounts } => {
             let map = owners::sandbox_map(*base);
             namespaces::write_maps(pid, &map, &map, Setgroups::Allow).at(Step::IdMaps)?;
-            let range = std::fs::File::open(format!("/proc/{pid}/ns/user")).at(Step::IdMaps)?;
+            let range =
+                std::fs::File::open(format!("/proc/{}/ns/user", pid.as_raw_pid())).at(Step::IdMaps)?;
             let mut all = Vec::new();
             let layer = Attributes::READ_ONLY.and(Attributes::NO_DEV);
             for lower in entry.trees.iter().flat_map(|tree| &tree.lowers) {
-                let clone = mounts::clone_tree(lower, Depth::Single).at(Step::CloneLowers)?;
+                let clone = mounts::clone_tree(lower, Depth::Single).at_path(Step::CloneLowers, lower)?;
                 mounts::set_attributes(clone.as_fd(), layer, Some(range.as_fd()), Depth::Single)
-                    .at(Step::CloneLowers)?;
+                    .at_path(Step::CloneLowers, lower)?;
                 all.push(clone);
             }
             let own = Attributes::NO_SUID.and(Attributes::NO_DEV);
             for part in [volume, journal] {
-                let clone = mounts::clone_tree(part, Depth::Single).at(Step::CloneVolume)?;
+                let clone = mounts::clone_tree(part, Depth::Single).at_path(Step::CloneVolume, part)?;
                 mounts::set_attributes(clone.as_fd(), own, Some(range.as_fd()), Depth::Single)
-                    .at(Step::CloneVolume)?;
+                    .at_path(Step::CloneVolume, part)?;
                 all.push(clone);
             }
             for (mount, owners) in entry.mounts.iter().zip(mounts) {
-                all.push(clone_host_directory(*base, mount, *owners).at(Step::CloneMounts)?);
+                let clone = clone_host_directory(thread, *base, mount, *owners);
+                all.push(clone.at_path(Step::CloneMounts, &mount.source)?);
             }
             Ok(all)
         }
@@ -219,10 +213,15 @@ fn supply(pid: i32, entry: &Entry, ownership: &Ownership) -> Result<Vec<OwnedFd>
 
 /// A host directory, shown through a map of its own. Its submounts stay out: each would need a
 /// map and a check of its own.
-fn clone_host_directory(base: u32, mount: &enter::EntryMount, owners: Owners) -> io::Result<OwnedFd> {
-    let users = owners::mount_map(base, owners.uid, owners.user);
-    let groups = owners::mount_map(base, owners.gid, owners.group);
-    let map = namespaces::empty_user_namespace(&users, &groups)?;
+fn clone_host_directory(
+    thread: &SingleThread,
+    base: u32,
+    mount: &enter::EntryMount,
+    owners: Owners,
+) -> io::Result<OwnedFd> {
+    let users = owners::mount_map(base, owners.uid, owners.user)?;
+    let groups = owners::mount_map(base, owners.gid, owners.group)?;
+    let map = namespaces::empty_user_namespace(thread, &users, &groups)?;
     let clone = mounts::clone_tree(&mount.source, Depth::Single)?;
     mounts::set_attributes(clone.as_fd(), mount.attributes(), Some(map.as_fd()), Depth::Single)?;
     Ok(clone)
@@ -239,7 +238,7 @@ fn send(socket: BorrowedFd<'_>, descriptors: &[OwnedFd]) -> io::Result<()> {
     Ok(())
 }
 
-fn receive(socket: BorrowedFd<'_>) -> io::Result<Vec<OwnedFd>> {
+fn receive(socket: BorrowedFd<'_>) -> io::Result<Handover> {
     // As many as the kernel lets one message carry.
     let mut space = vec![MaybeUninit::uninit(); 32 + 4 * 254];
     let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -10,6 +10,7 @@
 //! last because it forbids what the earlier steps need.
 
 use std::convert::Infallible;
+use std::ffi::{CStr, CString};
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,14 +18,16 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use linux::caps::{self, CapSet};
+use linux::descriptors::Departure;
 use linux::mounts::{self, Attributes, Depth};
 use linux::namespaces::{self, Setgroups};
 use linux::seccomp::Program;
+use linux::spawn::Words;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
-use rustix::process::Resource;
+use rustix::process::{Resource, Rlimit};
 
 use super::plan::GuestPlan;
-use super::step::{At, JailError, Step};
+use super::step::{At, Failure, JailError, Step};
 use crate::images;
 
 /// Where the child puts things together. Every host has the directory, and what is mounted over
@@ -33,16 +36,10 @@ const SCRATCH: &str = "/tmp";
 
 /// What the agent keeps of root's powers, all of them only over its own user namespace.
 pub const AGENT_CAPABILITIES: CapSet = CapSet::of(&[
-    caps::CHOWN,
-    caps::DAC_OVERRIDE,
-    caps::FOWNER,
-    caps::FSETID,
-    caps::KILL,
-    caps::SETGID,
-    caps::SETUID,
     // Needed to cut the bounding set of each command; a command never has it.
     caps::SETPCAP,
-]);
+])
+.and(COMMAND_CAPABILITIES);
 
 /// What a command that runs as root inside keeps.
 pub const COMMAND_CAPABILITIES: CapSet = CapSet::of(&[
@@ -67,10 +64,14 @@ pub struct Entry {
     pub agent: OwnedFd,
     pub agent_tasks: Vec<OwnedFd>,
     pub filter: Program,
+    /// How many files a program may open that expects the usual number.
+    pub open_files: Rlimit,
     /// Descriptors for the agent, in the order of its configuration, from 3 on.
     pub inherited: Vec<OwnedFd>,
     /// Which of `inherited` is replaced by the journal directory that arrives later.
     pub journal: usize,
+    /// Without root: which of `inherited` is replaced by a mount of the commands' group, made here.
+    pub commands: Option<(usize, PathBuf)>,
 }
 
 /// One tree of the image; its lower layers come as detached mounts, or as paths to clone here.
@@ -96,16 +97,21 @@ pub struct EntryMount {
     pub read_only: bool,
 }
 
+/// What the journals of a sandbox may hold that has no volume for them: less than an agent may
+/// have of memory, to which they are charged.
+const JOURNALS: &str = "mode=0700,size=128m,nr_inodes=8k";
+
 /// What arrives once the maps are written: for root the detached and idmapped mounts, in the
 /// order lowers of each tree, volume, journal, mounts; for everybody else nothing.
-pub struct Handover {
-    pub mounts: Vec<OwnedFd>,
-    /// Without root: where the journal lies, to be cloned here.
-    pub journal: Option<PathBuf>,
-}
+pub type Handover = Vec<OwnedFd>;
 
 /// Turns this process into the sandbox's first process. It returns only on failure.
-pub fn enter(entry: Entry, wait: impl FnOnce() -> io::Result<Handover>) -> Result<Infallible, JailError> {
+/// A failure of the very last step, when nobody could be returned to, is told through `report`.
+pub fn enter(
+    entry: Entry,
+    wait: impl FnOnce() -> io::Result<Handover>,
+    report: OwnedFd,
+) -> Result<Infallible, JailError> {
     for tasks in &entry.agent_tasks {
         rustix::io::write(tasks, b"0").at(Step::JoinGroups)?;
     }
@@ -120,6 +126,7 @@ pub fn enter(entry: Entry, wait: impl FnOnce() -> io::Result<Handover>) -> Resul
 
     let mut layers = gather(&entry, handover)?;
     build_root(&entry, &mut layers)?;
+    let journals = layers.journal.take().map_or_else(make_journals, Ok).at(Step::Scratch)?;
     let root = Path::new(SCRATCH).join("root");
     make_devices(&root.join("dev")).at(Step::Devices)?;
     make_proc(&root.join("proc")).at(Step::Proc)?;
@@ -128,43 +135,57 @@ pub fn enter(entry: Entry, wait: impl FnOnce() -> io::Result<Handover>) -> Resul
 
     mounts::pivot(&root).at(Step::Pivot)?;
     probe_write().at(Step::ProbeWrite)?;
-    settle_guest(&entry.guest).at(Step::Guest)?;
+    settle_guest(&entry.guest)?;
 
     rustix::process::umask(Mode::from_raw_mode(0o022));
     namespaces::limit(Resource::Core, 0).at(Step::ResourceLimits)?;
-    let Entry { inherited, journal, agent, filter, .. } = entry;
-    let agent = arrange_descriptors(inherited, journal, layers.journal, agent).at(Step::ExecuteAgent)?;
+    let Entry { mut inherited, journal, agent, filter, commands, open_files, .. } = entry;
+    if let (Some((place, _)), Some(group)) = (commands, layers.commands) {
+        inherited[place] = group;
+    }
+    let departure = depart(inherited, journal, journals, agent, report).at(Step::ExecuteAgent)?;
+    rustix::process::setrlimit(Resource::Nofile, open_files).at(Step::ResourceLimits)?;
+    let (arguments, environment) = (words(&[c"coracle", c"__agent"]), words(&[]));
     caps::bound_to(AGENT_CAPABILITIES).at(Step::Capabilities)?;
     caps::set(AGENT_CAPABILITIES).at(Step::Capabilities)?;
     linux::set_no_new_privs().at(Step::NoNewPrivileges)?;
     linux::landlock::forbid_mounts().at(Step::Landlock)?;
     filter.install().at(Step::Seccomp)?;
-    Err(namespaces::execute(agent.as_fd(), &[mounts::PROGRAM, c"__agent"], &[])).at(Step::ExecuteAgent)
+    departure.go(&arguments, &environment, |source| {
+        Failure::from(JailError::new(Step::ExecuteAgent, source)).told()
+    })
 }
 
 /// The pieces, all as detached mounts.
 struct Layers {
     trees: Vec<Vec<OwnedFd>>,
     volume: Option<OwnedFd>,
-    journal: OwnedFd,
+    journal: Option<OwnedFd>,
+    commands: Option<OwnedFd>,
     mounts: Vec<OwnedFd>,
 }
 
 fn gather(entry: &Entry, handover: Handover) -> Result<Layers, JailError> {
-    if let Some(journal) = handover.journal {
+    if !matches!(entry.volume, EntryVolume::Given) {
         let attributes = Attributes::READ_ONLY.and(Attributes::NO_DEV);
         let mut trees = Vec::new();
         for tree in &entry.trees {
-            let lowers = tree.lowers.iter().map(|path| clone(path, Depth::Single, attributes));
-            trees.push(lowers.collect::<io::Result<_>>().at(Step::CloneLowers)?);
+            let lowers = tree
+                .lowers
+                .iter()
+                .map(|path| clone(path, Depth::Single, attributes).at_path(Step::CloneLowers, path));
+            trees.push(lowers.collect::<Result<_, _>>()?);
         }
-        let journal = clone(&journal, Depth::Single, Attributes::NO_DEV).at(Step::CloneVolume)?;
-        let mounts =
-            entry.mounts.iter().map(|mount| clone(&mount.source, Depth::Recursive, mount.attributes()));
-        let mounts = mounts.collect::<io::Result<_>>().at(Step::CloneMounts)?;
-        return Ok(Layers { trees, volume: None, journal, mounts });
+        let mounts = entry.mounts.iter().map(|mount| {
+            let cloned = clone(&mount.source, Depth::Recursive, mount.attributes());
+            cloned.at_path(Step::CloneMounts, &mount.source)
+        });
+        let mounts = mounts.collect::<Result<_, _>>()?;
+        let commands = entry.commands.as_ref().map(|(_, path)| mounts::clone_tree(path, Depth::Single));
+        let commands = commands.transpose().at(Step::JoinGroups)?;
+        return Ok(Layers { trees, volume: None, journal: None, commands, mounts });
     }
-    let mut given = handover.mounts.into_iter();
+    let mut given = handover.into_iter();
     let mut next = || given.next().ok_or_else(|| io::Error::other("fewer mounts than planned"));
     let mut trees = Vec::new();
     for tree in &entry.trees {
@@ -172,8 +193,8 @@ fn gather(entry: &Entry, handover: Handover) -> Result<Layers, JailError> {
         trees.push(lowers.collect::<io::Result<_>>().at(Step::Handover)?);
     }
     let volume = Some(next().at(Step::Handover)?);
-    let journal = next().at(Step::Handover)?;
-    Ok(Layers { trees, volume, journal, mounts: given.collect() })
+    let journal = Some(next().at(Step::Handover)?);
+    Ok(Layers { trees, volume, journal, commands: None, mounts: given.collect() })
 }
 
 fn clone(path: &Path, depth: Depth, attributes: Attributes) -> io::Result<OwnedFd> {
@@ -205,7 +226,7 @@ fn build_root(entry: &Entry, layers: &mut Layers) -> Result<(), JailError> {
         }
         (EntryVolume::Directory(path), _) => {
             let own = Attributes::NO_SUID.and(Attributes::NO_DEV);
-            let directory = clone(path, Depth::Single, own).at(Step::CloneVolume)?;
+            let directory = clone(path, Depth::Single, own).at_path(Step::CloneVolume, path)?;
             mounts::attach(directory.as_fd(), &volume).at(Step::AttachLayers)?;
         }
         (EntryVolume::Given, None) => return Err(io::Error::other("no volume came")).at(Step::Handover),
@@ -222,7 +243,8 @@ fn build_root(entry: &Entry, layers: &mut Layers) -> Result<(), JailError> {
         let upper = format!("{SCRATCH}/v/{}.upper", tree.name);
         let work = format!("{SCRATCH}/v/{}.work", tree.name);
         let target = format!("{SCRATCH}/root{}", tree.mount_point.trim_end_matches('/'));
-        mounts::overlay(&paths, &upper, &work, Path::new(&target)).at(Step::Overlay)?;
+        mounts::overlay(&paths, &upper, &work, Path::new(&target))
+            .at_path(Step::Overlay, &tree.mount_point)?;
     }
     Ok(())
 }
@@ -232,6 +254,16 @@ fn make_tmpfs_volume(volume: &Path, bytes: u64, trees: &[EntryTree]) -> io::Resu
     let options = format!("mode=0755,size={bytes},nr_inodes={inodes}");
     mounts::mount("tmpfs", volume, Attributes::NO_SUID.and(Attributes::NO_DEV), &options)?;
     make_uppers(volume, trees)
+}
+
+/// A filesystem for journals, in memory and bounded. Nobody but the agent ever reads them, so
+/// they need no name outside and end with the sandbox.
+fn make_journals() -> io::Result<OwnedFd> {
+    let place = Path::new(SCRATCH).join("journals");
+    fs::create_dir(&place)?;
+    let attributes = Attributes::NO_SUID.and(Attributes::NO_DEV).and(Attributes::NO_EXEC);
+    mounts::mount("tmpfs", &place, attributes, JOURNALS)?;
+    mounts::clone_tree(&place, Depth::Single)
 }
 
 /// Makes the directories of each tree in an empty volume.
@@ -305,8 +337,9 @@ fn attach_mounts(root: &Path, entry: &Entry, given: &[OwnedFd]) -> Result<(), Ja
     let root = rustix::fs::open(root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .at(Step::AttachMounts)?;
     for (mount, tree) in entry.mounts.iter().zip(given) {
-        let target = make_target(root.as_fd(), &mount.target, tree.as_fd()).at(Step::AttachMounts)?;
-        mounts::attach_on(tree.as_fd(), target.as_fd()).at(Step::AttachMounts)?;
+        make_target(root.as_fd(), &mount.target, tree.as_fd())
+            .and_then(|target| mounts::attach_on(tree.as_fd(), target.as_fd()))
+            .at_path(Step::AttachMounts, &mount.target)?;
     }
     Ok(())
 }
@@ -344,12 +377,10 @@ fn probe_write() -> io::Result<()> {
 }
 
 /// Makes the accounts and directories that the client expects.
-fn settle_guest(guest: &GuestPlan) -> io::Result<()> {
+fn settle_guest(guest: &GuestPlan) -> Result<(), JailError> {
     for user in &guest.users {
-        append(
-            "/etc/passwd",
-            &format!("{0}:x:{1}:{2}::{3}:/bin/bash\n", user.name, user.uid, user.gid, user.home),
-        )?;
+        let line = format!("{0}:x:{1}:{2}::{3}:/bin/bash\n", user.name, user.uid, user.gid, user.home);
+        append("/etc/passwd", &line)?;
         append("/etc/group", &format!("{0}:x:{1}:\n", user.name, user.gid))?;
         make_owned(&user.home, user.uid, user.gid)?;
     }
@@ -357,42 +388,42 @@ fn settle_guest(guest: &GuestPlan) -> io::Result<()> {
         let user = guest.users.iter().find(|user| user.name == *owner);
         make_owned(directory, user.map_or(0, |user| user.uid), user.map_or(0, |user| user.gid))?;
     }
-    fs::DirBuilder::new().recursive(true).mode(0o755).create(&guest.default_directory)
+    make_directories(&guest.default_directory)
 }
 
-fn append(path: &str, text: &str) -> io::Result<()> {
-    let mut file = fs::OpenOptions::new().append(true).create(true).open(path)?;
-    io::Write::write_all(&mut file, text.as_bytes())
+fn append(path: &str, text: &str) -> Result<(), JailError> {
+    let file = fs::OpenOptions::new().append(true).create(true).open(path);
+    file.and_then(|mut file| io::Write::write_all(&mut file, text.as_bytes())).at_path(Step::Guest, path)
 }
 
-fn make_owned(path: &str, uid: u32, gid: u32) -> io::Result<()> {
-    fs::DirBuilder::new().recursive(true).mode(0o755).create(path)?;
+fn make_owned(path: &str, uid: u32, gid: u32) -> Result<(), JailError> {
+    make_directories(path)?;
     let ids = (rustix::fs::Uid::from_raw(uid), rustix::fs::Gid::from_raw(gid));
     rustix::fs::chownat(CWD, path, Some(ids.0), Some(ids.1), rustix::fs::AtFlags::SYMLINK_NOFOLLOW)
-        .map_err(Into::into)
+        .at_path(Step::Guest, path)
 }
 
-/// Moves the agent's descriptors to the numbers that its configuration names, from 3 on, gives it
-/// nothing to read from or write to as standard input and output, and closes everything else but
-/// its program.
-fn arrange_descriptors(
+fn make_directories(path: &str) -> Result<(), JailError> {
+    fs::DirBuilder::new().recursive(true).mode(0o755).create(path).at_path(Step::Guest, path)
+}
+
+/// Gathers what the agent inherits: nothing to read from or write to as standard input and
+/// output, then its descriptors in the order of the numbers in its configuration.
+fn depart(
     mut inherited: Vec<OwnedFd>,
     place: usize,
     journal: OwnedFd,
     agent: OwnedFd,
-) -> io::Result<OwnedFd> {
-    // Far above every target, so that none is overwritten before it was moved.
-    const ABOVE: i32 = 512;
+    report: OwnedFd,
+) -> io::Result<Departure> {
     inherited[place] = journal;
     let nothing = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     let standard = [nothing.try_clone()?, nothing.try_clone()?, nothing];
-    let raise = |fd| rustix::io::fcntl_dupfd_cloexec(fd, ABOVE);
-    let raised = standard.into_iter().chain(inherited).map(raise).collect::<Result<_, _>>()?;
-    let agent = raise(agent)?;
-    // From here on none of the low numbers is ours: a descriptor dropped later would take an
-    // inherited one along.
-    linux::descriptors::place_from(0, raised)?;
-    Ok(agent)
+    Departure::prepare(agent, standard.into_iter().chain(inherited).collect(), report)
+}
+
+fn words(words: &[&CStr]) -> Words {
+    Words::new(words.iter().map(|word| CString::from(*word)).collect())
 }
 
 #[cfg(test)]

@@ -6,6 +6,8 @@
 //! 1000 stays user 1000 if that does not collide; every other id inside is kept on disk as the
 //! sandbox's own host id, so nothing inside can create a file of a host user it was not given.
 
+use std::io;
+
 use linux::namespaces::Extent;
 
 /// How many ids a sandbox has.
@@ -18,8 +20,20 @@ pub fn sandbox_map(base: u32) -> Vec<Extent> {
 
 /// The map through which a host directory owned by `owner` is shown, where `user` inside is to
 /// own it. For an idmapped mount "inside" is the id on disk and "outside" the id it appears as.
-pub fn mount_map(base: u32, owner: u32, user: u32) -> Vec<Extent> {
+///
+/// The numbers come from a plan and from the host's disk, so one that has no place is refused.
+pub fn mount_map(base: u32, owner: u32, user: u32) -> io::Result<Vec<Extent>> {
     const ORDINARY: u32 = 1000;
+    let wrong = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    if user >= IDS {
+        return wrong(format!("user {user} has no id in a sandbox"));
+    }
+    let Some(end) = base.checked_add(IDS) else {
+        return wrong(format!("no {IDS} ids follow {base}"));
+    };
+    if (base..end).contains(&owner) {
+        return wrong(format!("owner {owner} is one of the sandbox's own ids"));
+    }
     let mut given = vec![(owner, user)];
     if owner != ORDINARY && user != ORDINARY {
         given.push((ORDINARY, ORDINARY));
@@ -37,7 +51,7 @@ pub fn mount_map(base: u32, owner: u32, user: u32) -> Vec<Extent> {
         }
         next = until + 1;
     }
-    extents
+    Ok(extents)
 }
 
 #[cfg(test)]
@@ -53,7 +67,7 @@ mod tests {
 
     #[test]
     fn a_directory_of_root_keeps_root_and_user_1000() {
-        let map = mount_map(BASE, 0, 0);
+        let map = mount_map(BASE, 0, 0).expect("a map");
         assert_eq!(appears_as(&map, 0), Some(0));
         assert_eq!(appears_as(&map, 1000), Some(1000));
         assert_eq!(appears_as(&map, 33), None, "a host user that was not given stays foreign");
@@ -61,7 +75,7 @@ mod tests {
 
     #[test]
     fn a_directory_of_user_1000_belongs_to_root_inside_and_root_on_disk_stays_out_of_reach() {
-        let map = mount_map(BASE, 1000, 0);
+        let map = mount_map(BASE, 1000, 0).expect("a map");
         assert_eq!(appears_as(&map, 1000), Some(0));
         assert_eq!(appears_as(&map, 0), None);
         assert_eq!(
@@ -72,9 +86,18 @@ mod tests {
     }
 
     #[test]
+    fn numbers_that_have_no_place_are_refused() {
+        for (base, owner, user) in
+            [(BASE, 0, IDS), (BASE, 0, u32::MAX), (u32::MAX - 5, 0, 0), (BASE, BASE + 7, 0)]
+        {
+            mount_map(base, owner, user).expect_err("it has no place");
+        }
+    }
+
+    #[test]
     fn every_id_inside_has_exactly_one_id_on_disk() {
         for (owner, user) in [(0, 0), (1000, 0), (0, 1000), (1000, 1000), (501, 0), (65_534, 65_535)] {
-            let map = mount_map(BASE, owner, user);
+            let map = mount_map(BASE, owner, user).expect("a map");
             let total: u32 = map.iter().map(|extent| extent.count).sum();
             assert_eq!(total, IDS, "{owner} {user}");
             let mut outside: Vec<(u32, u32)> = map.iter().map(|e| (e.outside, e.outside + e.count)).collect();

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use domain::{Bytes, Cpus};
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,7 +75,21 @@ pub struct UserPlan {
     pub home: String,
 }
 
+impl Limits {
+    /// The amount of one limit, and as people read it.
+    pub fn amount(&self, limit: LimitName) -> (u64, String) {
+        match limit {
+            LimitName::Memory => (self.memory, Bytes(self.memory).to_string()),
+            LimitName::Cpus => (self.cpus.into(), Cpus(self.cpus).to_string()),
+            LimitName::Pids => (self.pids.into(), self.pids.to_string()),
+            LimitName::Disk => (self.disk, Bytes(self.disk).to_string()),
+        }
+    }
+}
+
 impl LimitName {
+    pub const ALL: [Self; 4] = [Self::Memory, Self::Cpus, Self::Pids, Self::Disk];
+
     /// What holds where no group enforces it.
     pub fn without_groups(self) -> String {
         match self {

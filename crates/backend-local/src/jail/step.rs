@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -10,8 +11,19 @@ use serde::{Deserialize, Serialize};
 #[error("step `{step}` failed")]
 pub struct JailError {
     pub step: Step,
+    /// What the step was about, where it was about one thing of several.
+    pub path: Option<PathBuf>,
     #[source]
     pub source: io::Error,
+}
+
+/// A failed step as the child in which it failed tells it.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Failure {
+    step: Step,
+    path: Option<PathBuf>,
+    errno: Option<i32>,
+    message: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,11 +69,54 @@ pub enum Step {
 /// Names the step in which something failed.
 pub trait At<T> {
     fn at(self, step: Step) -> Result<T, JailError>;
+
+    /// As [`At::at`], and names the path too.
+    fn at_path(self, step: Step, path: impl AsRef<Path>) -> Result<T, JailError>;
 }
 
 impl<T, E: Into<io::Error>> At<T> for Result<T, E> {
     fn at(self, step: Step) -> Result<T, JailError> {
-        self.map_err(|error| JailError { step, source: error.into() })
+        self.map_err(|error| JailError::new(step, error.into()))
+    }
+
+    fn at_path(self, step: Step, path: impl AsRef<Path>) -> Result<T, JailError> {
+        self.map_err(|error| JailError {
+            path: Some(path.as_ref().to_owned()),
+            ..JailError::new(step, error.into())
+        })
+    }
+}
+
+impl JailError {
+    pub fn new(step: Step, source: io::Error) -> Self {
+        Self { step, path: None, source }
+    }
+
+    /// What somebody can do about it.
+    pub fn hint(&self) -> Option<&'static str> {
+        self.step.hint(&self.source)
+    }
+}
+
+impl Failure {
+    /// The words that go through the report's pipe.
+    pub fn told(&self) -> Vec<u8> {
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+}
+
+impl From<JailError> for Failure {
+    fn from(error: JailError) -> Self {
+        let errno = error.source.raw_os_error();
+        Self { step: error.step, path: error.path, errno, message: error.source.to_string() }
+    }
+}
+
+impl From<Failure> for JailError {
+    fn from(failure: Failure) -> Self {
+        let source =
+            failure.errno.map_or_else(|| io::Error::other(failure.message), io::Error::from_raw_os_error);
+        Self { step: failure.step, path: failure.path, source }
     }
 }
 
@@ -74,8 +129,7 @@ impl fmt::Display for Step {
 }
 
 impl Step {
-    /// What somebody can do about a failure here.
-    pub fn hint(self, error: &io::Error) -> Option<&'static str> {
+    fn hint(self, error: &io::Error) -> Option<&'static str> {
         let denied = matches!(error.raw_os_error(), Some(libc_eperm) if libc_eperm == 1 || libc_eperm == 13);
         match self {
             Self::Clone | Self::IdMaps => Some(
@@ -84,6 +138,12 @@ impl Step {
             Self::Groups | Self::JoinGroups => {
                 Some("no writable control groups; `coracle doctor` says which are missing")
             }
+            Self::Mounts | Self::CloneMounts if error.kind() == io::ErrorKind::NotFound => {
+                Some("it must exist on this host before it can be mounted")
+            }
+            Self::Mounts => Some("mount a directory that belongs to root or an ordinary user"),
+            Self::AttachMounts => Some("choose another place inside the sandbox for the mount"),
+            Self::Guest => Some("the image may hold a file where a directory is needed"),
             Self::CloneLowers | Self::CloneVolume | Self::CloneMounts if denied => {
                 Some("idmapped mounts need root and Linux 5.19; `coracle doctor` says what is missing")
             }
@@ -102,5 +162,21 @@ impl Step {
             }
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_keeps_its_step_its_path_and_its_reason() {
+        let missing: io::Result<()> = Err(io::Error::from_raw_os_error(2));
+        let error = missing.at_path(Step::CloneMounts, "/none").expect_err("it is one");
+        let told = Failure::from(error).told();
+        let failure: Failure = serde_json::from_slice(&told).expect("it is one");
+        let error = JailError::from(failure);
+        assert_eq!((error.step, error.path.as_deref()), (Step::CloneMounts, Some(Path::new("/none"))));
+        assert_eq!(error.hint(), Some("it must exist on this host before it can be mounted"));
     }
 }

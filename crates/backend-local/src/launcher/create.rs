@@ -15,16 +15,20 @@ use wire::AgentConfig;
 
 use super::protocol::{Holds, Refusal, RefusalKind};
 use super::{Launcher, PREPARED_DISK, Rights, Root};
-use crate::cgroups::Groups;
+use crate::cgroups::{Groups, has_legacy_controllers};
 use crate::images::{self, ImageError, Resolved};
-use crate::jail::build::{self, Begun, Failure, NetworkPart, Owners, Ownership, Parts};
+use crate::jail::build::{self, Begun, NetworkPart, Owners, Ownership, Parts};
 use crate::jail::enter::{COMMAND_CAPABILITIES, Entry, EntryMount, EntryTree, EntryVolume, make_uppers};
 use crate::jail::filters::Pair;
 use crate::jail::owners;
-use crate::jail::plan::{JailPlan, LimitName};
-use crate::jail::step::{At, JailError, Step};
-use crate::settings::{Lifetime, MountRule};
+use crate::jail::plan::{JailPlan, LimitName, Limits};
+use crate::jail::step::{At, Failure, JailError, Step};
+use crate::settings::{Lifetime, Maxima, MountRule};
 use crate::volumes::{Kind, VolumeError, tree_name};
+
+/// How an ordinary user gets groups with controllers.
+const DELEGATED: &str =
+    "start it in a control group of its own, `systemd-run --user --scope -p Delegate=yes coracle";
 
 /// A sandbox on its way. When `status` is readable, [`Launcher::conclude`] says what became of it.
 #[derive(Debug)]
@@ -42,9 +46,24 @@ pub struct Created {
     pub holds: Holds,
 }
 
+/// Why a sandbox was not begun.
+#[derive(Debug)]
+pub enum NotBegun {
+    /// Nothing was made for it.
+    Refused(Refusal),
+    /// What was made is still there, and whoever asked ends it as every other sandbox.
+    Failed(Refusal),
+}
+
+impl<T: Into<Refusal>> From<T> for NotBegun {
+    fn from(error: T) -> Self {
+        Self::Refused(error.into())
+    }
+}
+
 impl Launcher {
-    /// Starts making a sandbox. If it fails, nothing of it is left.
-    pub fn begin(&mut self, plan: &JailPlan) -> Result<Pending, Refusal> {
+    /// Starts making a sandbox.
+    pub fn begin(&mut self, plan: &JailPlan) -> Result<Pending, NotBegun> {
         let image = self.resolve(&plan.image)?;
         self.tell_of_alias(&image);
         let holds = self.judge(plan, &image)?;
@@ -52,19 +71,17 @@ impl Launcher {
         let mut record = self.records.begin(&plan.id, plan.limits).at(Step::Record)?;
         let begun = self.prepare(plan, &image).and_then(|(parts, status)| {
             let records = self.records.clone();
-            let begun = build::begin(parts, |pid| records.add_process(&plan.id, &mut record, pid))?;
+            let begun =
+                build::begin(&self.thread, parts, |pid| records.add_process(&plan.id, &mut record, pid))?;
             Ok((begun, status))
         });
         match begun {
             Ok((begun, status)) => Ok(Pending { id: plan.id.clone(), status, begun, holds }),
-            Err(error) => {
-                self.undo(&plan.id);
-                Err(error.into())
-            }
+            Err(error) => Err(NotBegun::Failed(error.into())),
         }
     }
 
-    /// What became of a sandbox whose status is readable.
+    /// What became of a sandbox whose status is readable. One that failed is still to be ended.
     pub fn conclude(&mut self, pending: Pending) -> Result<Created, Refusal> {
         let mut told = Vec::new();
         // One read: a report is shorter than what a pipe takes whole, and more is not waited for.
@@ -75,27 +92,18 @@ impl Launcher {
             (Ok(_), [first, ..]) if *first != b'{' => {
                 return Ok(Created { pidfd: pending.begun.pidfd, holds: pending.holds });
             }
-            (Ok(_), []) => JailError { step: Step::AgentReady, source: io::Error::other("the agent died") },
+            (Ok(_), []) => JailError::new(Step::AgentReady, io::Error::other("the agent died")),
             (Ok(_), json) => match serde_json::from_slice::<Failure>(json) {
                 Ok(failure) => failure.into(),
-                Err(error) => JailError { step: Step::AgentReady, source: io::Error::other(error) },
+                Err(error) => JailError::new(Step::AgentReady, io::Error::other(error)),
             },
-            (Err(error), _) => JailError { step: Step::AgentReady, source: error },
+            (Err(error), _) => JailError::new(Step::AgentReady, error),
         };
-        if let Err(error) = self.destroy_and_wait(&pending.id) {
-            tracing::warn!(id = pending.id, %error, "a sandbox that failed to start could not be cleared");
-        }
         Err(failure.into())
     }
 
-    fn undo(&mut self, id: &str) {
-        if let Err(error) = self.destroy_and_wait(id) {
-            tracing::warn!(id, %error, "a sandbox that could not be begun is not cleared");
-        }
-    }
-
     fn resolve(&self, name: &str) -> Result<Resolved, Refusal> {
-        images::resolve(&self.settings.state_dir, &self.host, name, &self.aliases).map_err(refuse_image)
+        images::resolve(&self.settings.image_state, &self.host, name, &self.aliases).map_err(refuse_image)
     }
 
     /// Says at its first use that a client did not get the image it named.
@@ -114,22 +122,19 @@ impl Launcher {
         if plan.keep && self.settings.lifetime == Lifetime::Own {
             return Err(Refusal::unsupported("only a sandbox that ends with its maker is kept", None));
         }
-        for limit in [LimitName::Memory, LimitName::Cpus, LimitName::Pids, LimitName::Disk] {
+        self.check_amounts(plan)?;
+        for limit in LimitName::ALL {
             if self.enforces(limit) && !(plan.keep && limit == LimitName::Disk) {
                 holds.measures.push((limit.word().to_owned(), self.describe(limit, plan)));
             } else if plan.named.contains(&limit) || plan.require_limits {
-                let message = format!("this host cannot enforce the limit on {}", limit.word());
-                return Err(Refusal::unsupported(
-                    message,
-                    Some("`coracle doctor` says what is missing for it"),
-                ));
+                return Err(self.cannot_hold(limit, plan));
             } else {
                 holds.weaker.push(self.missing(limit, plan));
             }
         }
         let root = matches!(self.rights, Rights::Root(_));
         let users = if root { "own range of host ids" } else { "one id, the caller's" };
-        let kill = if root { "cgroup.kill" } else { "a subreaping runner" };
+        let kill = if self.can_freeze() { "cgroup.kill" } else { "a subreaping runner" };
         for (name, value) in [
             ("users", users),
             ("kill", kill),
@@ -143,6 +148,32 @@ impl Launcher {
         Ok(holds)
     }
 
+    /// Refuses a plan because of a limit that cannot be held, and says what would help.
+    fn cannot_hold(&self, limit: LimitName, plan: &JailPlan) -> Refusal {
+        let mut message = format!("this host cannot enforce the limit on {}", limit.word());
+        let mut hint = "`coracle doctor` says what is missing for it".to_owned();
+        let served = self.settings.lifetime == Lifetime::Own;
+        if let Some(reason) = self.shortfall() {
+            message = format!("{message}: {reason}");
+            let command = if served { "serve" } else { "run" };
+            let way = if has_legacy_controllers() {
+                "run it as root, since controllers of cgroup v1 cannot be delegated".to_owned()
+            } else {
+                format!("{DELEGATED} {command} ...`, or run it as root")
+            };
+            hint = format!("{way}; {hint}");
+        }
+        if !plan.named.contains(&limit) {
+            let without = if served {
+                "set `require_limits = false` in the configuration"
+            } else {
+                "leave `--require-limits` out"
+            };
+            hint = format!("{hint}; to do without default limits, {without}");
+        }
+        Refusal::unsupported(message, Some(&hint))
+    }
+
     fn missing(&self, limit: LimitName, plan: &JailPlan) -> String {
         match limit {
             LimitName::Disk if plan.keep => "what is kept has no limit on disk".to_owned(),
@@ -151,22 +182,44 @@ impl Launcher {
     }
 
     fn describe(&self, limit: LimitName, plan: &JailPlan) -> String {
-        let amount = match limit {
-            LimitName::Memory => Bytes(plan.limits.memory).to_string(),
-            LimitName::Cpus => domain::Cpus(plan.limits.cpus).to_string(),
-            LimitName::Pids => plan.limits.pids.to_string(),
-            LimitName::Disk => Bytes(plan.limits.disk).to_string(),
-        };
+        let (_, amount) = plan.limits.amount(limit);
         let by = match (&self.rights, limit) {
             (Rights::Root(root), LimitName::Disk) => match root.volumes.kind() {
                 Kind::Btrfs => "btrfs quota",
                 Kind::Ext4 => "ext4 image",
                 Kind::Tmpfs => "tmpfs",
             },
-            (Rights::Root(root), limit) => root.groups.version(limit),
-            (Rights::User { .. }, _) => "tmpfs",
+            (Rights::User { .. }, LimitName::Disk) => "tmpfs",
+            (_, limit) => self.groups().map_or("none", |groups| groups.version(limit)),
         };
         format!("{amount} by {by}")
+    }
+
+    /// Refuses more than the operator allows, and a disk that could never be filled.
+    fn check_amounts(&self, plan: &JailPlan) -> Result<(), Refusal> {
+        let Maxima { memory, cpus, pids, disk } = self.settings.maxima;
+        let most = Limits {
+            memory: memory.unwrap_or(u64::MAX),
+            cpus: cpus.unwrap_or(u32::MAX),
+            pids: pids.unwrap_or(u32::MAX),
+            disk: disk.unwrap_or(u64::MAX),
+        };
+        for limit in LimitName::ALL {
+            let ((asked, shown), (most, bound)) = (plan.limits.amount(limit), most.amount(limit));
+            if asked > most {
+                let message = format!("{} of {shown} is more than the {bound} allowed here", limit.word());
+                return Err(Refusal::too_much(message));
+            }
+        }
+        let Rights::Root(root) = &self.rights else { return Ok(()) };
+        if plan.named.contains(&LimitName::Disk)
+            && let Some(pool) = root.volumes.capacity()
+            && plan.limits.disk > pool.0
+        {
+            let shown = Bytes(plan.limits.disk);
+            return Err(Refusal::too_much(format!("disk of {shown} is more than the {pool} of all disks")));
+        }
+        Ok(())
     }
 
     fn check_mounts(&self, plan: &JailPlan) -> Result<(), Refusal> {
@@ -184,8 +237,10 @@ impl Launcher {
         let mounts: Vec<EntryMount> = plan.mounts.iter().map(entry_mount).collect();
         let resources = self.resources(plan, &trees, &mounts)?;
         let mut inherited = Inherited::new(report.try_clone().at(Step::Configuration)?, listen);
+        let mut commands = None;
         let (group, groups_fds) = match resources.groups {
             Some(groups) => {
+                commands = groups.unmounted.map(|path| (inherited.descriptors.len(), path));
                 inherited.add_groups(groups.commands, groups.command_tasks, groups.oom);
                 inherited.add_shares(groups.shares);
                 (Some(groups.agent), groups.agent_tasks)
@@ -205,7 +260,9 @@ impl Launcher {
             agent: self.agent.try_clone().at(Step::Configuration)?,
             agent_tasks: groups_fds,
             filter: self.filters(plan).agent.clone(),
+            open_files: self.open_files,
             journal: Inherited::JOURNAL,
+            commands,
             inherited: inherited.descriptors,
         };
         let parts = Parts {
@@ -227,20 +284,20 @@ impl Launcher {
     ) -> Result<Resources, JailError> {
         let kept = plan.keep.then(|| self.kept(&plan.id));
         if let Some(kept) = &kept {
-            std::fs::create_dir_all(kept).at(Step::Volume)?;
-            make_uppers(kept, trees).at(Step::Volume)?;
+            std::fs::create_dir_all(kept).at_path(Step::Volume, kept)?;
+            make_uppers(kept, trees).at_path(Step::Volume, kept)?;
         }
         match &mut self.rights {
             Rights::Root(root) => root.resources(plan, trees, mounts, kept),
-            Rights::User { uid, gid } => {
-                let journal = self.settings.state_dir.join("journals").join(&plan.id);
-                std::fs::create_dir(&journal).at(Step::Volume)?;
+            Rights::User { uid, gid, groups } => {
+                let own = groups.as_ref().ok().filter(|groups| groups.can_make());
+                let made = own.map(|groups| groups.make(&plan.id, &plan.limits, *uid));
                 Ok(Resources {
-                    groups: None,
+                    groups: made.transpose().at(Step::Groups)?,
                     volume: kept.map_or(EntryVolume::Tmpfs(plan.limits.disk), EntryVolume::Directory),
                     network: NetworkPart::New,
-                    cgroup_namespace: true,
-                    ownership: Ownership::Single { uid: *uid, gid: *gid, journal },
+                    cgroup_namespace: own.is_none_or(|groups| groups.allows_namespace()),
+                    ownership: Ownership::Single { uid: *uid, gid: *gid },
                     setgroups: Setgroups::Deny,
                 })
             }
@@ -250,6 +307,14 @@ impl Launcher {
     /// Where what a sandbox wrote stays behind.
     pub fn kept(&self, id: &str) -> PathBuf {
         self.settings.state_dir.join("kept").join(id)
+    }
+
+    /// Removes what would have been kept of a sandbox that never came up.
+    pub fn discard_kept(&self, id: &str) -> io::Result<()> {
+        match linux::fs::Root::open(&self.settings.state_dir.join("kept")) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            kept => kept?.remove_tree(Path::new(id)),
+        }
     }
 
     /// Binds the agent's socket; the agent itself listens on it, so that a dialler sees that
@@ -296,7 +361,7 @@ impl Launcher {
             oom_fd: inherited.oom,
             command_filter: self.filters(plan).command.to_words(),
             command_capabilities: COMMAND_CAPABILITIES.0,
-            process_rlimit: (!root).then_some(u64::from(plan.limits.pids)),
+            process_rlimit: (!self.enforces(LimitName::Pids)).then_some(u64::from(plan.limits.pids)),
             single_user: !root,
             default_user: plan.guest.default_user.clone(),
             default_directory: plan.guest.default_directory.clone(),
@@ -338,8 +403,9 @@ impl Root {
         let default_user = plan.guest.users.iter().find(|user| user.name == plan.guest.default_user);
         let default_ids = default_user.map_or((0, 0), |user| (user.uid, user.gid));
         let ids = plan.user.unwrap_or(default_ids);
-        let owners = mounts.iter().map(|mount| mount_owners(&mount.source, ids));
-        let owners = owners.collect::<io::Result<_>>().at(Step::Mounts)?;
+        let owners =
+            mounts.iter().map(|mount| mount_owners(&mount.source, ids).at_path(Step::Mounts, &mount.source));
+        let owners = owners.collect::<Result<_, _>>()?;
         let namespace = self.nets.take().at(Step::NetNamespace)?;
         let home = self.nets.home().at(Step::NetNamespace)?;
         Ok(Resources {

@@ -12,6 +12,7 @@ use rustix::fs::AtFlags;
 use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 
 use super::{Launcher, Rights};
+use crate::cgroups::Hierarchies;
 
 /// How far an ending has come.
 #[derive(Debug)]
@@ -31,8 +32,8 @@ impl Launcher {
             }
             return Ok(Ending::Dying(pidfd));
         }
-        if let Rights::Root(root) = &self.rights {
-            root.groups.kill(id)?;
+        if let Some(groups) = self.groups() {
+            groups.kill(id)?;
         }
         Ok(Ending::Done)
     }
@@ -43,11 +44,11 @@ impl Launcher {
         if let Some(pidfd) = pidfd {
             collect(pidfd)?;
         }
+        if let Some(groups) = self.groups() {
+            groups.remove(id)?;
+        }
         if let Rights::Root(root) = &mut self.rights {
-            root.groups.remove(id)?;
             root.volumes.remove(id).map_err(io::Error::other)?;
-        } else {
-            remove_journals(&self.settings.state_dir.join("journals"), id)?;
         }
         match rustix::fs::unlinkat(self.run_directory(), id, AtFlags::empty()) {
             Ok(()) | Err(rustix::io::Errno::NOENT) => {}
@@ -80,11 +81,12 @@ impl Launcher {
 
     /// Removes this instance's own groups and other remains when nothing lives in them.
     pub fn close(&mut self) -> io::Result<()> {
-        let Rights::Root(root) = &mut self.rights else { return Ok(()) };
-        for disk in std::mem::take(&mut root.disks) {
-            root.volumes.discard(disk).map_err(io::Error::other)?;
+        if let Rights::Root(root) = &mut self.rights {
+            for disk in std::mem::take(&mut root.disks) {
+                root.volumes.discard(disk).map_err(io::Error::other)?;
+            }
         }
-        root.groups.close()
+        self.groups().map_or(Ok(()), Hierarchies::close)
     }
 }
 
@@ -109,12 +111,4 @@ fn pause_briefly() -> io::Result<()> {
     let moment = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
     poll(&mut [], Some(&moment))?;
     Ok(())
-}
-
-/// Removes a sandbox's journals. The files were made by a sandbox, the names by us.
-fn remove_journals(journals: &std::path::Path, id: &str) -> io::Result<()> {
-    match linux::fs::Root::open(journals)?.remove_tree(std::path::Path::new(id)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other,
-    }
 }

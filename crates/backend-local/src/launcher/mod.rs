@@ -19,9 +19,12 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use domain::Bytes;
+use linux::descriptors;
 use linux::seccomp::policy::PolicyError;
+use linux::spawn::SingleThread;
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use rustix::process::Rlimit;
 
 use self::protocol::{BoxCondition, FoundBox, Used};
 use self::record::Records;
@@ -36,6 +39,9 @@ use crate::volumes::{self, Prepared, VolumeError, Volumes};
 
 /// Makes and removes sandboxes on this host.
 pub struct Launcher {
+    thread: SingleThread,
+    /// How many files a program of ours may open that expects the usual number; we take more.
+    open_files: Rlimit,
     settings: Settings,
     rights: Rights,
     records: Records,
@@ -53,10 +59,11 @@ pub struct Launcher {
 /// What we may do on this host.
 enum Rights {
     Root(Box<Root>),
-    /// An ordinary user: one id, no groups, disks in memory.
+    /// An ordinary user: one id, disks in memory, and groups only where some were delegated.
     User {
         uid: u32,
         gid: u32,
+        groups: Result<Box<Hierarchies>, String>,
     },
 }
 
@@ -73,6 +80,14 @@ struct Root {
 pub enum LauncherError {
     #[error("could not {action} `{path}`")]
     Io { action: &'static str, path: PathBuf, source: io::Error },
+    #[error("a process that makes sandboxes has one thread")]
+    Threads(#[source] io::Error),
+    #[error("the limit on open files cannot be raised")]
+    OpenFiles(#[source] io::Error),
+    #[error("this process may open {0} files, and making sandboxes takes {FEWEST_FILES}")]
+    FewFiles(u64),
+    #[error("net namespaces cannot be made")]
+    Net(#[source] io::Error),
     #[error("the control groups of this host cannot be used")]
     Groups(#[source] io::Error),
     #[error("the disks of sandboxes cannot be kept")]
@@ -85,6 +100,27 @@ pub enum LauncherError {
     Filters(#[from] PolicyError),
 }
 
+/// Below this a sandbox might fail half-way for want of a descriptor, without a word about why.
+const FEWEST_FILES: u64 = 128;
+
+impl LauncherError {
+    /// What somebody could do about it.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::FewFiles(_) => Some("raise it: `ulimit -Hn 65536`, or LimitNOFILE=65536 in the unit"),
+            Self::Volumes(error) => error.hint(),
+            Self::Ranges(error) => error.hint(),
+            Self::Images(error) => error.hint(),
+            Self::Io { .. }
+            | Self::Threads(_)
+            | Self::OpenFiles(_)
+            | Self::Net(_)
+            | Self::Groups(_)
+            | Self::Filters(_) => None,
+        }
+    }
+}
+
 /// The disk that volumes are prepared for; assigning one sets the real limit.
 const PREPARED_DISK: Bytes = Bytes::mib(1024);
 
@@ -92,14 +128,17 @@ impl Launcher {
     /// Opens the state directory, mounting what has to be mounted in this process's own mount
     /// namespace, which the caller has made private.
     pub fn open(settings: Settings) -> Result<Self, LauncherError> {
+        let thread = SingleThread::prove().map_err(LauncherError::Threads)?;
+        let open_files = descriptors::raise_limit().map_err(LauncherError::OpenFiles)?;
+        if let Some(most) = open_files.maximum.filter(|most| *most < FEWEST_FILES) {
+            return Err(LauncherError::FewFiles(most));
+        }
         let state = settings.state_dir.clone();
         let failed = |action, path: &Path| {
             let path = path.to_owned();
             move |source| LauncherError::Io { action, path, source }
         };
-        for (name, mode) in
-            [("run", 0o711), ("bin", 0o700), ("boxes", 0o700), ("images", 0o700), ("journals", 0o700)]
-        {
+        for (name, mode) in [("run", 0o711), ("bin", 0o700), ("boxes", 0o700), ("images", 0o700)] {
             let path = state.join(name);
             make_directory(&path, mode).map_err(failed("make", &path))?;
         }
@@ -113,10 +152,26 @@ impl Launcher {
             Rights::Root(Box::new(Root::open(&settings)?))
         } else {
             let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-            Rights::User { uid, gid }
+            Rights::User { uid, gid, groups: delegated_groups(&settings) }
         };
         let filters = Filters::compile()?;
-        Ok(Self { settings, rights, records, filters, host, aliases, stood_in: BTreeSet::new(), agent, run })
+        let stood_in = BTreeSet::new();
+        let launcher = Self {
+            thread,
+            open_files,
+            settings,
+            rights,
+            records,
+            filters,
+            host,
+            aliases,
+            stood_in,
+            agent,
+            run,
+        };
+        let in_use = || launcher.found().map(|found| !found.is_empty());
+        images::remove_old_skeletons(&state.join("host"), &launcher.host, in_use)?;
+        Ok(launcher)
     }
 
     /// Prepares one more net namespace or volume if there are too few; `true` while more are
@@ -128,11 +183,21 @@ impl Launcher {
         }
     }
 
+    /// Whether less than half of what is to be prepared ahead is there.
+    pub fn stock_is_low(&self) -> bool {
+        match &self.rights {
+            Rights::Root(root) => root.nets.count().min(root.disks.len()) < self.settings.prepared / 2,
+            Rights::User { .. } => false,
+        }
+    }
+
     /// All sandboxes of which anything exists here.
     pub fn found(&self) -> io::Result<Vec<FoundBox>> {
         let mut ids = self.records.list()?;
+        if let Some(groups) = self.groups() {
+            ids.extend(groups.list()?);
+        }
         if let Rights::Root(root) = &self.rights {
-            ids.extend(root.groups.list()?);
             ids.extend(root.volumes.list().map_err(io::Error::other)?);
         }
         ids.sort_unstable();
@@ -144,9 +209,9 @@ impl Launcher {
         let Some(record) = self.records.read(id).filter(|record| record.process.is_some()) else {
             return BoxCondition::Half;
         };
-        match (record.pidfd(), &self.rights) {
+        match (record.pidfd(), self.groups()) {
             (None, _) => BoxCondition::Dead,
-            (Some(_), Rights::Root(root)) if root.groups.is_frozen(id) => BoxCondition::Frozen,
+            (Some(_), Some(groups)) if groups.is_frozen(id) => BoxCondition::Frozen,
             (Some(_), _) if self.listens(id) => BoxCondition::Alive,
             // It was cloned, but whether it became an agent nobody saw.
             (Some(_), _) => BoxCondition::Half,
@@ -173,29 +238,26 @@ impl Launcher {
 
     /// Begins to stop or continue all commands of a sandbox.
     pub fn freeze(&self, id: &str, frozen: bool) -> io::Result<Freezing> {
-        match &self.rights {
-            Rights::Root(root) => root.groups.freeze(id, frozen),
-            Rights::User { .. } => Err(io::Error::from(io::ErrorKind::Unsupported)),
-        }
+        let none = || io::Error::from(io::ErrorKind::Unsupported);
+        self.groups().ok_or_else(none)?.freeze(id, frozen)
     }
 
     pub fn was_out_of_memory(&self, id: &str) -> bool {
-        match &self.rights {
-            Rights::Root(root) => root.groups.agent_was_killed_for_memory(id),
-            Rights::User { .. } => false,
-        }
+        self.groups().is_some_and(|groups| groups.agent_was_killed_for_memory(id))
     }
 
     pub fn usage(&self, id: &str) -> Option<Used> {
         let limits = self.records.read(id)?.limits;
-        let Rights::Root(root) = &self.rights else { return Some(Used::default()) };
-        let used = root.groups.usage(id);
-        let disk = root.volumes.usage(id).ok();
+        let used = self.groups().map(|groups| groups.usage(id)).unwrap_or_default();
+        let disk = match &self.rights {
+            Rights::Root(root) => root.volumes.usage(id).ok(),
+            Rights::User { .. } => None,
+        };
         Some(Used {
             memory: used.memory,
-            memory_limit: Some(limits.memory),
+            memory_limit: self.enforces(LimitName::Memory).then_some(limits.memory),
             cpu_micros: used.cpu_micros,
-            cpu_limit: Some(limits.cpus),
+            cpu_limit: self.enforces(LimitName::Cpus).then_some(limits.cpus),
             pids: used.pids,
             disk: disk.map(|disk| disk.used.0),
             disk_limit: disk.map(|disk| disk.limit.0),
@@ -205,10 +267,33 @@ impl Launcher {
 
     /// Whether this host enforces a limit for every sandbox.
     pub fn enforces(&self, limit: LimitName) -> bool {
-        match (&self.rights, limit) {
-            (_, LimitName::Disk) => true,
-            (Rights::Root(root), limit) => root.groups.enforces(limit),
-            (Rights::User { .. }, _) => false,
+        limit == LimitName::Disk || self.groups_for_new().is_some_and(|groups| groups.enforces(limit))
+    }
+
+    /// Whether commands can be stopped and continued.
+    pub fn can_freeze(&self) -> bool {
+        self.groups_for_new().is_some()
+    }
+
+    /// The groups in which something of ours may be.
+    fn groups(&self) -> Option<&Hierarchies> {
+        match &self.rights {
+            Rights::Root(root) => Some(&root.groups),
+            Rights::User { groups, .. } => groups.as_deref().ok(),
+        }
+    }
+
+    /// The groups in which those of a new sandbox can be made.
+    fn groups_for_new(&self) -> Option<&Hierarchies> {
+        self.groups().filter(|groups| groups.can_make())
+    }
+
+    /// Why an ordinary user's groups hold less than all limits.
+    pub fn shortfall(&self) -> Option<&str> {
+        match &self.rights {
+            Rights::Root(_) => None,
+            Rights::User { groups: Ok(groups), .. } => groups.shortfall(),
+            Rights::User { groups: Err(reason), .. } => Some(reason),
         }
     }
 
@@ -224,8 +309,7 @@ impl Launcher {
 
 impl Root {
     fn open(settings: &Settings) -> Result<Self, LauncherError> {
-        let groups = Hierarchies::find(&settings.instance).map_err(LauncherError::Groups)?;
-        groups.open().map_err(LauncherError::Groups)?;
+        let mut groups = Hierarchies::find(&settings.instance).map_err(LauncherError::Groups)?;
         let kept = volumes::Settings {
             pool: settings.pool_bytes.map(Bytes),
             floor: Bytes(settings.free_space_floor),
@@ -233,7 +317,9 @@ impl Root {
         };
         let volumes = Volumes::open(&settings.state_dir.join("disk"), kept)?;
         let ranges = Ranges::open(&settings.state_dir.join("ranges"), settings.uid_base)?;
-        let nets = NetStock::open(settings.prepared).map_err(LauncherError::Groups)?;
+        let nets = NetStock::open(settings.prepared).map_err(LauncherError::Net)?;
+        // Last, because nobody would take the groups away again if something else failed.
+        groups.open().map_err(LauncherError::Groups)?;
         Ok(Self { groups, volumes, ranges, nets, disks: Vec::new() })
     }
 
@@ -247,6 +333,17 @@ impl Root {
         }
         Ok(self.disks.len() < wanted)
     }
+}
+
+/// What was delegated to an ordinary user, opened, or why there is nothing to use.
+fn delegated_groups(settings: &Settings) -> Result<Box<Hierarchies>, String> {
+    let open = || {
+        let mut groups = Hierarchies::delegated(&settings.instance, &settings.state_dir)?;
+        groups.remember(&settings.state_dir)?;
+        groups.open()?;
+        Ok(Box::new(groups))
+    };
+    open().map_err(|error: io::Error| error.to_string())
 }
 
 /// The operator's aliases first, then the habits of the compatible APIs.

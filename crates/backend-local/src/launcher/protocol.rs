@@ -138,6 +138,8 @@ pub struct Refusal {
 pub enum RefusalKind {
     Step(String),
     Unsupported,
+    /// More was asked for than one sandbox may have.
+    TooMuch,
     NoImage,
     Exhausted,
     Gone,
@@ -146,6 +148,10 @@ pub enum RefusalKind {
 impl Refusal {
     pub fn unsupported(message: impl Into<String>, hint: Option<&str>) -> Self {
         Self { kind: RefusalKind::Unsupported, message: message.into(), hint: hint.map(str::to_owned) }
+    }
+
+    pub fn too_much(message: String) -> Self {
+        Self { kind: RefusalKind::TooMuch, message, hint: Some("ask for less".to_owned()) }
     }
 
     pub fn gone() -> Self {
@@ -162,12 +168,15 @@ impl From<JailError> for Refusal {
         let full = matches!(volume, Some(VolumeError::NoRoom { .. }))
             || matches!(range, Some(RangeError::Exhausted));
         let mut message = error.source.to_string();
+        if let Some(path) = &error.path {
+            message = format!("`{}`: {message}", path.display());
+        }
         let mut cause = std::error::Error::source(&error.source);
         while let Some(source) = cause {
             message = format!("{message}: {source}");
             cause = source.source();
         }
-        let hint = own.or_else(|| error.step.hint(&error.source)).map(str::to_owned);
+        let hint = own.or_else(|| error.hint()).map(str::to_owned);
         let kind = if full { RefusalKind::Exhausted } else { RefusalKind::Step(error.step.to_string()) };
         Self { kind, message, hint }
     }
@@ -179,6 +188,7 @@ impl From<Refusal> for BackendError {
         match kind {
             RefusalKind::Step(step) => Self::Step { step, message, hint },
             RefusalKind::Unsupported => Self::Unsupported { message, hint },
+            RefusalKind::TooMuch => Self::TooMuch { message, hint },
             RefusalKind::NoImage => Self::NoImage(message),
             RefusalKind::Exhausted => Self::Exhausted(message),
             RefusalKind::Gone => Self::Gone,

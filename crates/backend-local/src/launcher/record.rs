@@ -52,7 +52,7 @@ impl Records {
 
     /// Adds who the first process is. A reader that finds a torn record takes the sandbox for
     /// half made, which at that moment it is.
-    pub fn add_process(&self, id: &str, record: &mut Record, pid: i32) -> io::Result<()> {
+    pub fn add_process(&self, id: &str, record: &mut Record, pid: Pid) -> io::Result<()> {
         record.process = Some(Process::of(pid)?);
         // Written over the intention, which is shorter: truncating first would make some
         // filesystems write the file out at once.
@@ -89,14 +89,16 @@ impl Record {
             return None;
         }
         // Opened first and compared afterwards: from here on the number means this process.
-        let pidfd = pidfd_open(Pid::from_raw(process.pid)?, PidfdFlags::empty()).ok()?;
-        (Process::of(process.pid).ok()? == *process && !ended(&pidfd)).then_some(pidfd)
+        let pid = Pid::from_raw(process.pid)?;
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+        (Process::of(pid).ok()? == *process && !ended(&pidfd)).then_some(pidfd)
     }
 }
 
 impl Process {
-    fn of(pid: i32) -> io::Result<Self> {
+    fn of(pid: Pid) -> io::Result<Self> {
         use std::os::unix::fs::MetadataExt;
+        let pid = pid.as_raw_pid();
         let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
         // The name in parentheses may hold anything; the start time is the 20th word behind it.
         let behind = stat.rsplit_once(')').map(|(_, behind)| behind).unwrap_or_default();
@@ -125,7 +127,7 @@ mod tests {
 
     #[test]
     fn a_record_knows_its_process_again_and_no_other() {
-        let own = i32::try_from(std::process::id()).expect("a pid");
+        let own = rustix::process::getpid();
         let limits = Limits { memory: 1, cpus: 1, pids: 1, disk: 1 };
         let mut record = Record { boot: boot_id().expect("linux"), limits, process: Process::of(own).ok() };
         assert!(record.pidfd().is_some());
@@ -137,7 +139,7 @@ mod tests {
     }
 
     fn process_boot(record: &mut Record) {
-        record.process = Process::of(i32::try_from(std::process::id()).expect("a pid")).ok();
+        record.process = Process::of(rustix::process::getpid()).ok();
         record.boot = "another".to_owned();
     }
 }

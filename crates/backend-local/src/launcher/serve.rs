@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, Mode, Uid};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, socket_with};
 
-use super::create::Pending;
+use super::create::{NotBegun, Pending};
 use super::end::Ending;
 use super::protocol::{Answer, Ask, Question, Refusal, RefusalKind, SOCKET, Tell, VERSION};
 use super::{Launcher, packet};
@@ -28,10 +28,13 @@ struct Creating {
     pending: Pending,
 }
 
+/// A sandbox on its way out: one that somebody wants destroyed, or that failed to come up.
 struct Dying {
     client: Client,
     number: u64,
     id: String,
+    /// What is told when nothing is left of it.
+    answer: Result<Answer, Refusal>,
     pidfd: Option<OwnedFd>,
     state: Waiting,
 }
@@ -44,12 +47,17 @@ struct Changing {
     freezing: Freezing,
 }
 
-/// What a destroy waits for.
+/// What an ending waits for.
 enum Waiting {
     Death,
     /// The kernel has not let go of its groups.
     Groups,
 }
+
+/// How often groups are looked at that the kernel has not let go of, in nanoseconds.
+const RETRY: i64 = 1_000_000;
+/// How long nothing must happen before something is prepared ahead, in nanoseconds.
+const QUIET: i64 = 5_000_000;
 
 /// The state of the loop.
 pub struct Loop {
@@ -121,8 +129,7 @@ impl Loop {
         }
     }
 
-    /// Waits for the next thing to do. While the stock is low it only looks, and restocks when
-    /// there is nothing to see.
+    /// Waits for the next thing to do, and restocks when there is nothing.
     fn wait(&mut self) -> io::Result<Ready> {
         let mut watched =
             vec![PollFd::new(&self.stop, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
@@ -141,10 +148,9 @@ impl Loop {
             }
         }
         let retrying = self.dying.iter().any(|dying| !deaths(dying));
-        let nanoseconds = if retrying { 1_000_000 } else { 0 };
-        let timeout = Timespec { tv_sec: 0, tv_nsec: nanoseconds };
-        let timeout = (retrying || !self.stocked).then_some(&timeout);
-        let ready = rustix::io::retry_on_intr(|| poll(&mut watched, timeout))?;
+        let patience = if retrying { Some(RETRY) } else { self.quiet_before_restocking() };
+        let timeout = patience.map(|tv_nsec| Timespec { tv_sec: 0, tv_nsec });
+        let ready = rustix::io::retry_on_intr(|| poll(&mut watched, timeout.as_ref()))?;
         if ready == 0 {
             drop(watched);
             self.restock();
@@ -167,6 +173,16 @@ impl Loop {
         Ok(Ready::Died(waiting[place]))
     }
 
+    /// How many nanoseconds nothing must happen before the stock is filled; `None` if it is not
+    /// to be filled now. A new sandbox and its first command should not share the processor and
+    /// the kernel's locks with work that can wait, unless the stock runs low.
+    fn quiet_before_restocking(&self) -> Option<i64> {
+        match (self.stocked, self.creating.is_empty()) {
+            (true, _) | (false, false) => None,
+            (false, true) => Some(if self.launcher.stock_is_low() { 0 } else { QUIET }),
+        }
+    }
+
     /// Takes in a connection; the oldest goes when there are too many, for a server has one.
     fn welcome(&mut self, client: io::Result<OwnedFd>) {
         const MOST_CLIENTS: usize = 8;
@@ -180,7 +196,7 @@ impl Loop {
     }
 
     fn restock(&mut self) {
-        if self.stocked {
+        if self.stocked || !self.creating.is_empty() {
             return;
         }
         match self.launcher.restock() {
@@ -211,25 +227,11 @@ impl Loop {
                 self.stocked = false;
                 match self.launcher.begin(&plan) {
                     Ok(pending) => return self.creating.push(Creating { client, number, pending }),
-                    Err(refusal) => Err(refusal),
+                    Err(NotBegun::Refused(refusal)) => Err(refusal),
+                    Err(NotBegun::Failed(refusal)) => return self.end(client, number, plan.id, Err(refusal)),
                 }
             }
-            Question::Destroy { id } => match self.launcher.kill(&id) {
-                Ok(Ending::Dying(pidfd)) => {
-                    let (pidfd, state) = (Some(pidfd), Waiting::Death);
-                    return self.dying.push(Dying { client, number, id, pidfd, state });
-                }
-                Ok(Ending::Done) => {
-                    return self.dying.push(Dying {
-                        client,
-                        number,
-                        id,
-                        pidfd: None,
-                        state: Waiting::Groups,
-                    });
-                }
-                Err(error) => Err(failed("kill", &error)),
-            },
+            Question::Destroy { id } => return self.end(client, number, id, Ok(Answer::Done)),
             Question::Freeze { id, frozen } => match self.launcher.freeze(&id, frozen) {
                 Ok(freezing) => {
                     self.changing.push(Changing { client, number, freezing });
@@ -266,25 +268,38 @@ impl Loop {
     }
 
     fn report(&self) -> Answer {
-        let all = [LimitName::Memory, LimitName::Cpus, LimitName::Pids, LimitName::Disk];
         let (held, missing): (Vec<_>, Vec<_>) =
-            all.into_iter().partition(|limit| self.launcher.enforces(*limit));
+            LimitName::ALL.into_iter().partition(|limit| self.launcher.enforces(*limit));
         Answer::Report {
             limits: held.iter().map(|limit| limit.word().to_owned()).collect(),
             weaker: missing.iter().map(|limit| limit.without_groups()).collect(),
-            pause: self.launcher.enforces(LimitName::Memory),
+            pause: self.launcher.can_freeze(),
         }
     }
 
     fn conclude(&mut self, place: usize) {
         let Creating { client, number, pending } = self.creating.swap_remove(place);
+        let id = pending.id.clone();
         match self.launcher.conclude(pending) {
             Ok(created) => {
                 let answer = Ok(Answer::Created(created.holds));
                 tell(&client, number, answer, Some(&created.pidfd));
             }
-            Err(refusal) => tell(&client, number, Err(refusal), None),
+            Err(refusal) => self.end(client, number, id, Err(refusal)),
         }
+    }
+
+    /// Begins to end a sandbox; the answer is told when nothing is left of it.
+    fn end(&mut self, client: Client, number: u64, id: String, answer: Result<Answer, Refusal>) {
+        let (pidfd, state) = match self.launcher.kill(&id) {
+            Ok(Ending::Dying(pidfd)) => (Some(pidfd), Waiting::Death),
+            Ok(Ending::Done) => (None, Waiting::Groups),
+            Err(error) => {
+                tracing::warn!(id, %error, "a sandbox could not be killed");
+                return tell(&client, number, answer.and(Err(failed("kill", &error))), None);
+            }
+        };
+        self.dying.push(Dying { client, number, id, answer, pidfd, state });
     }
 
     /// Answers a pause or resume once the kernel has done it.
@@ -304,12 +319,14 @@ impl Loop {
             if matches!(dying.state, Waiting::Groups) {
                 match self.launcher.clear(&dying.id, dying.pidfd.as_ref()) {
                     Ok(()) => {
-                        tell(&dying.client, dying.number, Ok(Answer::Done), None);
+                        tell(&dying.client, dying.number, dying.answer, None);
                         continue;
                     }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => dying.state = Waiting::Groups,
                     Err(error) => {
-                        tell(&dying.client, dying.number, Err(failed("clear", &error)), None);
+                        tracing::warn!(id = dying.id, %error, "a sandbox could not be cleared");
+                        let answer = dying.answer.and(Err(failed("clear", &error)));
+                        tell(&dying.client, dying.number, answer, None);
                         continue;
                     }
                 }

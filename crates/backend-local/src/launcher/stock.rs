@@ -23,6 +23,10 @@ impl NetStock {
         self.home.try_clone()
     }
 
+    pub fn count(&self) -> usize {
+        self.ready.len()
+    }
+
     /// One from the stock, or one made now.
     pub fn take(&mut self) -> io::Result<OwnedFd> {
         match self.ready.pop_front() {

@@ -6,7 +6,8 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use linux::namespaces::{self, Extent, Fork, Namespaces, Setgroups};
+use linux::namespaces::{self, Extent, Namespaces, Setgroups};
+use linux::spawn::{self, Forked, SingleThread};
 use rustix::process::Signal;
 
 /// How long one attempt may take.
@@ -17,17 +18,18 @@ const LONGEST: u64 = 4096;
 /// Runs `work` in a child and answers what it found, or what went wrong.
 pub(super) fn in_child(work: impl FnOnce() -> Result<String, String>) -> Result<String, String> {
     let (mut ours, mut theirs) = UnixStream::pair().during("make a socket")?;
-    match namespaces::fork_into(Namespaces::NONE, None).during("fork")? {
-        Fork::Child => {
+    let thread = SingleThread::prove().during("fork")?;
+    match thread.fork(Namespaces::NONE, None).during("fork")? {
+        Forked::Child => {
             drop(ours);
             let (mark, text) = match work() {
                 Ok(text) => ('+', text),
                 Err(text) => ('-', text),
             };
             let told = theirs.write_all(format!("{mark}{text}").as_bytes());
-            namespaces::exit_now(i32::from(told.is_err()))
+            spawn::exit_now(i32::from(told.is_err()))
         }
-        Fork::Parent { pidfd, .. } => {
+        Forked::Parent { pidfd, .. } => {
             drop(theirs);
             let mut told = String::new();
             let heard = ours
@@ -36,7 +38,7 @@ pub(super) fn in_child(work: impl FnOnce() -> Result<String, String>) -> Result<
             if heard.is_err() {
                 rustix::process::pidfd_send_signal(&pidfd, Signal::KILL).during("end a child")?;
             }
-            namespaces::reap(pidfd.as_fd()).during("wait for a child")?;
+            spawn::wait(pidfd.as_fd()).during("wait for a child")?;
             heard.during("hear from a child in time")?;
             match told.split_at_checked(1) {
                 Some(("+", text)) => Ok(text.to_owned()),
@@ -53,8 +55,7 @@ pub(super) fn become_root_of(others: Namespaces) -> Result<(), String> {
     let users = own(rustix::process::geteuid().as_raw());
     let groups = own(rustix::process::getegid().as_raw());
     namespaces::unshare(Namespaces::USER.and(others)).during("make namespaces")?;
-    let pid = rustix::process::getpid().as_raw_nonzero().get();
-    namespaces::write_maps(pid, &users, &groups, Setgroups::Deny).during("map ids")
+    namespaces::write_maps(rustix::process::getpid(), &users, &groups, Setgroups::Deny).during("map ids")
 }
 
 /// Says what was attempted when something failed.

@@ -1,8 +1,10 @@
 //! Control groups: which limits hold, whether commands can be frozen and killed as a tree.
 
+use std::path::Path;
+
 use super::attempt::During;
 use super::{Check, Enforced};
-use crate::cgroups::Hierarchies;
+use crate::cgroups::{self, Hierarchies};
 use crate::jail::plan::{LimitName, Limits};
 
 /// What control groups do for sandboxes here.
@@ -14,37 +16,59 @@ pub(super) struct Groups {
 const LIMITS: [(&str, LimitName); 3] =
     [("memory", LimitName::Memory), ("cpu", LimitName::Cpus), ("pids", LimitName::Pids)];
 
-const DELEGATE: &str = "mount the v2 hierarchy: `mount -t cgroup2 none /sys/fs/cgroup/unified` beside v1, or boot \
+const MOUNT: &str = "mount the v2 hierarchy: `mount -t cgroup2 none /sys/fs/cgroup/unified` beside v1, or boot \
     with `systemd.unified_cgroup_hierarchy=1`; in a container, make /sys/fs/cgroup writable";
 
-pub(super) fn look(rootless: bool) -> Groups {
-    if rootless {
-        return without();
-    }
+/// How an ordinary user gets a group, and how root lets all users have all controllers.
+const DELEGATE: &str = "start coracle in a control group of its own:\n\
+    systemd-run --user --scope -p Delegate=yes coracle serve\n\
+    or in a user unit with `Delegate=yes`. For all controllers root writes this to \
+    /etc/systemd/system/user@.service.d/delegate.conf and runs `systemctl daemon-reload`:\n\
+    [Service]\n\
+    Delegate=cpu memory pids";
+
+/// On a host where v1 has the controllers nothing can be delegated.
+const UNIFY: &str = "boot with `systemd.unified_cgroup_hierarchy=1 cgroup_no_v1=all` on the kernel's command line: \
+    controllers of cgroup v1 cannot be delegated; then start coracle with \
+    `systemd-run --user --scope -p Delegate=yes coracle serve`";
+
+fn delegation_fix() -> &'static str {
+    if cgroups::has_legacy_controllers() { UNIFY } else { DELEGATE }
+}
+
+pub(super) fn look(state: &Path, rootless: bool) -> Groups {
     let instance = format!("doctor{}", rustix::process::getpid().as_raw_nonzero());
-    let found = match Hierarchies::find(&instance).during("find them") {
-        Ok(found) => found,
+    let found =
+        if rootless { Hierarchies::delegated(&instance, state) } else { Hierarchies::find(&instance) };
+    let mut found = match found.during("find them") {
+        Ok(found) if found.can_make() => found,
+        Ok(found) => return without(found.shortfall().unwrap_or("none was given to us")),
+        Err(error) if rootless => return without(&error),
         Err(error) => {
-            let checks = vec![Check::missing("control groups", error).fix(DELEGATE)];
+            let checks = vec![Check::missing("control groups", error).fix(MOUNT)];
             return Groups { checks, enforced: Vec::new() };
         }
     };
-    let tried = exercise(&found);
-    let mut checks = vec![Check::required("control groups", tried).fix_if_missing(DELEGATE)];
-    checks.extend(LIMITS.iter().map(|(name, limit)| controller(&found, name, *limit)));
+    let tried = exercise(&mut found);
+    if let (true, Err(error)) = (rootless, &tried) {
+        return without(error);
+    }
+    let mut checks = vec![Check::required("control groups", tried).fix_if_missing(MOUNT)];
+    checks.extend(LIMITS.iter().map(|(name, limit)| controller(&found, name, *limit, rootless)));
     let mut enforced: Vec<Enforced> =
-        LIMITS.iter().map(|(name, limit)| bound(&found, name, *limit)).collect();
+        LIMITS.iter().map(|(name, limit)| bound(Some(&found), name, *limit)).collect();
     enforced.push(by("kill", Some("cgroup.kill")));
     enforced.push(by("pause", Some("cgroup.freeze")));
     Groups { checks, enforced }
 }
 
 /// Makes groups as for a sandbox, freezes them, kills them, and takes all away again.
-fn exercise(found: &Hierarchies) -> Result<String, String> {
+fn exercise(found: &mut Hierarchies) -> Result<String, String> {
     const ID: &str = "doctor";
     let limits = Limits { memory: 64 << 20, cpus: 500, pids: 64, disk: 0 };
     let tried = found.open().during("make our own group").and_then(|()| {
-        let made = found.make(ID, &limits, 0).during("make a sandbox's groups").and_then(|groups| {
+        let owner = rustix::process::geteuid().as_raw();
+        let made = found.make(ID, &limits, owner).during("make a sandbox's groups").and_then(|groups| {
             drop(groups);
             found.freeze(ID, true).during("freeze")?;
             found.freeze(ID, false).during("thaw")?;
@@ -57,27 +81,37 @@ fn exercise(found: &Hierarchies) -> Result<String, String> {
     Ok("groups can be made, frozen and killed".to_owned())
 }
 
-fn controller(found: &Hierarchies, name: &str, limit: LimitName) -> Check {
+fn controller(found: &Hierarchies, name: &str, limit: LimitName, rootless: bool) -> Check {
     let title = format!("{name} controller");
     if found.enforces(limit) {
         return Check::ok(&title, found.version(limit));
     }
-    let consequence = format!("no limit on {name} holds; creates that name one are refused");
+    let consequence = match limit {
+        LimitName::Pids => {
+            "RLIMIT_NPROC alone bounds processes; creates that name a limit are refused".to_owned()
+        }
+        _ => format!("no limit on {name} holds; creates that name one are refused"),
+    };
+    if rootless {
+        let detail = found.shortfall().unwrap_or("not delegated to our control group");
+        return Check::weaker(&title, detail, &consequence).fix(delegation_fix());
+    }
     Check::weaker(&title, "in neither hierarchy", &consequence)
         .fix(format!("remove `cgroup_disable={name}` from the kernel's command line and boot again"))
 }
 
-fn bound(found: &Hierarchies, name: &str, limit: LimitName) -> Enforced {
-    by(name, found.enforces(limit).then(|| found.version(limit)))
+fn bound(found: Option<&Hierarchies>, name: &str, limit: LimitName) -> Enforced {
+    let by_group = found.filter(|found| found.enforces(limit)).map(|found| found.version(limit));
+    let by_rlimit = (limit == LimitName::Pids).then_some("RLIMIT_NPROC");
+    by(name, by_group.or(by_rlimit))
 }
 
-/// As an ordinary user: groups belong to root, and v1 cannot be delegated at all.
-fn without() -> Groups {
+/// As an ordinary user without a group of our own; v1 cannot be delegated at all.
+fn without(reason: &str) -> Groups {
     let consequence = "no limit on memory or cpu holds, RLIMIT_NPROC alone bounds processes, commands cannot \
         be paused, and killing one may miss processes that keep forking";
-    let check = Check::weaker("control groups", "not used for an ordinary user", consequence)
-        .fix("run as root: control groups are used only then");
-    let mut enforced: Vec<Enforced> = LIMITS.iter().map(|(name, _)| by(name, None)).collect();
+    let check = Check::weaker("control groups", reason, consequence).fix(delegation_fix());
+    let mut enforced: Vec<Enforced> = LIMITS.iter().map(|(name, limit)| bound(None, name, *limit)).collect();
     enforced.push(by("kill", Some("a subreaping runner")));
     enforced.push(by("pause", None));
     Groups { checks: vec![check], enforced }

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use linux::mounts::{self, Attributes, Depth};
 use linux::namespaces::{self, Extent, Namespaces};
+use linux::spawn::SingleThread;
 
 use super::attempt::{During, become_root_of, in_child};
 use super::{Check, setting, storage};
@@ -150,10 +151,18 @@ fn mount_api(state: &Path) -> Check {
 /// Every filesystem a sandbox sees must be able to show its files under other owners.
 fn idmapped(state: &Path, uid_base: u32) -> Check {
     let name = "idmapped mounts";
+    let Some(outside) =
+        uid_base.checked_add(range::WIDTH).filter(|first| first.checked_add(range::WIDTH).is_some())
+    else {
+        return Check::missing(name, format!("there are no ids from {uid_base} on to map owners to"))
+            .fix("choose another base for uid ranges in the configuration");
+    };
     for place in [Path::new("/usr"), &storage::existing(state)] {
         let tried = in_child(|| {
-            let map = [Extent { inside: 0, outside: uid_base + range::WIDTH, count: range::WIDTH }];
-            let owners = namespaces::empty_user_namespace(&map, &map).during("make a user namespace")?;
+            let thread = SingleThread::prove().during("count threads")?;
+            let map = [Extent { inside: 0, outside, count: range::WIDTH }];
+            let owners =
+                namespaces::empty_user_namespace(&thread, &map, &map).during("make a user namespace")?;
             namespaces::unshare(Namespaces::MOUNT).during("make a mount namespace")?;
             let copy = mounts::clone_tree(place, Depth::Single).during("clone the mount")?;
             mounts::set_attributes(copy.as_fd(), Attributes::READ_ONLY, Some(owners.as_fd()), Depth::Single)
@@ -188,13 +197,11 @@ fn ranges(uid_base: u32) -> Check {
 
 fn one_user() -> Check {
     let id = rustix::process::getuid().as_raw();
-    let detail = format!("one: root inside is {id} outside");
-    Check::weaker(
-        "users inside",
-        detail,
-        "changing owners or users inside fails, and most of `/usr` is read-only",
-    )
-    .fix("run as root: each sandbox then has 65536 ids of its own")
+    let detail = format!("one: root inside is {id} outside; entries in /etc/subuid are not used");
+    let consequence = "users other than root are not available inside, changing owners fails, and most of `/usr` \
+        is read-only";
+    Check::weaker("users inside", detail, consequence)
+        .fix("run as root: each sandbox then has 65536 ids of its own")
 }
 
 /// An empty tmpfs in this mount namespace, over a directory that every host has.

@@ -40,6 +40,11 @@ pub struct Ext4 {
 }
 
 impl Ext4 {
+    /// Where the image files lie.
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     pub(super) fn open(directory: &Path, settings: Settings) -> Result<Self, VolumeError> {
         let directory = directory.join("ext4");
         for part in ["", "templates", "mounts"] {

@@ -59,6 +59,11 @@ impl Pool {
         Ok(pool)
     }
 
+    /// Where the pool is mounted.
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
     pub(super) fn prepare(&mut self, limit: Bytes) -> Result<Prepared, VolumeError> {
         check_limit(limit)?;
         check_room(&self.directory, self.settings.floor)?;

@@ -34,10 +34,15 @@ impl Client {
 
     /// Creates a sandbox; `extensions` are keys of our own, such as its disk.
     pub(crate) fn create(&mut self, extensions: &Value) -> Result<Sandbox> {
+        self.create_with("512Mi", extensions)
+    }
+
+    /// As [`Client::create`], with this much memory.
+    pub(crate) fn create_with(&mut self, memory: &str, extensions: &Value) -> Result<Sandbox> {
         let wish = json!({
             "image": {"uri": "host"},
             "timeout": 3600,
-            "resourceLimits": {"cpu": "1", "memory": "512Mi"},
+            "resourceLimits": {"cpu": "1", "memory": memory},
             "entrypoint": ["tail", "-f", "/dev/null"],
             "extensions": extensions,
         });
@@ -100,16 +105,32 @@ impl Client {
     /// Writes a file of `size` bytes inside, without holding it.
     pub(crate) fn upload(&mut self, sandbox: &Sandbox, path: &str, size: u64) -> Result<()> {
         let (head, tail) = multipart(path);
+        let kind = format!("Content-Type: multipart/form-data; boundary={BORDER}\r\n");
+        let headers = format!("{}{kind}", sandbox.headers);
+        self.send_large("POST", &sandbox.inside("files/upload"), &headers, [&head, &tail], size)
+    }
+
+    /// Writes a file of `size` bytes as a bare body.
+    pub(crate) fn put(&mut self, path: &str, size: u64) -> Result<()> {
+        self.send_large("PUT", path, "", ["", ""], size)
+    }
+
+    /// One request with `size` bytes between a head and a tail.
+    fn send_large(
+        &mut self,
+        method: &str,
+        path: &str,
+        headers: &str,
+        [head, tail]: [&str; 2],
+        size: u64,
+    ) -> Result<()> {
         let length = head.len() as u64 + size + tail.len() as u64;
-        let request = format!(
-            "POST {} HTTP/1.1\r\nHost: {}\r\n{}Content-Type: multipart/form-data; boundary={BORDER}\r\n\
-             Content-Length: {length}\r\n\r\n{head}",
-            sandbox.inside("files/upload"),
-            self.address,
-            sandbox.headers,
-        );
+        let address = self.address;
         let stream = self.connection.get_mut();
-        stream.write_all(request.as_bytes())?;
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nHost: {address}\r\n{headers}Content-Length: {length}\r\n\r\n{head}"
+        )?;
         let block = vec![0x5a_u8; 1 << 20];
         let mut left = size;
         while left > 0 {
@@ -119,8 +140,22 @@ impl Client {
         }
         stream.write_all(tail.as_bytes())?;
         let status = self.receive(&mut io::sink())?.0;
-        if status != 200 {
-            bail!("the upload failed with status {status}");
+        if !(200..300).contains(&status) {
+            bail!("{method} {path} failed with status {status}");
+        }
+        Ok(())
+    }
+
+    /// Removes a file inside.
+    pub(crate) fn remove(&mut self, sandbox: &Sandbox, path: &str) -> Result<()> {
+        self.remove_at(&sandbox.inside(&format!("files?path={path}")), &sandbox.headers)
+    }
+
+    /// Removes whatever is at `path`.
+    pub(crate) fn remove_at(&mut self, path: &str, headers: &str) -> Result<()> {
+        let status = self.send("DELETE", path, headers, b"")?;
+        if !(200..300).contains(&status) {
+            bail!("DELETE {path} failed with status {status}");
         }
         Ok(())
     }

@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use linux::mounts;
-use linux::namespaces::{self, Extent, Fork, Namespaces, Setgroups};
+use linux::namespaces::{self, Extent, Namespaces, Setgroups};
+use linux::spawn::{self, End, Forked, SingleThread};
 
 /// The word that makes this binary a floor process; not for people.
 pub(crate) const WORD: &str = "__floor";
@@ -128,25 +129,25 @@ fn sandbox(place: &Path) -> Result<Duration> {
     ]
     .into_iter()
     .fold(Namespaces::USER, Namespaces::and);
-    let ended = match namespaces::fork_into(every, None)? {
-        Fork::Child => {
+    let ended = match SingleThread::prove()?.fork(every, None)? {
+        Forked::Child => {
             drop(tell);
             let error = enter(told, &layers);
             writeln!(io::stderr(), "floor: {error:#}").ok();
-            namespaces::exit_now(1)
+            spawn::exit_now(1)
         }
-        Fork::Parent { pid, pidfd } => {
+        Forked::Parent { pid, pidfd } => {
             drop(told);
             let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
             let own = |outside| [Extent { inside: 0, outside, count: 1 }];
             namespaces::write_maps(pid, &own(uid), &own(gid), Setgroups::Deny)?;
             drop(tell);
-            namespaces::reap(pidfd.as_fd())?
+            spawn::wait(pidfd.as_fd())?
         }
     };
     let time = began.elapsed();
     layers.remove()?;
-    if ended { Ok(time) } else { bail!("the bare clone failed") }
+    if ended == End::Code(0) { Ok(time) } else { bail!("the bare clone failed") }
 }
 
 struct Layers {

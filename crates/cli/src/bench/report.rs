@@ -13,6 +13,8 @@ pub(crate) struct Report {
     bars: Vec<Bar>,
     /// What could not be measured here, and why.
     absent: Vec<String>,
+    /// What the numbers are to be read with: what was prepared, what is compared.
+    notes: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -52,6 +54,10 @@ impl Report {
         self.absent.push(why.into());
     }
 
+    pub(crate) fn note(&mut self, text: impl Into<String>) {
+        self.notes.push(text.into());
+    }
+
     pub(crate) fn all_passed(&self) -> bool {
         self.bars.iter().all(|bar| bar.kept)
     }
@@ -65,6 +71,9 @@ impl Report {
         printer.table(&["bar", "value", "bound", "", "verdict"], self.bar_rows())?;
         for why in &self.absent {
             printer.line(format!("not measured: {why}"))?;
+        }
+        for note in &self.notes {
+            printer.line(format!("note: {note}"))?;
         }
         Ok(())
     }

@@ -1,4 +1,9 @@
-//! A large file in and out, beside what nginx serves over the same loopback.
+//! A large file in and out, beside what nginx does over the same loopback.
+//!
+//! Both sides are asked by the same client with blocks of the same size: a download is held
+//! to a file that nginx serves, an upload to one that it takes by PUT and that lies on disk
+//! afterwards. A file is removed after its round, before the kernel writes it out, and the sandbox
+//! has memory for all of it, as nginx has: the way of the bytes is measured, not the disk.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -23,36 +28,59 @@ const FLAT: f64 = 32.0;
 
 const FILE: &str = "/root/large";
 
+/// What each round took.
+#[derive(Default)]
+struct Times {
+    up: Samples,
+    down: Samples,
+    taken: Samples,
+    served: Samples,
+}
+
 pub(crate) fn transfer(server: &Server, rounds: Rounds, report: &mut Report) -> Result<()> {
-    const REPEATS: usize = 3;
+    const REPEATS: usize = 5;
     let mut client = server.client()?;
-    let mut sandbox = client.create(&json!({"coracle.disk": "4Gi"}))?;
+    let mut sandbox = client.create_with("4Gi", &json!({"coracle.disk": "4Gi"}))?;
     client.resolve(&mut sandbox)?;
     let nginx = Nginx::start(server.directory(), rounds.file)?;
-    let (mut up, mut down, mut served) = (Samples::default(), Samples::default(), Samples::default());
+    let mut times = Times::default();
     let growth = growth_during(server, || {
         for _ in 0..REPEATS {
-            up.push(timed(|| client.upload(&sandbox, FILE, rounds.file))?);
-            down.push(timed(|| whole(client.download(&sandbox, FILE)?, rounds.file))?);
+            times.up.push(timed(|| client.upload(&sandbox, FILE, rounds.file))?);
+            times.down.push(timed(|| whole(client.download(&sandbox, FILE)?, rounds.file))?);
+            client.remove(&sandbox, FILE)?;
             if let Some(nginx) = &nginx {
-                served.push(timed(|| whole(nginx.fetch()?, rounds.file))?);
+                times.taken.push(timed(|| nginx.put(rounds.file))?);
+                nginx.remove()?;
+                times.served.push(timed(|| whole(nginx.fetch()?, rounds.file))?);
             }
         }
         Ok(())
     })?;
     client.delete(&sandbox)?;
-    report.time(format!("upload of {} MiB", rounds.file >> 20), up.summary());
-    report.time(format!("download of {} MiB", rounds.file >> 20), down.summary());
     report.at_most("growth of the server while it transfers", growth, FLAT, "MiB");
-    if nginx.is_none() {
-        report.absent("transfers beside nginx, which is not installed");
-        return Ok(());
-    }
-    let served = served.summary();
-    report.time(format!("nginx serves {} MiB", rounds.file >> 20), served);
-    report.at_least("upload", served.p50 / up.summary().p50, 0.5, "of nginx's rate");
-    report.at_least("download", served.p50 / down.summary().p50, 0.5, "of nginx's rate");
+    tell(&times, rounds.file >> 20, nginx.is_some(), report);
     Ok(())
+}
+
+fn tell(times: &Times, mebibytes: u64, beside_nginx: bool, report: &mut Report) {
+    let (up, down) = (times.up.summary(), times.down.summary());
+    report.time(format!("upload of {mebibytes} MiB"), up);
+    report.time(format!("download of {mebibytes} MiB"), down);
+    if !beside_nginx {
+        report.absent("transfers beside nginx, which is not installed");
+        return;
+    }
+    let (taken, served) = (times.taken.summary(), times.served.summary());
+    report.time(format!("nginx takes {mebibytes} MiB"), taken);
+    report.time(format!("nginx serves {mebibytes} MiB"), served);
+    report.at_least("upload", taken.p50 / up.p50, 0.5, "of the rate nginx takes a file");
+    report.at_least("download", served.p50 / down.p50, 0.5, "of the rate nginx serves one");
+    report.note(format!(
+        "nginx takes uploads by PUT into a file beside the state directory; against the rate at which it \
+         serves, the upload is {:.2}",
+        served.p50 / up.p50
+    ));
 }
 
 fn timed(work: impl FnOnce() -> Result<()>) -> Result<Duration> {
@@ -134,6 +162,14 @@ impl Nginx {
     fn fetch(&self) -> Result<u64> {
         Client::connect(self.address)?.fetch("/large", "")
     }
+
+    fn put(&self, size: u64) -> Result<()> {
+        Client::connect(self.address)?.put("/taken", size)
+    }
+
+    fn remove(&self) -> Result<()> {
+        Client::connect(self.address)?.remove_at("/taken", "")
+    }
 }
 
 impl Drop for Nginx {
@@ -150,9 +186,9 @@ fn configuration(root: &Path, address: SocketAddr) -> Result<PathBuf> {
     let user = if rustix::process::geteuid().is_root() { "user root;" } else { "" };
     let text = format!(
         "daemon off; {user} worker_processes 1; pid {place}/pid;\nevents {{}}\n\
-         http {{ access_log off; sendfile on; client_body_temp_path {place}/body; proxy_temp_path {place}/proxy;\n\
+         http {{ access_log off; sendfile on; client_max_body_size 0; client_body_temp_path {place}/body; proxy_temp_path {place}/proxy;\n\
          fastcgi_temp_path {place}/fastcgi; uwsgi_temp_path {place}/uwsgi; scgi_temp_path {place}/scgi;\n\
-         server {{ listen {address}; root {place}; }} }}\n"
+         server {{ listen {address}; root {place}; dav_methods PUT DELETE; }} }}\n"
     );
     fs::write(&path, text)?;
     Ok(path)

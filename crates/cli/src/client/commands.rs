@@ -54,7 +54,9 @@ impl Sandbox {
         while let Some(event) = execution.next().await? {
             match event {
                 Event::Started(id) => return Ok(id),
-                Event::Failed { value, .. } => bail!("the command could not be started: {value}"),
+                Event::Failed(failure) => {
+                    bail!("the command could not be started: {}", failure.value)
+                }
                 Event::Stdout(_) | Event::Stderr(_) | Event::Completed => {}
             }
         }

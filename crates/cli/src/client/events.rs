@@ -14,11 +14,36 @@ pub(crate) enum Event {
     Stdout(String),
     Stderr(String),
     /// It ended with another code than 0, or never began.
-    Failed {
-        value: String,
-        details: Vec<String>,
-    },
+    Failed(Failure),
     Completed,
+}
+
+/// How a command failed.
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+pub(crate) struct Failure {
+    /// Its exit code as text, or why there is none.
+    #[serde(default, rename = "evalue")]
+    pub value: String,
+    #[serde(default, rename = "traceback")]
+    pub details: Vec<String>,
+    /// How it ended if not by an exit code; a server of another make does not say.
+    #[serde(rename = "coracle")]
+    pub ending: Option<Ending>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(tag = "ending", rename_all = "snake_case")]
+pub(crate) enum Ending {
+    Signal {
+        signal: u8,
+    },
+    Oom,
+    Deadline,
+    Missing,
+    NotExecutable,
+    /// Nobody saw how, or in a way that this client does not know.
+    #[serde(other)]
+    Lost,
 }
 
 /// More than the server ever puts into one event.
@@ -36,15 +61,7 @@ struct Raw {
     kind: String,
     #[serde(default)]
     text: String,
-    error: Option<RawError>,
-}
-
-#[derive(Default, Deserialize)]
-struct RawError {
-    #[serde(default)]
-    evalue: String,
-    #[serde(default)]
-    traceback: Vec<String>,
+    error: Option<Failure>,
 }
 
 impl Decoder {
@@ -79,10 +96,7 @@ fn read_line(line: &[u8]) -> Result<Option<Event>> {
         "init" => Some(Event::Started(raw.text)),
         "stdout" => Some(Event::Stdout(raw.text)),
         "stderr" => Some(Event::Stderr(raw.text)),
-        "error" => {
-            let error = raw.error.unwrap_or_default();
-            Some(Event::Failed { value: error.evalue, details: error.traceback })
-        }
+        "error" => Some(Event::Failed(raw.error.unwrap_or_default())),
         "execution_complete" => Some(Event::Completed),
         _ => None,
     })
@@ -98,6 +112,7 @@ mod tests {
         "data: {\"type\":\"stdout\",\"text\":\"a\\nb\",\"timestamp\":1}\n\n",
         ": a comment\n\n",
         "{\"type\":\"error\",\"error\":{\"ename\":\"CommandExecError\",\"evalue\":\"3\",\"traceback\":[\"exit status 3\"]},\"timestamp\":1}\n\n",
+        "{\"type\":\"error\",\"error\":{\"evalue\":\"-1\",\"coracle\":{\"ending\":\"signal\",\"signal\":9}},\"timestamp\":1}\n\n",
     );
 
     fn decode(chunks: impl Iterator<Item = Vec<u8>>) -> Vec<Event> {
@@ -117,7 +132,16 @@ mod tests {
         let expected = [
             Event::Started("5b7c".to_owned()),
             Event::Stdout("a\nb".to_owned()),
-            Event::Failed { value: "3".to_owned(), details: vec!["exit status 3".to_owned()] },
+            Event::Failed(Failure {
+                value: "3".to_owned(),
+                details: vec!["exit status 3".to_owned()],
+                ending: None,
+            }),
+            Event::Failed(Failure {
+                value: "-1".to_owned(),
+                details: Vec::new(),
+                ending: Some(Ending::Signal { signal: 9 }),
+            }),
         ];
         for size in 1..STREAM.len() {
             let chunks = STREAM.as_bytes().chunks(size).map(<[u8]>::to_vec);

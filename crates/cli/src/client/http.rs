@@ -39,7 +39,10 @@ pub(super) struct Api {
 #[derive(Debug)]
 pub(crate) struct Refused {
     pub(super) status: StatusCode,
+    code: String,
     message: String,
+    /// What the server advises.
+    hint: Option<String>,
     retry_after: Option<String>,
 }
 
@@ -56,6 +59,10 @@ impl Refused {
     pub(crate) fn hint(&self) -> Option<String> {
         match self.status {
             StatusCode::UNAUTHORIZED => Some("set CORACLE_API_KEY to the server's key".to_owned()),
+            _ if self.hint.is_some() => self.hint.clone(),
+            StatusCode::NOT_FOUND if self.code == NO_SANDBOX => {
+                Some("`coracle ls` lists the sandboxes".to_owned())
+            }
             StatusCode::TOO_MANY_REQUESTS => {
                 let wait = self.retry_after.as_deref().unwrap_or("a few");
                 Some(format!("try again in {wait} s, or remove sandboxes with `coracle rm`"))
@@ -68,8 +75,15 @@ impl Refused {
 /// The body of every refusal.
 #[derive(Deserialize)]
 struct Problem {
+    #[serde(default)]
+    code: String,
     message: String,
 }
+
+/// The code of a refusal for want of the sandbox.
+const NO_SANDBOX: &str = "DOCKER::SANDBOX_NOT_FOUND";
+/// Where the server puts advice, apart from what went wrong.
+const HINT: &str = "coracle-hint";
 
 /// Seconds, rounded up, so that nothing ends earlier than was asked.
 pub(super) fn whole_seconds(time: Duration) -> u64 {
@@ -165,15 +179,23 @@ fn unreachable<T>(base: &str, error: hyper_util::client::legacy::Error) -> Resul
 
 async fn refusal<T>(response: Response<Incoming>) -> Result<T> {
     let status = response.status();
-    let retry_after = response.headers().get(header::RETRY_AFTER);
-    let retry_after = retry_after.and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let told = |name: &str| {
+        let value = response.headers().get(name)?;
+        value.to_str().ok().map(str::to_owned)
+    };
+    let (retry_after, hint) = (told(header::RETRY_AFTER.as_str()), told(HINT));
     let body = Limited::new(response.into_body(), LARGEST_PROBLEM).collect().await;
     let body = body.map(|body| body.to_bytes()).unwrap_or_default();
-    let message = match serde_json::from_slice::<Problem>(&body) {
-        Ok(problem) => problem.message,
-        Err(_) => String::from_utf8_lossy(&body).trim().to_owned(),
-    };
-    Err(Refused { status, message, retry_after }.into())
+    let Problem { code, mut message } = serde_json::from_slice(&body).unwrap_or_else(|_| Problem {
+        code: String::new(),
+        message: String::from_utf8_lossy(&body).trim().to_owned(),
+    });
+    if let Some(hint) = &hint
+        && let Some(bare) = message.strip_suffix(&format!("; hint: {hint}"))
+    {
+        message = bare.to_owned();
+    }
+    Err(Refused { status, code, message, hint, retry_after }.into())
 }
 
 /// Reads a JSON answer, up to a bound.

@@ -31,6 +31,7 @@ pub(crate) struct NewSandbox {
     pub key: Option<String>,
     pub memory: Option<Bytes>,
     pub cpus: Option<Cpus>,
+    pub pids: Option<u32>,
     pub disk: Option<Bytes>,
     pub network: Option<Network>,
     pub env: BTreeMap<String, String>,
@@ -193,6 +194,7 @@ impl NewSandbox {
         // Our own output must be exact, whatever dialect the server speaks by default.
         let mut extensions = BTreeMap::from([("coracle.lines", "P".to_owned())]);
         extensions.extend(self.key.clone().map(|key| ("coracle.key", key)));
+        extensions.extend(self.pids.map(|pids| ("coracle.pids", pids.to_string())));
         extensions.extend(self.disk.map(|disk| ("coracle.disk", disk.to_string())));
         extensions.extend(
             self.idle_timeout.map(|time| ("coracle.idle-timeout", web::whole_seconds(time).to_string())),
@@ -230,6 +232,7 @@ mod tests {
         let wish = NewSandbox {
             memory: Some(Bytes::mib(256)),
             cpus: Some(Cpus(500)),
+            pids: Some(64),
             disk: Some(Bytes::mib(100)),
             network: Some(Network::Off),
             timeout: Some(Duration::from_millis(60_001)),
@@ -239,7 +242,9 @@ mod tests {
         assert_eq!(body["resourceLimits"], json!({"cpu": "0.5", "memory": "256Mi"}));
         assert_eq!(
             body["extensions"],
-            json!({"coracle.disk": "100Mi", "coracle.lines": "P", "coracle.network": "off"})
+            json!({
+                "coracle.disk": "100Mi", "coracle.lines": "P", "coracle.network": "off", "coracle.pids": "64",
+            })
         );
         assert_eq!(body["timeout"], 61);
     }

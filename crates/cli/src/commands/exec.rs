@@ -8,7 +8,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::NotStarted;
 use crate::args::ExecArgs;
-use crate::client::{Event, Execution, Sandbox, Server, Wish};
+use crate::client::{Ending, Event, Execution, Failure, Sandbox, Server, Wish};
 use crate::output::Printer;
 
 /// What shells answer for a command that a Ctrl-C ended.
@@ -60,7 +60,7 @@ async fn follow(sandbox: &Sandbox, mut execution: Execution, printer: &Printer) 
             Event::Stdout(text) => printer.raw(text.as_bytes())?,
             Event::Stderr(text) => printer.raw_error(text.as_bytes())?,
             Event::Completed => return Ok(ExitCode::SUCCESS),
-            Event::Failed { value, details } => return ending(&value, &details, printer),
+            Event::Failed(failure) => return ending(failure, printer),
         }
     }
 }
@@ -72,66 +72,55 @@ async fn interrupt(sandbox: &Sandbox, process: &str, printer: &Printer) {
     }
 }
 
-/// The exit code for a command that did not end with 0. The API has one number for every ending
-/// but a code; the words beside it tell them apart.
-fn ending(value: &str, details: &[String], printer: &Printer) -> Result<ExitCode> {
-    if let Some(code) = value.parse::<u8>().ok().filter(|code| *code != 0) {
+/// The exit code for a command that did not end with 0: its own, or what a shell, env(1) or
+/// timeout(1) would have answered.
+fn ending(failure: Failure, printer: &Printer) -> Result<ExitCode> {
+    if let Some(code) = failure.value.parse::<u8>().ok().filter(|code| *code != 0) {
         return Ok(ExitCode::from(code));
     }
-    let why = details.first().map_or(value, String::as_str);
-    let code = code_for(why).ok_or_else(|| not_started(why))?;
+    let why = failure.details.into_iter().next().unwrap_or(failure.value);
+    let code = match failure.ending {
+        Some(Ending::Signal { signal }) => 128 | (signal & 127),
+        Some(Ending::Oom) => 137,
+        Some(Ending::Deadline) => 124,
+        Some(Ending::Missing) => return Err(NotStarted::missing(why).into()),
+        Some(Ending::NotExecutable) => return Err(NotStarted::not_executable(why).into()),
+        Some(Ending::Lost) | None => return Err(anyhow!(why)),
+    };
     printer.warn(why);
     Ok(ExitCode::from(code))
-}
-
-/// What a shell or timeout(1) would have answered; `None` if the command never ran.
-fn code_for(why: &str) -> Option<u8> {
-    if why.contains("timeout") {
-        return Some(124);
-    }
-    if why.contains("memory limit") {
-        return Some(137);
-    }
-    let (_, signal) = why.split_once("signal ")?;
-    signal.parse::<u8>().ok().filter(|signal| *signal < 128).map(|signal| 128 + signal)
-}
-
-/// Whether it was the program that could not be started; the API has only words for it.
-fn not_started(why: &str) -> anyhow::Error {
-    match (why.starts_with("could not exec "), why.ends_with("it does not exist")) {
-        (true, true) => NotStarted::missing(why.to_owned()).into(),
-        (true, false) => NotStarted::not_executable(why.to_owned()).into(),
-        (false, _) => anyhow!(why.to_owned()),
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_missing_program_is_told_from_one_that_cannot_run() {
-        for (why, code) in [
-            ("could not exec `x`: it does not exist", Some(127)),
-            ("could not exec `/etc/passwd`: permission denied", Some(126)),
-            ("could not fork `x`", None),
-        ] {
-            let error = not_started(why);
-            assert_eq!(error.downcast_ref::<NotStarted>().map(|failed| failed.code), code, "{why}");
-            assert_eq!(error.to_string(), why);
+    fn code_of(ending_told: Option<Ending>, value: &str) -> Option<ExitCode> {
+        let failure = Failure {
+            value: value.to_owned(),
+            details: vec!["words that mean nothing".to_owned()],
+            ending: ending_told,
+        };
+        match ending(failure, &Printer::new(false)) {
+            Ok(code) => Some(code),
+            Err(error) => error.downcast_ref::<NotStarted>().map(|failed| ExitCode::from(failed.code)),
         }
     }
 
     #[test]
     fn endings_have_the_codes_of_a_shell() {
-        for (why, code) in [
-            ("the command was killed by signal 9", Some(137)),
-            ("the command was killed by signal 15", Some(143)),
-            ("the command was killed because the memory limit was reached", Some(137)),
-            ("the command was killed at its timeout", Some(124)),
-            ("no such file or directory", None),
+        for (told, value, code) in [
+            (None, "3", Some(3)),
+            (Some(Ending::Signal { signal: 9 }), "-1", Some(137)),
+            (Some(Ending::Signal { signal: 15 }), "-1", Some(143)),
+            (Some(Ending::Oom), "-1", Some(137)),
+            (Some(Ending::Deadline), "-1", Some(124)),
+            (Some(Ending::Missing), "could not exec", Some(127)),
+            (Some(Ending::NotExecutable), "could not exec", Some(126)),
+            (Some(Ending::Lost), "-1", None),
+            (None, "-1", None),
         ] {
-            assert_eq!(code_for(why), code, "{why}");
+            assert_eq!(code_of(told, value), code.map(ExitCode::from), "{told:?} {value}");
         }
     }
 }

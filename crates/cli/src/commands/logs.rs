@@ -3,14 +3,20 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
+use http::StatusCode;
 
 use crate::args::LogsArgs;
-use crate::client::Server;
-use crate::output::Printer;
+use crate::client::{Server, refused_with};
+use crate::output::{Printer, WithHint};
 
 pub(crate) async fn logs(server: &Server, args: LogsArgs, printer: &Printer) -> Result<ExitCode> {
     let sandbox = server.open(&args.id).await?;
-    let mut logs = sandbox.logs(&args.process, args.from, args.follow).await?;
+    let mut logs = match sandbox.logs(&args.process, args.from, args.follow).await {
+        Err(error) if refused_with(&error, StatusCode::NOT_FOUND) => {
+            return Err(error).hint("`coracle exec --detach` prints the id of a process");
+        }
+        logs => logs?,
+    };
     while let Some(chunk) = logs.next().await? {
         printer.raw(&chunk)?;
     }

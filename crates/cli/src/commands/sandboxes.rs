@@ -18,6 +18,7 @@ pub(crate) async fn create(server: &Server, args: CreateArgs, printer: &Printer)
         idle_timeout: args.idle_timeout,
         memory: args.memory,
         cpus: args.cpus,
+        pids: args.pids,
         disk: args.disk,
         network: args.network.map(Into::into),
         env: args.env.into_iter().collect(),

@@ -36,7 +36,7 @@ fn every_setting_can_be_written() {
         longest_timeout = "1d"
         images.strict = true
         images.aliases = { "python:3.12" = "debian" }
-        limits = { memory = "256m", cpus = 0.5, pids = 64, disk = 104857600, max_sandboxes = 10, max_commands = 5, concurrent_requests = 20, json_body = "1m" }
+        limits = { memory = "256m", cpus = 0.5, pids = 64, disk = 104857600, max_memory = "1g", max_cpus = 2, max_pids = 64, max_disk = "10g", max_sandboxes = 10, max_commands = 5, concurrent_requests = 20, json_body = "1m" }
         prepared = { volumes = 0, namespaces = 3 }
         "#,
     )
@@ -46,6 +46,8 @@ fn every_setting_can_be_written() {
     assert_eq!(config.lines, Lines::Stripping);
     assert_eq!(config.limits.cpus, Cpus(500));
     assert_eq!(config.limits.disk, Bytes::mib(100));
+    assert_eq!(config.limits.most.memory, Some(Bytes::mib(1024)));
+    assert_eq!((config.limits.most.cpus, config.limits.most.pids), (Some(Cpus(2000)), Some(64)));
     assert_eq!(config.longest_timeout, Some(Duration::from_secs(86_400)));
     assert_eq!(config.images.aliases["python:3.12"], "debian");
     assert_eq!((config.prepared.volumes, config.prepared.namespaces), (0, 3));
@@ -68,6 +70,10 @@ fn wrong_values_are_named_with_their_setting() {
         ("lines = \"Q\"", "neither `P` nor `S`"),
         ("limits.memory = \"lots\"", "`limits.memory`: `lots` is not an amount"),
         ("limits.pids = 0", "`limits.pids` is 0"),
+        ("limits.max_pids = 0", "`limits.max_pids` is 0"),
+        ("limits.max_memory = \"1m\"", "`limits.max_memory` is less than `limits.memory`"),
+        ("limits.max_cpus = 0.5", "`limits.max_cpus` is less than `limits.cpus`"),
+        ("limits.max_pids = 5", "`limits.max_pids` is less than `limits.pids`"),
         ("longest_timeout = \"soon\"", "`longest_timeout`"),
         ("instance = \"../x\"", "`instance` is `../x`"),
         ("api_key = \"short\"", "at least 16"),

@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use linux::stop::{self, Signals};
+use linux::signals::{self, Signals};
 use rustix::event::{PollFd, PollFlags, poll};
 use wire::process::{Exit, Reach, SignalProcess, Start};
 use wire::{Frame, Reply, Request, StreamTag};
@@ -16,8 +16,14 @@ use super::terminal;
 /// agent waits with it, and the command with the agent, as through a pipe.
 pub(super) fn run(socket: &Path, start: Start) -> Result<Exit> {
     let process = start.process.clone();
-    let signals = [stop::TERMINATE, stop::INTERRUPT, stop::HANG_UP, stop::QUIT, stop::WINDOW];
-    let signals = Signals::watch(&signals).context("could not watch for signals")?;
+    let signals = Signals::watch(&[
+        signals::TERMINATE,
+        signals::INTERRUPT,
+        signals::HANG_UP,
+        signals::QUIT,
+        signals::WINDOW,
+    ])
+    .context("could not watch for signals")?;
     let interactive = start.terminal.is_some();
     let mut output = Link::ask(socket, Request::Start(start))?;
     output.reply()?;
@@ -96,7 +102,7 @@ fn write(out: &mut impl Write, bytes: &[u8]) -> Result<()> {
 fn pass_input(link: &mut Link) -> Result<bool> {
     let mut buffer = [0; 32 << 10];
     let length = io::stdin().lock().read(&mut buffer)?;
-    let frame = if length == 0 { Frame::End } else { Frame::Data(buffer[..length].to_vec()) };
+    let frame = if length == 0 { Frame::End } else { Frame::Data(buffer[..length].to_vec().into()) };
     match link.send(&frame) {
         // The command closed its input or ended; both are its right.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
@@ -108,7 +114,7 @@ fn pass_input(link: &mut Link) -> Result<bool> {
 fn forward(socket: &Path, process: &str, signals: &Signals) -> Result<()> {
     while let Some(signal) = signals.next()? {
         let process = process.to_owned();
-        let request = if signal == stop::WINDOW {
+        let request = if signal == signals::WINDOW {
             let Ok((columns, rows)) = terminal::size() else { continue };
             Request::Resize { process, columns, rows }
         } else {

@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use backend_local::jail::plan::Limits;
-use backend_local::settings::{Lifetime, MountRule, Settings};
+use backend_local::settings::{Lifetime, Maxima, MountRule, Settings};
+use linux::descriptors::Inherited;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Config, Lines, Quota};
+use crate::config::{Config, Lines, Most, Quota};
 
 /// The settings as one part needs them. It travels through memory only: it holds the API key.
 #[derive(Serialize, Deserialize)]
@@ -23,6 +24,7 @@ pub(crate) struct Handover {
     pub public_address: Option<String>,
     pub strip_line_ends: bool,
     pub limits: Limits,
+    pub maxima: Maxima,
     pub require_limits: bool,
     pub max_sandboxes: usize,
     pub soft_sandboxes: Option<usize>,
@@ -58,6 +60,7 @@ impl Handover {
             public_address: config.public_address.clone(),
             strip_line_ends: config.lines == Lines::Stripping,
             limits: limits(config),
+            maxima: maxima(&config.limits.most),
             require_limits: config.require_limits,
             max_sandboxes: config.limits.max_sandboxes,
             soft_sandboxes: config.limits.soft_sandboxes,
@@ -82,6 +85,7 @@ impl Handover {
     pub(crate) fn settings(&self) -> Settings {
         Settings {
             state_dir: self.state_dir.clone(),
+            image_state: self.state_dir.clone(),
             instance: self.instance.clone(),
             uid_base: self.uid_base,
             server_uid: self.server_uid,
@@ -92,7 +96,17 @@ impl Handover {
             prepared: self.prepared,
             mounts: MountRule::Refuse,
             lifetime: Lifetime::Own,
+            maxima: self.maxima,
         }
+    }
+}
+
+fn maxima(most: &Most) -> Maxima {
+    Maxima {
+        memory: most.memory.map(|memory| memory.0),
+        cpus: most.cpus.map(|cpus| cpus.0),
+        pids: most.pids,
+        disk: most.disk.map(|disk| disk.0),
     }
 }
 
@@ -134,9 +148,10 @@ pub(crate) fn receive(arguments: &[String]) -> Result<Received> {
     let [parent, settings, ready, others @ ..] = arguments else {
         bail!("this command is for `coracle serve` alone");
     };
-    let take = |number: &str| -> Result<OwnedFd> {
+    let mut inherited = Inherited::claim().context("what was passed is taken already")?;
+    let mut take = |number: &str| -> Result<OwnedFd> {
         let number = number.parse().context("a descriptor is a number")?;
-        linux::descriptors::take_over(number).context("a descriptor was not passed")
+        inherited.take(number).context("a descriptor was not passed")
     };
     let (settings, ready) = (take(settings)?, take(ready)?);
     let others = others.iter().map(|number| take(number)).collect::<Result<_>>()?;

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use backend_local::launcher::Launcher;
 use backend_local::launcher::serve::Loop;
 use linux::namespaces::{self, Namespaces};
-use linux::stop::{self, Signals};
+use linux::signals::{self, Signals};
 use rustix::fs::FlockOperation;
 
 use super::handover::{self, Received};
@@ -22,8 +22,12 @@ pub(crate) fn launcher(arguments: &[String]) -> Result<ExitCode> {
         namespaces::unshare(Namespaces::MOUNT).context("could not make a mount namespace")?;
         linux::mounts::make_private().context("could not make mounts private")?;
     }
-    let stop = Signals::watch(&[stop::TERMINATE, stop::INTERRUPT]).context("could not watch for signals")?;
+    let stop =
+        Signals::watch(&[signals::TERMINATE, signals::INTERRUPT]).context("could not watch for signals")?;
     let launcher = Launcher::open(handover.settings())?;
+    if let Some(reason) = launcher.shortfall() {
+        tracing::warn!(reason, "not all limits can be held; `coracle doctor` says how to get them");
+    }
     let mut serving = Loop::open(launcher, stop.into_descriptor()).context("could not listen")?;
     std::fs::File::from(ready).write_all(b"r").context("the supervisor is gone")?;
     serving.run().context("the launcher's loop broke")?;

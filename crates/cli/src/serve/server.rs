@@ -30,6 +30,7 @@ pub(crate) fn server(arguments: &[String], printer: &Printer) -> Result<ExitCode
     let Ok([lock, listener]) = <[OwnedFd; 2]>::try_from(others) else {
         bail!("the listening socket was not passed");
     };
+    linux::descriptors::raise_limit().context("could not raise the limit on open files")?;
     drop_privileges(&handover)?;
     // Changing ids made the kernel forget it.
     handover::end_with(parent.context("the supervisor is gone")?)?;

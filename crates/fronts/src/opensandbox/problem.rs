@@ -3,25 +3,31 @@
 use std::error::Error;
 
 use axum::response::{IntoResponse, Response};
-use http::StatusCode;
+use http::{HeaderName, HeaderValue, StatusCode};
 use service::{ErrorKind, ServiceError};
 
 use crate::answer;
 use crate::auth::Refusal;
+
+/// The header of our own in which a hint travels: the body is exactly that of the reference.
+const HINT: HeaderName = HeaderName::from_static("coracle-hint");
 
 /// An error answer: `{code, message}` and a status.
 #[derive(Debug)]
 pub(super) struct Problem {
     pub(super) status: StatusCode,
     pub(super) code: &'static str,
+    /// What went wrong, and behind it the hint for those who see nothing else.
     pub(super) message: String,
+    /// What somebody could do about it, for clients that show it apart.
+    pub(super) hint: Option<String>,
     /// Seconds after which trying again makes sense.
     pub(super) retry_after: Option<u64>,
 }
 
 impl Problem {
     pub(super) fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
-        Self { status, code, message: message.into(), retry_after: None }
+        Self { status, code, message: message.into(), hint: None, retry_after: None }
     }
 
     pub(super) fn invalid(message: impl Into<String>) -> Self {
@@ -50,10 +56,14 @@ impl Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        match self.retry_after {
+        let mut response = match self.retry_after {
             Some(seconds) => answer::try_later(self.status, self.code, &self.message, seconds),
             None => answer::error(self.status, self.code, &self.message),
+        };
+        if let Some(hint) = self.hint.and_then(|hint| HeaderValue::try_from(hint).ok()) {
+            response.headers_mut().insert(HINT, hint);
         }
+        response
     }
 }
 
@@ -96,7 +106,8 @@ impl From<ServiceError> for Problem {
         };
         report(&error);
         let problem = Self::new(status, code, with_hint(&error, error.to_string()));
-        Self { retry_after: retry_after(&error), ..problem }
+        let hint = error.hint().map(str::to_owned);
+        Self { hint, retry_after: retry_after(&error), ..problem }
     }
 }
 

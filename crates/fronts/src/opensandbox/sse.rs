@@ -4,6 +4,7 @@
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use domain::Exit;
 use futures_util::Stream;
 use http::header;
 use serde::Serialize;
@@ -44,6 +45,38 @@ pub(super) struct Failure<'a> {
     /// The exit code as text, or what went wrong.
     evalue: &'a str,
     traceback: [&'a str; 1],
+    /// How it ended if not by an exit code; our own, for clients that act on it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    coracle: Option<Ending>,
+}
+
+/// An end that the API has no number for.
+#[derive(Clone, Copy, Serialize)]
+#[serde(tag = "ending", rename_all = "snake_case")]
+pub(super) enum Ending {
+    Signal {
+        signal: i32,
+    },
+    Oom,
+    Deadline,
+    /// Nobody saw how.
+    Lost,
+    /// The program does not exist.
+    Missing,
+    /// The program is there but cannot be executed.
+    NotExecutable,
+}
+
+impl Ending {
+    pub(super) fn of(exit: Exit) -> Option<Self> {
+        match exit {
+            Exit::Code(_) => None,
+            Exit::Signal(signal) => Some(Self::Signal { signal }),
+            Exit::Oom => Some(Self::Oom),
+            Exit::Deadline => Some(Self::Deadline),
+            Exit::Lost => Some(Self::Lost),
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -59,7 +92,12 @@ impl<'a> Event<'a> {
     }
 
     pub(super) fn failure(evalue: &'a str, detail: &'a str) -> Self {
-        Self::Error { error: Failure { ename: "CommandExecError", evalue, traceback: [detail] } }
+        Self::failure_by(None, evalue, detail)
+    }
+
+    pub(super) fn failure_by(ending: Option<Ending>, evalue: &'a str, detail: &'a str) -> Self {
+        let traceback = [detail];
+        Self::Error { error: Failure { ename: "CommandExecError", evalue, traceback, coracle: ending } }
     }
 
     pub(super) fn write_to(self, buffer: &mut Vec<u8>) {
@@ -109,6 +147,10 @@ mod tests {
             (
                 Event::failure("3", "exit status 3"),
                 r#"{"type":"error","error":{"ename":"CommandExecError","evalue":"3","traceback":["exit status 3"]},"timestamp":"#,
+            ),
+            (
+                Event::failure_by(Ending::of(Exit::Signal(9)), "-1", "killed"),
+                r#"{"type":"error","error":{"ename":"CommandExecError","evalue":"-1","traceback":["killed"],"coracle":{"ending":"signal","signal":9}},"timestamp":"#,
             ),
             (
                 Event::ExecutionComplete { execution_time: 12 },

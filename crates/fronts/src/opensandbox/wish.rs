@@ -49,6 +49,7 @@ pub(super) fn parse(body: CreateBody) -> Result<Wish, Problem> {
     labels::check(&labels)?;
     let extensions = Extensions::parse(body.extensions.unwrap_or_default())?;
     resources.disk = extensions.disk;
+    resources.pids = extensions.pids;
     let notes = Notes {
         extensions: extensions.echoed,
         platform: platform(body.platform)?,
@@ -194,6 +195,7 @@ struct Extensions {
     lines: Option<Lines>,
     idle_timeout: Option<Duration>,
     disk: Option<Bytes>,
+    pids: Option<u32>,
     renew_on_access: Option<u64>,
     name: Option<String>,
 }
@@ -220,6 +222,10 @@ impl Extensions {
                 self.lines = Some(Lines::parse(value).map_err(|e| Wrong::Value(e.to_string()))?)
             }
             "coracle.disk" => self.disk = Some(Bytes::parse(value).map_err(|e| Wrong::Value(e.to_string()))?),
+            "coracle.pids" => {
+                let count = number(value, 1..=u64::from(u32::MAX))?;
+                self.pids = Some(u32::try_from(count).expect("the range ends there"));
+            }
             "coracle.idle-timeout" => {
                 self.idle_timeout = Some(Duration::from_secs(number(value, 1..=u64::MAX)?))
             }
@@ -315,6 +321,7 @@ mod tests {
             (json!({"templateId": "t"}), "FSB::API_NOT_SUPPORTED"),
             (json!({"extensions": {"poolRef": "p"}}), "SANDBOX::UNSUPPORTED_POOL_REF"),
             (json!({"extensions": {"coracle.lines": "X"}}), "SANDBOX::INVALID_PARAMETER"),
+            (json!({"extensions": {"coracle.pids": "0"}}), "SANDBOX::INVALID_PARAMETER"),
             (json!({"extensions": {"coracle.network": "on"}}), "SANDBOX::API_NOT_SUPPORTED"),
             (json!({"extensions": {"access.renew.extend.seconds": "299"}}), "SANDBOX::INVALID_PARAMETER"),
         ] {
@@ -325,12 +332,13 @@ mod tests {
     #[test]
     fn our_extensions_reach_the_core_and_foreign_ones_are_echoed() {
         let wish = create(json!({"extensions": {
-            "coracle.lines": "S", "coracle.disk": "100Mi", "coracle.idle-timeout": "90",
+            "coracle.lines": "S", "coracle.disk": "100Mi", "coracle.pids": "64", "coracle.idle-timeout": "90",
             "coracle.network": "off", "opensandbox.extensions.team": "x", "unknown": "y",
             "access.renew.extend.seconds": "300",
         }}));
         let wish = wish.unwrap();
         assert_eq!(wish.spec.resources.disk, Some(Bytes::mib(100)));
+        assert_eq!(wish.spec.resources.pids, Some(64));
         assert_eq!(wish.idle_timeout, Some(Duration::from_secs(90)));
         let notes: Notes = serde_json::from_slice(&wish.notes).unwrap();
         assert_eq!(notes.lines.as_deref(), Some("S"));

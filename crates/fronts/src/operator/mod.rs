@@ -1,5 +1,6 @@
 //! What only operators need: health, version, measurements, and what holds for one sandbox.
 
+mod events;
 mod keys;
 mod names;
 
@@ -38,6 +39,9 @@ pub(crate) fn table() -> Vec<(&'static str, MethodRouter<Front>)> {
         ("/version", get(version)),
         ("/metrics", get(measurements)),
         ("/coracle/v1/sandboxes/{id}", get(sandbox)),
+        ("/coracle/v1/events", get(events::events)),
+        ("/coracle/v1/errors", get(events::errors)),
+        ("/coracle/v1/capabilities", get(events::capabilities)),
         ("/coracle/v1/keys", get(keys::list).post(keys::issue)),
         ("/coracle/v1/keys/{id}", delete(keys::revoke)),
         ("/coracle/v1/names/{name}", get(names::find)),

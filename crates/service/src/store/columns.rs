@@ -246,7 +246,7 @@ impl ExitJson {
 }
 
 impl CauseJson {
-    fn of(cause: Cause) -> Self {
+    pub(super) fn of(cause: Cause) -> Self {
         match cause {
             Cause::Destroyed => Self::Destroyed,
             Cause::Expired => Self::Expired,
@@ -259,7 +259,7 @@ impl CauseJson {
         }
     }
 
-    fn into_domain(self) -> Cause {
+    pub(super) fn into_domain(self) -> Cause {
         match self {
             Self::Destroyed => Cause::Destroyed,
             Self::Expired => Cause::Expired,

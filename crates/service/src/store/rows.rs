@@ -128,6 +128,6 @@ pub(super) fn wall_time(micros: i64) -> SystemTime {
     UNIX_EPOCH + span(micros)
 }
 
-fn json(value: &impl Serialize) -> String {
+pub(super) fn json(value: &impl Serialize) -> String {
     serde_json::to_string(value).expect("our columns have string keys only")
 }

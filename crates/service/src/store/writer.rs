@@ -57,6 +57,11 @@ impl Writer {
                 }
                 Write::InsertKey(key, answer) => reply(answer, self.insert_key(&key)),
                 Write::DeleteKey(id, answer) => reply(answer, self.delete_key(&id)),
+                Write::Events(events) => {
+                    if let Err(error) = super::events::write(&mut self.connection, &events) {
+                        tracing::warn!(%error, "some events were not kept");
+                    }
+                }
                 Write::Close(done) => {
                     self.close();
                     // Nobody may be waiting any more.

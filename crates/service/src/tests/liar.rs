@@ -1,12 +1,14 @@
 //! An agent that has been taken over: whatever it sends ends in an error or in harmless data,
 //! never in a panic, a wait without end or memory without bound.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use domain::process::Process;
 use domain::{Identity, Position, ProcessId, SandboxId};
 use proptest::prelude::*;
 use tokio::io::AsyncWriteExt;
+use tokio::sync::Semaphore;
 use wire::files::{FileInfo, FileKind, FileOperation};
 use wire::frame::MAX_PAYLOAD;
 use wire::process::{Ended, Exit};
@@ -23,7 +25,7 @@ use crate::transfer::Reading;
 use crate::{ErrorKind, Event, FileFault, ServiceError};
 
 fn output(offset: u64, bytes: &[u8]) -> Frame {
-    Frame::Output { stream: StreamTag::Stdout, offset, bytes: bytes.to_vec() }
+    Frame::Output { stream: StreamTag::Stdout, offset, bytes: bytes.to_vec().into() }
 }
 
 fn started() -> Frame {
@@ -90,11 +92,11 @@ async fn frames_of_the_wrong_kind_or_length_are_not_believed() {
         endless,
         unknown,
         Vec::new(),
-        encoded(&[Frame::Control(b"not json".to_vec())]),
-        encoded(&[Frame::Control(b"{\"unheard_of\":1}".to_vec())]),
+        encoded(&[Frame::Control(b"not json"[..].into())]),
+        encoded(&[Frame::Control(b"{\"unheard_of\":1}"[..].into())]),
         encoded(&[Frame::message(&Reply::Ok)]),
         encoded(&[output(0, b"early")]),
-        encoded(&[started(), Frame::Data(vec![1])]),
+        encoded(&[started(), Frame::Data(vec![1].into())]),
         encoded(&[started(), Frame::End]),
         encoded(&[started(), Frame::message(&Reply::Ok)]),
         encoded(&[started(), output(0, b"and then nothing")]),
@@ -108,7 +110,7 @@ async fn frames_of_the_wrong_kind_or_length_are_not_believed() {
 async fn an_agent_that_says_nothing_is_waited_for_but_not_for_ever() {
     let (ours, _theirs) = tokio::io::duplex(4096);
     let agent = Agent::new(Pretend::new(), SandboxId::from_entropy([1; 20]));
-    let error = agent.first_answer(&mut Connection::new(Box::new(ours))).await.unwrap_err();
+    let error = agent.first_answer(&mut alone(ours)).await.unwrap_err();
     assert!(error.to_string().contains("could not answer"), "{error}");
 }
 
@@ -119,16 +121,50 @@ async fn an_answer_without_end_is_cut_off() {
         let mut bytes = encoded(&[Frame::message(&Greeting { version: 1 })]);
         loop {
             theirs.write_all(&bytes).await?;
-            bytes = encoded(&[Frame::Data(vec![b'['; MAX_PAYLOAD])]);
+            bytes = encoded(&[Frame::Data(vec![b'['; MAX_PAYLOAD].into())]);
         }
         #[expect(unreachable_code, reason = "it names the type of the error above")]
         Ok::<(), std::io::Error>(())
     });
-    let mut connection = Connection::new(Box::new(ours));
+    let mut connection = alone(ours);
     let error = connection.answer().await.unwrap_err();
     assert!(error.to_string().contains("without end"), "{error}");
     drop(connection);
     sending.await.unwrap().expect_err("the connection is closed");
+}
+
+/// A connection to an agent that has no other.
+fn alone(stream: tokio::io::DuplexStream) -> Connection {
+    Connection::of(Box::new(stream), Arc::new(Semaphore::new(1)))
+}
+
+#[tokio::test]
+async fn of_one_agent_one_long_answer_is_held_at_a_time() {
+    let turn = Arc::new(Semaphore::new(1));
+    let connect = |bytes: Vec<u8>| {
+        let (ours, mut theirs) = tokio::io::duplex(1 << 20);
+        let connection = Connection::of(Box::new(ours), Arc::clone(&turn));
+        async move {
+            theirs.write_all(&bytes).await.unwrap();
+            (connection, theirs)
+        }
+    };
+    let greeting = Frame::message(&Greeting { version: 1 });
+    let endless = encoded(&[greeting.clone(), Frame::Data(b"[".to_vec())]);
+    let whole = encoded(&[greeting, Frame::Data(br#""ok""#.to_vec()), Frame::End]);
+    let (mut first, _stalling) = connect(endless).await;
+    let first = tokio::spawn(async move { first.answer().await });
+    while turn.available_permits() > 0 {
+        tokio::task::yield_now().await;
+    }
+    let (mut second, _done) = connect(whole).await;
+    let second = tokio::spawn(async move { second.answer().await });
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!second.is_finished(), "it has not waited for its turn");
+    first.abort();
+    assert_eq!(second.await.unwrap().unwrap(), Ok(Reply::Ok));
 }
 
 #[tokio::test]
@@ -137,7 +173,7 @@ async fn a_version_from_the_future_is_refused() {
         let (ours, mut theirs) = tokio::io::duplex(4096);
         let frames = [Frame::message(&Greeting { version }), Frame::message(&Reply::Ok)];
         theirs.write_all(&encoded(&frames)).await.unwrap();
-        assert!(Connection::new(Box::new(ours)).answer().await.is_err(), "{version}");
+        assert!(alone(ours).answer().await.is_err(), "{version}");
     }
 }
 
@@ -193,8 +229,8 @@ async fn more_of_a_file_than_was_asked_for_is_refused() {
         Request::File(request) if matches!(request.operation, FileOperation::Read { .. }) => {
             Some(encoded(&[
                 Frame::message(&Reply::Reading { size: 100 }),
-                Frame::Data(vec![0; 6]),
-                Frame::Data(vec![0; 6]),
+                Frame::Data(vec![0; 6].into()),
+                Frame::Data(vec![0; 6].into()),
                 Frame::End,
             ]))
         }
@@ -283,8 +319,8 @@ fn any_frame() -> impl Strategy<Value = Frame> {
     ];
     prop_oneof![
         message.prop_map(|reply| Frame::message(&reply)),
-        bytes().prop_map(Frame::Control),
-        bytes().prop_map(Frame::Data),
+        bytes().prop_map(|bytes| Frame::Control(bytes.into())),
+        bytes().prop_map(|bytes| Frame::Data(bytes.into())),
         Just(Frame::End),
         (number(), bytes()).prop_map(|(offset, bytes)| output(offset, &bytes)),
     ]
@@ -297,7 +333,7 @@ async fn read_everything(bytes: &[u8]) {
     let connection = async || {
         let (ours, mut theirs) = tokio::io::duplex(1 << 20);
         theirs.write_all(bytes).await.unwrap();
-        Connection::new(Box::new(ours))
+        alone(ours)
     };
     let mut answers = connection().await;
     while answers.answer().await.is_ok() {}

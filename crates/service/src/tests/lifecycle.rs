@@ -86,6 +86,9 @@ async fn a_store_that_refuses_does_not_keep_a_sandbox_alive() {
     assert_eq!(bench.service.destroy(&bench.owner, &made.id).await.unwrap(), Outcome::Done);
     assert_eq!((bench.backend.count(), bench.all().total), (0, 0));
     store_accepts(&bench, "delete");
+    bench.service.create(&bench.owner, plain()).await.expect_err("it could not be found again");
+    assert_eq!((bench.backend.count(), bench.all().total), (0, 0));
+    store_accepts(&bench, "update");
     let other = bench.create().await;
     let (backend, state) = bench.crash().await;
     let found = Bench::with(backend, state, Clock::host()).await.all();

@@ -160,6 +160,20 @@ async fn a_start_that_did_not_get_to_its_entrypoint_is_undone() {
     assert_eq!(bench.backend.count(), 0);
 }
 
+#[tokio::test]
+async fn one_that_was_handed_over_never_vanishes() {
+    let bench = Bench::new().await;
+    for _ in 0..20 {
+        let made = bench.create().await;
+        // Server and agent die in the moment in which the client has its answer.
+        let copy = snapshot_of(&bench);
+        let backend = super::pretend::Pretend::new();
+        let later = Bench::with(backend, copy, Clock::host()).await;
+        let found = later.service.get(&later.owner, &made.id).unwrap();
+        assert_eq!(found.phase, Phase::Failed(Cause::AgentDied));
+    }
+}
+
 /// The state directory as a crash at this moment would leave it.
 fn snapshot_of(bench: &Bench) -> tempfile::TempDir {
     let copy = tempfile::tempdir().unwrap();

@@ -1,5 +1,6 @@
 //! Waits that do not kill, against an agent that prints when it is told to.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use domain::{ProcessId, SandboxId};
@@ -23,7 +24,7 @@ async fn followed() -> (Following, DuplexStream) {
     let agent = Agent::new(Pretend::new(), SandboxId::from_entropy([1; 20]));
     let activity = Activity::new(Clock::host());
     let process = ProcessId::from_entropy([1; 16]);
-    let connection = Connection::new(Box::new(ours));
+    let connection = Connection::of(Box::new(ours), Arc::new(tokio::sync::Semaphore::new(1)));
     let place = Place::starting(0, 0);
     (Following::new(process, agent, connection, place, Commands::new(1), activity.begin()), theirs)
 }
@@ -35,7 +36,7 @@ async fn send(agent: &mut DuplexStream, frame: Frame) {
 }
 
 fn output(offset: u64) -> Frame {
-    Frame::Output { stream: StreamTag::Stdout, offset, bytes: b"x".to_vec() }
+    Frame::Output { stream: StreamTag::Stdout, offset, bytes: b"x"[..].into() }
 }
 
 #[tokio::test(start_paused = true)]

@@ -9,11 +9,12 @@ use axum::response::Response;
 use domain::process::{Command, Directory, Missing, Process};
 use domain::{Exit, Identity};
 use serde::{Deserialize, Serialize};
-use service::{ProcessStatus, ServiceError};
+use service::{FileFault, ProcessStatus, ServiceError};
 
 use super::fault::{Fault, Wish, process_id};
 use super::{Name, Scope, run as stream};
 use crate::opensandbox::Front;
+use crate::opensandbox::sse::Ending;
 use crate::opensandbox::types::{ended, rfc3339};
 use crate::opensandbox::wish::check_environment;
 use crate::trace::unique_hex;
@@ -54,7 +55,9 @@ pub(super) async fn run(
 pub(super) fn refuse(error: ServiceError, name: &str) -> Result<Response, Fault> {
     match &error {
         ServiceError::File(file) if file.operation == "exec" => {
-            Ok(stream::not_started(name, &Fault::from(error).0.message))
+            let missing = file.fault == FileFault::NotFound;
+            let ending = if missing { Ending::Missing } else { Ending::NotExecutable };
+            Ok(stream::not_started(name, ending, &Fault::from(error).0.message))
         }
         ServiceError::File(_) => Err(Fault::invalid(Fault::from(error).0.message)),
         _ => Err(error.into()),

@@ -81,7 +81,8 @@ impl From<ServiceError> for Fault {
         };
         problem::report(&error);
         let problem = Problem::new(status, code, problem::with_hint(&error, words(&error)));
-        Self(Problem { retry_after: problem::retry_after(&error), ..problem })
+        let hint = error.hint().map(str::to_owned);
+        Self(Problem { hint, retry_after: problem::retry_after(&error), ..problem })
     }
 }
 

@@ -6,7 +6,7 @@
 //! The parser in the usual crate takes all that the socket has before it looks at any of it;
 //! with files of gigabytes this one must not.
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf, Bytes};
 use futures_util::{Stream, StreamExt};
 use memchr::memmem;
 
@@ -31,9 +31,10 @@ pub(super) enum NotMultipart {
 /// A body being taken apart.
 pub(super) struct Multipart<S> {
     body: S,
-    buffer: BytesMut,
+    /// What has come of the body and was not taken yet, as it came.
+    buffer: Bytes,
     /// What stands between parts: a line end, two dashes, the boundary.
-    delimiter: Vec<u8>,
+    delimiter: memmem::Finder<'static>,
     inside: bool,
 }
 
@@ -43,9 +44,9 @@ where
 {
     pub(super) fn new(content_type: &str, body: S) -> Result<Self, NotMultipart> {
         let boundary = boundary(content_type).ok_or(NotMultipart::NoBoundary)?;
-        let delimiter = [b"\r\n--", boundary.as_bytes()].concat();
+        let delimiter = memmem::Finder::new(&[b"\r\n--", boundary.as_bytes()].concat()).into_owned();
         // The first delimiter may lack the line end before it; given one, it is like the rest.
-        let buffer = BytesMut::from(&b"\r\n"[..]);
+        let buffer = Bytes::from_static(b"\r\n");
         Ok(Self { body, buffer, delimiter, inside: true })
     }
 
@@ -82,31 +83,38 @@ where
             if !self.inside {
                 return Ok(None);
             }
-            match memmem::find(&self.buffer, &self.delimiter) {
+            match self.delimiter.find(&self.buffer) {
                 Some(0) => {
-                    drop(self.buffer.split_to(self.delimiter.len()));
+                    self.buffer.advance(self.delimiter.needle().len());
                     self.inside = false;
                 }
-                Some(end) => return Ok(Some(self.buffer.split_to(end).freeze())),
-                // The last bytes may be the beginning of a delimiter.
-                None if self.buffer.len() >= self.delimiter.len() => {
-                    let sure = self.buffer.len() + 1 - self.delimiter.len();
-                    return Ok(Some(self.buffer.split_to(sure).freeze()));
-                }
-                None => self.more().await?,
+                Some(end) => return Ok(Some(self.buffer.split_to(end))),
+                None => match self.buffer.len() - self.begun_delimiter() {
+                    0 => self.more().await?,
+                    sure => return Ok(Some(self.buffer.split_to(sure))),
+                },
             }
         }
     }
 
+    /// How many of the last bytes may be the beginning of a delimiter.
+    fn begun_delimiter(&self) -> usize {
+        let delimiter = self.delimiter.needle();
+        let longest = (delimiter.len() - 1).min(self.buffer.len());
+        let begun = |length: &usize| self.buffer.ends_with(&delimiter[..*length]);
+        (1..=longest).rev().find(begun).unwrap_or(0)
+    }
+
+    /// Adds what comes next. Content is hardly ever copied here: only a head, or the beginning of
+    /// a delimiter, waits for more.
     async fn more(&mut self) -> Result<(), NotMultipart> {
         match self.body.next().await {
-            Some(Ok(bytes)) => {
-                self.buffer.extend_from_slice(&bytes);
-                Ok(())
-            }
-            Some(Err(_)) => Err(NotMultipart::Broken),
-            None => Err(NotMultipart::Unfinished),
+            Some(Ok(bytes)) if self.buffer.is_empty() => self.buffer = bytes,
+            Some(Ok(bytes)) => self.buffer = [self.buffer.as_ref(), &bytes].concat().into(),
+            Some(Err(_)) => return Err(NotMultipart::Broken),
+            None => return Err(NotMultipart::Unfinished),
         }
+        Ok(())
     }
 
     /// The body, for somebody who wants to read it to its end.

@@ -11,7 +11,7 @@ use service::{Ended, Event as Happening, Following, ServiceError};
 use tokio::time::{Instant, Interval, interval_at, sleep_until};
 
 use crate::opensandbox::lines::Splitter;
-use crate::opensandbox::sse::{self, Event};
+use crate::opensandbox::sse::{self, Ending, Event};
 use crate::opensandbox::types::ended;
 use crate::settings::Lines;
 
@@ -39,9 +39,9 @@ pub(super) fn background(name: &str) -> Response {
 }
 
 /// The whole story of something that could not be started.
-pub(super) fn not_started(name: &str, why: &str) -> Response {
+pub(super) fn not_started(name: &str, ending: Ending, why: &str) -> Response {
     let mut frame = opening(name);
-    Event::failure(why, why).write_to(&mut frame);
+    Event::failure_by(Some(ending), why, why).write_to(&mut frame);
     sse::response(stream::once(async { Ok(Bytes::from(frame)) }))
 }
 
@@ -124,7 +124,7 @@ impl Run {
             Err(error) => {
                 self.show_all();
                 tracing::warn!(%error, "a command was lost while it was followed");
-                Event::failure("-1", &error.to_string()).write_to(&mut self.buffer);
+                Event::failure_by(Some(Ending::Lost), "-1", &error.to_string()).write_to(&mut self.buffer);
                 self.over = true;
             }
         }
@@ -142,7 +142,8 @@ impl Run {
                 Event::failure(&code.to_string(), &detail).write_to(&mut self.buffer);
             }
             Exit::Signal(_) | Exit::Oom | Exit::Deadline | Exit::Lost => {
-                Event::failure("-1", &format!("the command {}", ended(end.exit))).write_to(&mut self.buffer);
+                let detail = format!("the command {}", ended(end.exit));
+                Event::failure_by(Ending::of(end.exit), "-1", &detail).write_to(&mut self.buffer);
             }
         }
         self.over = true;

@@ -1,0 +1,113 @@
+//! The part of the hierarchy that an ordinary user was given.
+//!
+//! ```text
+//! GROUP                       the group we were started in, if we may write there
+//! GROUP/coracle.processes     where our own processes go: the kernel lets a group hold either
+//!                             processes or controllers for the groups below
+//! GROUP/coracle/<instance>/…  sandboxes, as for root
+//! ```
+//!
+//! systemd gives such a group to a unit with `Delegate=`. A process can be moved only below a group
+//! that the mover may write, so no other group of the same user would do. A later start may be
+//! in another group; what was made in a former one is found by a list in the state directory.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Access, AtFlags, CWD};
+
+use super::OURS;
+use super::table::{self, CgroupMount};
+
+const LEAF: &str = "coracle.processes";
+/// The list of groups that were used, in the state directory.
+const LIST: &str = "groups";
+
+/// Leaves the group we were started in for one below, if it is ours to divide. Whoever starts
+/// further processes of ours calls this first, so that none of them stays behind.
+pub fn make_room() -> io::Result<()> {
+    let mounts = table::mounted()?;
+    let unified = table::unified(&mounts)?;
+    let group = given(unified)?;
+    if unified.own_group()? != group || !divides(&group)? {
+        return Ok(());
+    }
+    let leaf = group.join(LEAF);
+    match fs::create_dir(&leaf) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    fs::write(leaf.join("cgroup.procs"), "0")
+}
+
+/// Undoes [`make_room`] if nothing of ours is left but ourselves.
+pub fn give_room_back() -> io::Result<()> {
+    let mounts = table::mounted()?;
+    let unified = table::unified(&mounts)?;
+    let group = given(unified)?;
+    if unified.own_group()? == group { Ok(()) } else { give_back(&group) }
+}
+
+/// The group that is ours to divide, or why there is none.
+pub(super) fn given(unified: &CgroupMount) -> io::Result<PathBuf> {
+    let own = unified.own_group()?;
+    let above = own.parent().filter(|_| own.ends_with(LEAF));
+    let group = above.map_or(own.clone(), Path::to_owned);
+    for path in [group.clone(), group.join("cgroup.procs"), group.join("cgroup.subtree_control")] {
+        rustix::fs::accessat(CWD, &path, Access::WRITE_OK, AtFlags::EACCESS).map_err(|errno| {
+            let error = io::Error::from(errno);
+            io::Error::new(error.kind(), format!("our own control group cannot be written: {error}"))
+        })?;
+    }
+    Ok(group)
+}
+
+/// Whether the group has controllers to pass on; only then must it be empty of processes.
+fn divides(group: &Path) -> io::Result<bool> {
+    let offered = fs::read_to_string(group.join("cgroup.controllers"))?;
+    Ok(offered.split_whitespace().any(|word| super::CONTROLLERS.contains(&word)))
+}
+
+/// Groups of former starts in which something of `instance` is left.
+pub(super) fn former(state_dir: &Path, instance: &str) -> io::Result<Vec<PathBuf>> {
+    let text = match fs::read_to_string(state_dir.join(LIST)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+        other => other?,
+    };
+    let left = |group: &PathBuf| group.join(OURS).join(instance).is_dir();
+    Ok(text.lines().map(PathBuf::from).filter(left).collect())
+}
+
+/// Writes down which groups are used from now on, before anything is made in them.
+pub(super) fn remember(state_dir: &Path, groups: &[&PathBuf]) -> io::Result<()> {
+    let lines: String = groups.iter().map(|group| format!("{}\n", group.display())).collect();
+    let fresh = state_dir.join(format!("{LIST}.new"));
+    fs::write(&fresh, lines)?;
+    fs::rename(fresh, state_dir.join(LIST))
+}
+
+/// Leaves a group as it was found when nothing else was made in it: no controllers for the groups
+/// below, and ourselves in it again. Processes of ours that are still below keep their group.
+pub(super) fn give_back(group: &Path) -> io::Result<()> {
+    let leaf = group.join(LEAF);
+    for entry in fs::read_dir(group)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() && entry.path() != leaf {
+            return Ok(());
+        }
+    }
+    if !leaf.is_dir() {
+        return Ok(());
+    }
+    let passed_on = fs::read_to_string(group.join("cgroup.subtree_control"))?;
+    let none: String = passed_on.split_whitespace().map(|word| format!("-{word} ")).collect();
+    if !none.is_empty() {
+        fs::write(group.join("cgroup.subtree_control"), none)?;
+    }
+    fs::write(group.join("cgroup.procs"), "0")?;
+    match super::remove_group(&leaf) {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+        other => other,
+    }
+}

@@ -1,0 +1,147 @@
+//! Ranges, alone and beside other state directories.
+#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+use tempfile::TempDir;
+
+use super::*;
+
+const FEW: u32 = 64;
+const BASE: u32 = 1_879_048_192;
+
+/// A state directory and, beside it, what this host knows.
+fn open(state: &TempDir) -> Ranges {
+    open_on(state, state)
+}
+
+fn open_on(host: &TempDir, state: &TempDir) -> Ranges {
+    let (ranges, host) = (state.path().join("ranges"), host.path().join("uids"));
+    Ranges::open_beside(&ranges, &host, BASE, FEW, Vec::new()).unwrap()
+}
+
+/// Takes all ranges that there are for this state directory.
+fn take_all(ranges: &mut Ranges, name: &str) -> BTreeSet<u32> {
+    let all = (0..).map(|number| ranges.allocate(&format!("{name}{number}")));
+    all.map_while(Result::ok).map(|range| range.first).collect()
+}
+
+#[test]
+fn two_state_directories_never_share_a_range() {
+    let (host, one, two) = (TempDir::new().unwrap(), TempDir::new().unwrap(), TempDir::new().unwrap());
+    let (mut first, mut second) = (open_on(&host, &one), open_on(&host, &two));
+    let a = first.allocate("a").unwrap();
+    let taken = take_all(&mut second, "b");
+    assert!((31..=32).contains(&taken.len()), "one of the two blocks is left for it: {taken:?}");
+    assert!(!taken.contains(&a.first));
+}
+
+#[test]
+fn a_crooked_base_meets_nobody_either() {
+    let (host, one, two) = (TempDir::new().unwrap(), TempDir::new().unwrap(), TempDir::new().unwrap());
+    let taken = take_all(&mut open_on(&host, &one), "a");
+    let (ranges, uids) = (two.path().join("ranges"), host.path().join("uids"));
+    let mut second = Ranges::open_beside(&ranges, &uids, BASE - 5, FEW, Vec::new()).unwrap();
+    assert_eq!(taken.len(), FEW as usize - 1);
+    second.allocate("b").unwrap_err();
+}
+
+#[test]
+fn what_a_killed_launcher_claimed_is_free_when_its_sandboxes_are_gone() {
+    let (host, one, two) = (TempDir::new().unwrap(), TempDir::new().unwrap(), TempDir::new().unwrap());
+    let taken = take_all(&mut open_on(&host, &one), "a");
+    open_on(&host, &two).allocate("b").expect_err("its sandboxes live on");
+    let mut first = open_on(&host, &one);
+    for number in 0..taken.len() {
+        first.release(&format!("a{number}")).unwrap();
+    }
+    first.allocate("new").unwrap();
+    drop(first);
+    let mut second = open_on(&host, &two);
+    let before = take_all(&mut second, "b").len();
+    assert!((31..=32).contains(&before), "all but the block of the last one: {before}");
+    drop(one);
+    let after = take_all(&mut second, "c").len();
+    assert_eq!(before + after, taken.len(), "a state directory that is gone uses nothing");
+}
+
+#[test]
+fn what_a_living_launcher_claimed_stays_its_own() {
+    let (host, one, two) = (TempDir::new().unwrap(), TempDir::new().unwrap(), TempDir::new().unwrap());
+    let mut first = open_on(&host, &one);
+    let a = first.allocate("a").unwrap();
+    first.release("a").unwrap();
+    let taken = take_all(&mut open_on(&host, &two), "b");
+    assert!(!taken.contains(&a.first));
+    first.allocate("a").unwrap();
+}
+
+#[test]
+fn ranges_of_another_base_are_kept_apart_while_their_sandboxes_live() {
+    let state = TempDir::new().unwrap();
+    let old = open(&state).allocate("a").unwrap();
+    let (ranges, uids) = (state.path().join("ranges"), state.path().join("uids"));
+    let mut moved = Ranges::open_beside(&ranges, &uids, BASE - 5, FEW, Vec::new()).unwrap();
+    let taken = take_all(&mut moved, "b");
+    assert!(taken.iter().all(|first| first.abs_diff(old.first) >= WIDTH), "{old:?} {taken:?}");
+    assert!(taken.len() > 32);
+}
+
+#[test]
+fn no_two_sandboxes_share_a_range_until_all_are_taken() {
+    let directory = TempDir::new().unwrap();
+    let mut ranges = open(&directory);
+    let mut seen = BTreeSet::new();
+    for number in 1..FEW {
+        let range = ranges.allocate(&format!("s{number}")).unwrap();
+        assert!(range.index > 0 && seen.insert(range.first));
+    }
+    assert!(matches!(ranges.allocate("more"), Err(RangeError::Exhausted)));
+    ranges.release("s7").unwrap();
+    ranges.allocate("more").unwrap();
+}
+
+#[test]
+fn what_was_recorded_is_found_again() {
+    let directory = TempDir::new().unwrap();
+    let range = open(&directory).allocate("a").unwrap();
+    let other = range.index % (FEW - 2) + 1;
+    fs::write(directory.path().join("ranges").join(other.to_string()), "").unwrap();
+    let mut again = open(&directory);
+    assert_eq!(again.of("a"), Some(range));
+    assert_eq!(again.allocate("a").unwrap(), range);
+    again.release("a").unwrap();
+    again.release("a").unwrap();
+    assert_eq!(fs::read_dir(directory.path().join("ranges")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_range_that_was_just_freed_rests() {
+    let directory = TempDir::new().unwrap();
+    let mut ranges = open(&directory);
+    let first = ranges.allocate("a").unwrap();
+    ranges.release("a").unwrap();
+    assert_ne!(ranges.allocate("b").unwrap(), first);
+}
+
+#[test]
+fn ids_that_users_have_are_left_alone() {
+    let directory = TempDir::new().unwrap();
+    let text = format!("# none\nann:{}:{}\nbob:100000:65536\nbroken\n", BASE + WIDTH + 5, WIDTH);
+    let given = subordinate(&text);
+    assert_eq!(given.len(), 2);
+    let path = directory.path();
+    let mut ranges = Ranges::open_beside(&path.join("ranges"), &path.join("uids"), BASE, FEW, given).unwrap();
+    let indexes: Vec<u32> = (3..FEW).map(|n| ranges.allocate(&n.to_string()).unwrap().index).collect();
+    assert!(!indexes.contains(&1) && !indexes.contains(&2));
+    assert!(matches!(ranges.allocate("more"), Err(RangeError::Exhausted)));
+}
+
+#[test]
+fn a_base_that_cannot_hold_them_is_refused() {
+    let directory = TempDir::new().unwrap();
+    let (ranges, uids) = (directory.path().join("ranges"), directory.path().join("uids"));
+    let open = |base, given: &[(u64, u64)]| Ranges::open_beside(&ranges, &uids, base, FEW, given.to_vec());
+    assert!(matches!(open(u32::MAX - 5, &[]), Err(RangeError::BadBase(_))));
+    assert!(matches!(open(0, &[]), Err(RangeError::BadBase(_))));
+    let all = [(u64::from(BASE), 1)];
+    assert!(matches!(open(BASE, &all), Err(RangeError::ServerBlocked(_))));
+}

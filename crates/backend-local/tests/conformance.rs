@@ -1,0 +1,190 @@
+//! The backend of this host held to what every backend must do: as root, as an ordinary user, and
+//! as one to whom a control group was delegated.
+//!
+//! This program is test, launcher and agent in one, as `coracle` is. It forks, so it has a main
+//! function of its own instead of the test harness with its threads.
+#![expect(clippy::unwrap_used, clippy::print_stderr, reason = "a test stops at the first surprise")]
+
+use std::fs;
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::os::unix::fs::chown;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+
+use backend::SharedBackend;
+use backend::conformance::{Subject, check_all};
+use backend_local::jail::plan::Limits;
+use backend_local::launcher::Launcher;
+use backend_local::launcher::record::Records;
+use backend_local::launcher::serve::Loop;
+use backend_local::native::{Defaults, Native};
+use backend_local::settings::{Lifetime, Maxima, MountRule, Settings};
+use domain::{Bytes, SandboxId};
+use linux::namespaces::{self, Namespaces, Setgroups};
+use linux::spawn::{self, End, Forked, SingleThread};
+use rustix::process::{DumpableBehavior, Pid, Signal, kill_process, set_dumpable_behavior};
+use tempfile::TempDir;
+
+const ORDINARY: u32 = 61_234;
+/// The first host uid that sandboxes get.
+const BASE: u32 = 1_879_048_192;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [_, "__agent"] => panic!("{:?}", agent::run().unwrap_err()),
+        [_, "__launcher", state, instance] => launch(state.into(), instance),
+        _ => hold_all(),
+    }
+}
+
+fn hold_all() {
+    if !rustix::process::geteuid().is_root() {
+        return hold("as an ordinary user", None, None);
+    }
+    hold("as root", None, None);
+    hold("as an ordinary user", Some(ORDINARY), None);
+    let delegated = Delegated::make();
+    hold("with a delegated group", Some(ORDINARY), Some(&delegated.0));
+}
+
+/// Runs the checks in a child that has become `user` and gone into `group`.
+fn hold(whom: &str, user: Option<u32>, group: Option<&Path>) {
+    let state = TempDir::new().unwrap();
+    if user.is_some() {
+        chown(state.path(), user, user).unwrap();
+    }
+    match SingleThread::prove().unwrap().fork(Namespaces::NONE, None).unwrap() {
+        Forked::Child => {
+            if let Some(group) = group {
+                fs::write(group.join("cgroup.procs"), "0").unwrap();
+            }
+            if let Some(id) = user {
+                namespaces::become_ids(id, id, Setgroups::Allow).unwrap();
+                // Changing ids hides our own /proc files from us; a program that was started as
+                // this user would see them.
+                set_dumpable_behavior(DumpableBehavior::Dumpable).unwrap();
+            }
+            check(whom, state.path());
+            spawn::exit_now(0)
+        }
+        Forked::Parent { pidfd, .. } => {
+            assert_eq!(spawn::wait(pidfd.as_fd()).unwrap(), End::Code(0), "{whom}: a check failed");
+        }
+    }
+}
+
+fn check(whom: &str, state: &Path) {
+    // Sandboxes whose launcher was killed become our children, as they become a supervisor's.
+    namespaces::adopt_orphans().unwrap();
+    let host = Host { state: state.to_owned(), launcher: Mutex::new(None) };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let passed = runtime.block_on(check_all(&host));
+    host.close();
+    eprintln!("{whom}: {} checks of backend::conformance passed", passed.len());
+}
+
+/// This host with a launcher of our own.
+struct Host {
+    state: PathBuf,
+    launcher: Mutex<Option<Child>>,
+}
+
+impl Host {
+    fn start(&self) -> Child {
+        let instance = format!("conformance{}", std::process::id());
+        let mut child = Command::new("/proc/self/exe")
+            .arg("__launcher")
+            .arg(&self.state)
+            .arg(instance)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut ready = [0];
+        child.stdout.as_mut().unwrap().read_exact(&mut ready).expect("the launcher comes up");
+        child
+    }
+
+    /// Ends the launcher as a server that stops does: it takes everything away.
+    fn close(&self) {
+        let mut launcher = self.launcher.lock().unwrap().take().unwrap();
+        drop(launcher.stdin.take());
+        assert!(launcher.wait().unwrap().success());
+    }
+}
+
+#[async_trait::async_trait]
+impl Subject for Host {
+    async fn open(&self) -> SharedBackend {
+        let mut launcher = self.launcher.lock().unwrap();
+        if let Some(mut former) = launcher.take() {
+            former.kill().unwrap();
+            former.wait().unwrap();
+        }
+        *launcher = Some(self.start());
+        let limits = Limits { memory: 256 << 20, cpus: 1000, pids: 128, disk: 64 << 20 };
+        let defaults = Defaults { limits, require_limits: false, max_processes: 16 };
+        Arc::new(Native::connect(&self.state, defaults).unwrap())
+    }
+
+    async fn strike(&self, id: &SandboxId) {
+        let record = Records::open(&self.state).unwrap().read(id.as_str()).unwrap();
+        let pid = Pid::from_raw(record.process.unwrap().pid).unwrap();
+        kill_process(pid, Signal::KILL).unwrap();
+    }
+}
+
+/// Serves until our standard input ends.
+fn launch(state_dir: PathBuf, instance: &str) {
+    let root = rustix::process::geteuid().is_root();
+    if root {
+        namespaces::unshare(Namespaces::MOUNT).unwrap();
+        linux::mounts::make_private().unwrap();
+    }
+    let launcher = Launcher::open(Settings {
+        image_state: state_dir.clone(),
+        state_dir,
+        instance: instance.to_owned(),
+        uid_base: BASE,
+        server_uid: None,
+        aliases: Default::default(),
+        strict_images: true,
+        pool_bytes: Some(Bytes::mib(1024).0),
+        free_space_floor: 0,
+        prepared: 1,
+        maxima: Maxima::default(),
+        mounts: MountRule::Refuse,
+        lifetime: Lifetime::Own,
+    });
+    let stop = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
+    let mut serving = Loop::open(launcher.unwrap(), stop).unwrap();
+    rustix::io::write(rustix::stdio::stdout(), b"r").unwrap();
+    serving.run().unwrap();
+}
+
+/// A v2 group that belongs to an ordinary user, as systemd delegates one.
+struct Delegated(PathBuf);
+
+impl Delegated {
+    fn make() -> Self {
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let line = table.lines().find(|line| line.contains(" - cgroup2 ")).expect("there is a v2 hierarchy");
+        let root = Path::new(line.split(' ').nth(4).unwrap());
+        let group = root.join(format!("coracle-conformance-{}", std::process::id()));
+        fs::create_dir(&group).unwrap();
+        for name in ["", "cgroup.procs", "cgroup.subtree_control", "cgroup.threads"] {
+            chown(group.join(name), Some(ORDINARY), Some(ORDINARY)).unwrap();
+        }
+        Self(group)
+    }
+}
+
+impl Drop for Delegated {
+    fn drop(&mut self) {
+        // It holds nothing any more, or somebody left something behind.
+        fs::remove_dir(&self.0).unwrap();
+    }
+}

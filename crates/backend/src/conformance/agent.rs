@@ -1,0 +1,131 @@
+//! Just enough of `wire` to see that an agent answers and runs commands.
+
+use std::collections::BTreeMap;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use wire::process::{Command, Exit, Identity, Retention, Start};
+use wire::{Call, Decoder, Frame, Greeting, Reply, Request, VERSION};
+
+use super::Made;
+use crate::AgentStream;
+
+/// A connection on which one request was made and greeted.
+pub(super) struct Connection {
+    stream: AgentStream,
+    decoder: Decoder,
+}
+
+/// What a command has done.
+#[derive(Debug)]
+pub(super) struct Ran {
+    pub(super) exit: Exit,
+    pub(super) output: String,
+}
+
+impl Made {
+    async fn ask(&self, request: Request) -> Connection {
+        let stream = self.backend.dial(&self.id).await.expect("the agent can be dialled");
+        let mut connection = Connection { stream, decoder: Decoder::new() };
+        let mut bytes = Vec::new();
+        Frame::message(&Call { version: VERSION, request }).encode(&mut bytes);
+        connection.stream.write_all(&bytes).await.expect("the agent listens");
+        let greeting: Greeting = connection.frame().await.read().expect("the agent greets");
+        assert!(greeting.version <= VERSION, "the agent is newer than we are");
+        connection
+    }
+
+    /// Sees that the agent's loop turns.
+    pub(super) async fn ping(&self) {
+        let reply = self.ask(Request::Ping).await.reply().await;
+        assert_eq!(reply, Reply::Ok);
+    }
+
+    /// Runs shell text to its end.
+    pub(super) async fn run(&self, text: &str) -> Ran {
+        self.start(PROCESS_OF_RUN, text).await.rest().await
+    }
+
+    /// Starts shell text and follows it.
+    pub(super) async fn start(&self, process: &str, text: &str) -> Connection {
+        let start = Start {
+            process: process.to_owned(),
+            command: Command::Shell { text: text.to_owned(), login: false },
+            identity: Identity::Default,
+            directory: None,
+            env: BTreeMap::new(),
+            terminal: None,
+            stdin: false,
+            tag: None,
+            deadline_ms: None,
+            retention: Retention { first: 0, last: 1 << 20, hold: false },
+            follow: true,
+        };
+        let mut connection = self.ask(Request::Start(start)).await;
+        let reply = connection.reply().await;
+        assert!(matches!(reply, Reply::Started { .. }), "`{text}` could not be started: {reply:?}");
+        connection
+    }
+
+    /// Follows a process from an offset on.
+    pub(super) async fn follow(&self, process: &str, from: u64) -> Connection {
+        let mut connection = self.ask(Request::Follow { process: process.to_owned(), from }).await;
+        let reply = connection.reply().await;
+        assert!(matches!(reply, Reply::Status(_)), "`{process}` cannot be followed: {reply:?}");
+        connection
+    }
+
+    /// How many bytes a process has printed.
+    pub(super) async fn written(&self, process: &str) -> u64 {
+        let reply = self.ask(Request::Status { process: process.to_owned() }).await.reply().await;
+        let Reply::Status(status) = reply else { panic!("no status of `{process}`: {reply:?}") };
+        status.written
+    }
+}
+
+/// One name is enough for commands that are waited for: it is free again when they are forgotten.
+const PROCESS_OF_RUN: &str = "c0ffee00c0ffee00c0ffee00c0ffee00";
+
+impl Connection {
+    async fn frame(&mut self) -> Frame {
+        let mut buffer = [0; 16 << 10];
+        loop {
+            if let Some(frame) = self.decoder.next_frame().expect("the agent speaks the protocol") {
+                return frame;
+            }
+            let length = self.stream.read(&mut buffer).await.expect("the connection holds");
+            assert_ne!(length, 0, "the agent ended the connection too early");
+            self.decoder.feed(&buffer[..length]);
+        }
+    }
+
+    async fn reply(&mut self) -> Reply {
+        self.frame().await.read().expect("the agent answers")
+    }
+
+    /// The next bytes that the process printed.
+    pub(super) async fn output(&mut self) -> Vec<u8> {
+        loop {
+            if let Frame::Output { bytes, .. } = self.frame().await {
+                return bytes.into();
+            }
+        }
+    }
+
+    /// Everything until the end of the process.
+    async fn rest(mut self) -> Ran {
+        let mut output = Vec::new();
+        loop {
+            match self.frame().await {
+                Frame::Output { bytes, .. } => output.extend(bytes),
+                frame => match frame.read().expect("the agent answers") {
+                    Reply::Ended(ended) => {
+                        let output = String::from_utf8_lossy(&output).into_owned();
+                        return Ran { exit: ended.exit, output };
+                    }
+                    Reply::Gap { .. } => {}
+                    other => panic!("`{other:?}` instead of an end"),
+                },
+            }
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! The checks, each named by the fact that it holds a backend to.
+
+use std::time::Duration;
+
+use domain::{Bytes, Cause, Cpus, Network, Resources, Spec};
+use wire::process::Exit;
+
+use super::{Check, Made, Subject, found, fresh_id};
+use crate::{BackendError, Condition};
+
+/// Every name in `Capabilities::limits`.
+const LIMITS: [&str; 4] = ["memory", "cpus", "pids", "disk"];
+
+/// A process that goes on until its sandbox ends.
+const LASTING: &str = "decade00decade00decade00decade00";
+
+/// How long nothing may happen in a paused sandbox to be believed.
+const STILL: Duration = Duration::from_millis(300);
+
+macro_rules! checks {
+    ($($name:ident),* $(,)?) => {
+        pub(super) const ALL: &[(&str, Check)] = &[$((stringify!($name), |subject| Box::pin($name(subject)))),*];
+    };
+}
+
+checks![
+    the_probe_names_limits_that_exist,
+    a_created_sandbox_has_an_agent_that_runs_commands,
+    what_is_in_force_is_told_of_every_limit,
+    a_named_limit_is_held_or_refused,
+    memory_past_its_limit_is_an_oom,
+    what_cannot_be_made_is_refused_and_leaves_nothing,
+    an_id_that_is_taken_is_refused_and_its_sandbox_lives_on,
+    a_paused_sandbox_stands_still_and_its_agent_answers,
+    usage_is_told_of_a_sandbox_that_exists,
+    destroying_twice_is_no_error,
+    a_backend_that_was_opened_anew_adopts_its_sandboxes,
+    a_death_is_reported_also_of_an_adopted_sandbox,
+];
+
+async fn the_probe_names_limits_that_exist(subject: &dyn Subject) {
+    let offered = subject.open().await.probe().await.expect("the host can be probed");
+    for limit in &offered.limits {
+        assert!(LIMITS.contains(&limit.as_str()), "`{limit}` is no limit");
+    }
+    let missing = LIMITS.len() - offered.limits.len();
+    assert!(offered.weaker.len() >= missing, "{missing} limits are not held and it is not said: {offered:?}");
+}
+
+async fn a_created_sandbox_has_an_agent_that_runs_commands(subject: &dyn Subject) {
+    let backend = subject.open().await;
+    let mut spec = Spec::plain();
+    spec.env.insert("GIVEN".to_owned(), "yes".to_owned());
+    let made = Made::of(&backend, &spec).await;
+    made.ping().await;
+    let ran = made.run("echo given: $GIVEN; echo more >&2; exit 7").await;
+    assert_eq!(ran.exit, Exit::Code(7), "{ran:?}");
+    assert!(ran.output.contains("given: yes") && ran.output.contains("more"), "{ran:?}");
+    assert_eq!(made.found().await.map(|found| found.condition), Some(Condition::Alive));
+    made.destroy().await;
+}
+
+async fn what_is_in_force_is_told_of_every_limit(subject: &dyn Subject) {
+    let backend = subject.open().await;
+    let offered = backend.probe().await.expect("the host can be probed");
+    let made = Made::plain(&backend).await;
+    assert_eq!(made.in_force.image, "host");
+    for limit in LIMITS {
+        let held = offered.limits.iter().any(|name| name == limit);
+        let told = made.in_force.measures.iter().any(|(name, _)| name == limit);
+        assert_eq!(told, held, "`{limit}`: {:?} of {offered:?}", made.in_force);
+    }
+    let missing = LIMITS.len() - offered.limits.len();
+    assert!(made.in_force.weaker.len() >= missing, "{:?}", made.in_force);
+    made.destroy().await;
+}
+
+fn with(limit: &str) -> Spec {
+    let mut resources = Resources::default();
+    match limit {
+        "memory" => resources.memory = Some(Bytes::mib(64)),
+        "cpus" => resources.cpus = Some(Cpus(500)),
+        "pids" => resources.pids = Some(32),
+        _ => resources.disk = Some(Bytes::mib(32)),
+    }
+    Spec { resources, ..Spec::plain() }
+}
+
+async fn a_named_limit_is_held_or_refused(subject: &dyn Subject) {
+    let backend = subject.open().await;
+    let offered = backend.probe().await.expect("the host can be probed");
+    for limit in LIMITS {
+        if offered.limits.iter().any(|name| name == limit) {
+            let made = Made::of(&backend, &with(limit)).await;
+            made.ping().await;
+            made.destroy().await;
+            continue;
+        }
+        let id = fresh_id();
+        let refused = backend.create(&id, &with(limit)).await;
+        let Err(BackendError::Unsupported { hint: Some(_), .. }) = &refused else {
+            panic!("a limit on {limit} that cannot be held: {refused:?}")
+        };
+        assert_eq!(found(&backend, &id).await, None, "a refused create left something");
+    }
+}
+
+async fn memory_past_its_limit_is_an_oom(subject: &dyn Subject) {
+    let backend = subject.open().await;
+    let offered = backend.probe().await.expect("the host can be probed");
+    if !offered.limits.iter().any(|name| name == "memory") {
+        return;
+    }
+    let made = Made::of(&backend, &with("memory")).await;
+    // It keeps a last line that never ends.
+    let ran = made.run("exec tail -n 1 /dev/zero").await;
+    assert_eq!(ran.exit, Exit::Oom, "{ran:?}");
+    let usage = backend.usage(&made.id).await.expect("it still exists");
+    assert_eq!(usage.memory_limit, Some(Bytes::mib(64)));
+    assert!(usage.oom_kills.is_some_and(|count| count > 0), "{usage:?}");
+    made.ping().await;
+    made.destroy().await;
+}
+
+async fn what_cannot_be_made_is_refused_and_leaves_nothing(subject: &dyn Subject) {
+    let backend = subject.open().await;
+    let id = fresh_id();
+    let spec = Spec { image: "conformance/no-such-image".to_owned(), ..Spec::plain() };
+    let refused = backend.create(&id, &spec).await;
+    assert!(matches!(refused, Err(BackendError::NoImage(_))), "an image that is not there: {refused:?}");
+    assert_eq!(found(&backend, &id).await, None, "a refused create left something");
+    for network in [Network::On, Network::Filtered] {
+        match backend.create(&id, &Spec { network, ..Spec::plain() }).await {
+            Ok(_) => backend.destroy(&id).await.expect("a sandbox can be destroyed"),
+            Err(BackendError::Unsupported { .. }) => {}
+            Err(error) => panic!("network {network:?}: {error:?}"),
+        }
+        assert_eq!(found(&backend, &id).await, None, "network {network:?} left something");
+    }
+}
+
+async fn an_id_that_is_taken_is_refused_and_its_sandbox_lives_on(subject: &dyn Subject) {
+    let backend = subject.open().await;
+    let made = Made::plain(&backend).await;
+    let again = backend.create(&made.id, &Spec::plain()).await;
+    assert!(again.is_err(), "two sandboxes have one id");
+    made.ping().await;
+    made.destroy().await;
+}
+
+async fn a_paused_sandbox_stands_still_and_its_agent_answers(subject: &dyn Subject) {
+    let backend = subject.open().await;
+    let offered = backend.probe().await.expect("the host can be probed");
+    let made = Made::plain(&backend).await;
+    let mut lasting = made.start(LASTING, "while :; do echo on; sleep 0.01; done").await;
+    lasting.output().await;
+    let paused = backend.pause(&made.id).await;
+    assert_eq!(paused.is_ok(), offered.pause, "{paused:?}");
+    if offered.pause {
+        assert_eq!(made.found().await.map(|found| found.condition), Some(Condition::Frozen));
+        let before = made.written(LASTING).await;
+        tokio::time::sleep(STILL).await;
+        assert_eq!(made.written(LASTING).await, before, "it goes on while it is paused");
+        backend.resume(&made.id).await.expect("what was paused can be resumed");
+        assert_eq!(made.found().await.map(|found| found.condition), Some(Condition::Alive));
+        made.follow(LASTING, before).await.output().await;
+    }
+    // A paused sandbox can be destroyed as well.
+    backend.pause(&made.id).await.err();
+    made.destroy().await;
+}
+
+async fn usage_is_told_of_a_sandbox_that_exists(subject: &dyn Subject) {
+    let backend = subject.open().await;
+    let offered = backend.probe().await.expect("the host can be probed");
+    let held = |name: &str| offered.limits.iter().any(|limit| limit == name);
+    let made = Made::plain(&backend).await;
+    made.run("true").await;
+    let usage = backend.usage(&made.id).await.expect("it exists");
+    assert_eq!(usage.memory_limit.is_some(), held("memory"), "{usage:?}");
+    assert_eq!(usage.cpu_limit.is_some(), held("cpus"), "{usage:?}");
+    let id = made.id.clone();
+    made.destroy().await;
+    let gone = backend.usage(&id).await;
+    assert!(matches!(gone, Err(BackendError::Gone)), "{gone:?}");
+}
+
+async fn destroying_twice_is_no_error(subject: &dyn Subject) {
+    let backend = subject.open().await;
+    let made = Made::plain(&backend).await;
+    let id = made.id.clone();
+    made.start(LASTING, "sleep 1000 & setsid sleep 1000 & wait").await;
+    made.destroy().await;
+    backend.destroy(&id).await.expect("what is gone already can be destroyed");
+    backend.destroy(&fresh_id()).await.expect("what never was can be destroyed");
+    let dialled = backend.dial(&id).await.err();
+    assert!(matches!(dialled, Some(BackendError::Gone)), "{dialled:?}");
+}
+
+async fn a_backend_that_was_opened_anew_adopts_its_sandboxes(subject: &dyn Subject) {
+    let before = subject.open().await;
+    let made = Made::plain(&before).await;
+    let mut lasting = made.start(LASTING, "echo first; while :; do sleep 0.1; echo on; done").await;
+    lasting.output().await;
+    drop((lasting, before));
+    let backend = subject.open().await;
+    let made = made.seen_by(&backend);
+    assert_eq!(made.found().await.map(|found| found.condition), Some(Condition::Alive));
+    let printed = made.follow(LASTING, 0).await.output().await;
+    assert!(printed.starts_with(b"first"), "{:?}", String::from_utf8_lossy(&printed));
+    backend.usage(&made.id).await.expect("it exists");
+    made.destroy().await;
+}
+
+async fn a_death_is_reported_also_of_an_adopted_sandbox(subject: &dyn Subject) {
+    let mut backend = subject.open().await;
+    for adopted in [false, true] {
+        let made = Made::plain(&backend).await;
+        if adopted {
+            backend = subject.open().await;
+        }
+        let made = made.seen_by(&backend);
+        let mut deaths = backend.deaths();
+        assert!(made.found().await.is_some());
+        subject.strike(&made.id).await;
+        let death = deaths.recv().await.expect("the backend lives");
+        assert_eq!((&death.id, death.cause), (&made.id, Cause::AgentDied), "adopted: {adopted}");
+        let condition = made.found().await.map(|found| found.condition);
+        assert_eq!(condition, Some(Condition::Dead), "adopted: {adopted}");
+        made.destroy().await;
+        backend = subject.open().await;
+    }
+}

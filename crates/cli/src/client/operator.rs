@@ -1,0 +1,119 @@
+//! What operators look at: reports of sandboxes, and what becomes of them.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, bail};
+use domain::SandboxId;
+use http::StatusCode;
+use hyper::body::Incoming;
+use serde::{Deserialize, Serialize};
+
+use super::commands::next_chunk;
+use super::http as web;
+use super::lifecycle::Server;
+
+/// What holds for a sandbox and what it uses. Unknown fields are kept for `--json`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Report {
+    pub id: String,
+    pub phase: String,
+    pub owner: String,
+    pub image: UsedImage,
+    #[serde(default)]
+    pub in_force: BTreeMap<String, String>,
+    #[serde(default)]
+    pub weaker: Vec<String>,
+    #[serde(default)]
+    pub usage: BTreeMap<String, u64>,
+    #[serde(flatten)]
+    pub rest: BTreeMap<String, serde_json::Value>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct UsedImage {
+    pub requested: String,
+    pub used: String,
+}
+
+/// A stream of server-sent events.
+pub(crate) struct Feed {
+    body: Incoming,
+    pending: Vec<u8>,
+}
+
+/// One event: its kind and its data.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct FeedEvent {
+    pub kind: String,
+    pub data: String,
+}
+
+/// More than the server ever puts into one event.
+const LONGEST: usize = 1 << 20;
+
+impl Server {
+    /// `None` if there is no such sandbox.
+    pub(crate) async fn report(&self, id: &SandboxId) -> Result<Option<Report>> {
+        match self.operator().get(&format!("/sandboxes/{id}")).await {
+            Ok(answer) => web::json(answer).await.map(Some),
+            Err(error) if super::refused_with(&error, StatusCode::NOT_FOUND) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(crate) async fn events(&self, after: u64, follow: bool) -> Result<Feed> {
+        let path = format!("/events?after={after}&follow={follow}");
+        let answer = self.operator().get(&path).await?;
+        Ok(Feed { body: answer.into_body(), pending: Vec::new() })
+    }
+}
+
+impl Feed {
+    pub(crate) async fn next(&mut self) -> Result<Option<FeedEvent>> {
+        loop {
+            if let Some(event) = take_event(&mut self.pending) {
+                return Ok(Some(event));
+            }
+            match next_chunk(&mut self.body).await? {
+                Some(chunk) if self.pending.len() + chunk.len() > LONGEST => {
+                    bail!("the server sent an endless event")
+                }
+                Some(chunk) => self.pending.extend_from_slice(&chunk),
+                None => return Ok(None),
+            }
+        }
+    }
+}
+
+/// Cuts the first whole event off; what is only a comment is dropped.
+fn take_event(pending: &mut Vec<u8>) -> Option<FeedEvent> {
+    loop {
+        let end = pending.windows(2).position(|pair| pair == b"\n\n")?;
+        let block: Vec<u8> = pending.drain(..end + 2).collect();
+        let block = String::from_utf8_lossy(&block);
+        let field = |name: &str| block.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
+        if let Some(data) = field("data: ") {
+            return Some(FeedEvent { kind: field("event: ").unwrap_or_default(), data });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_come_out_whole_however_they_were_cut() {
+        let text = b": still there\n\nid: 7\nevent: phase\ndata: {\"id\":7}\n\nevent: missed\ndata: {}\n\n";
+        let mut pending = Vec::new();
+        let mut found = Vec::new();
+        for byte in text {
+            pending.push(*byte);
+            found.extend(take_event(&mut pending));
+        }
+        let event = |kind: &str, data: &str| FeedEvent { kind: kind.to_owned(), data: data.to_owned() };
+        assert_eq!(found, [event("phase", "{\"id\":7}"), event("missed", "{}")]);
+        assert!(pending.is_empty());
+    }
+}

@@ -1,0 +1,133 @@
+//! `inspect`, `top` and `events`: looking at sandboxes without touching them.
+
+use std::collections::BTreeMap;
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use domain::SandboxId;
+use serde_json::{Value, json};
+
+use crate::args::{EventsArgs, TopArgs};
+use crate::client::{Report, Server};
+use crate::output::{Printer, WithHint, size};
+
+pub(crate) async fn inspect(server: &Server, id: &SandboxId, printer: &Printer) -> Result<ExitCode> {
+    let Some(report) = server.report(id).await? else {
+        return Err(anyhow!("there is no such sandbox as `{id}`")).hint("`coracle ls` lists the sandboxes");
+    };
+    if printer.json() {
+        printer.value(&report)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let image = match &report.image {
+        image if image.requested == image.used => image.used.clone(),
+        image => format!("{} (asked for as {})", image.used, image.requested),
+    };
+    let head = [("phase", report.phase), ("owner", report.owner), ("image", image)];
+    let head = head.map(|(name, value)| vec![name.to_owned(), value]).into_iter();
+    let measures = report.in_force.into_iter().map(|(name, value)| vec![name, value]);
+    let usage = report.usage.into_iter().map(|(name, amount)| {
+        let shown = if name.ends_with("Bytes") { size(amount) } else { amount.to_string() };
+        vec![name, shown]
+    });
+    printer.table(&["id", &report.id], head.chain(measures).chain(usage).collect())?;
+    for sentence in &report.weaker {
+        printer.warn(sentence);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What one look saw of the processor time of each sandbox.
+type Times = BTreeMap<String, (Instant, u64)>;
+
+pub(crate) async fn top(server: &Server, args: &TopArgs, printer: &Printer) -> Result<ExitCode> {
+    let mut before = Times::new();
+    look(server, &mut before).await?;
+    loop {
+        tokio::time::sleep(args.every.max(Duration::from_millis(100))).await;
+        let seen = look(server, &mut before).await?;
+        let value: Vec<Value> = seen.iter().map(|(report, cpus)| told(report, *cpus)).collect();
+        if std::io::stdout().is_terminal() && !printer.json() && !args.once {
+            printer.raw(b"\x1b[H\x1b[2J")?;
+        }
+        let rows = seen.iter().map(|(report, cpus)| row(report, *cpus)).collect();
+        printer.list(&value, &["id", "phase", "cpu", "memory", "pids", "disk"], rows)?;
+        if args.once {
+            return Ok(ExitCode::SUCCESS);
+        }
+    }
+}
+
+/// Each sandbox and how many cores it has used since the look before. One that ends meanwhile is
+/// left out.
+async fn look(server: &Server, before: &mut Times) -> Result<Vec<(Report, Option<f64>)>> {
+    let mut seen = Vec::new();
+    let mut now = Times::new();
+    for sandbox in server.list(&[]).await? {
+        let odd = || format!("the server named a sandbox `{}`", sandbox.id);
+        let id = SandboxId::parse(&sandbox.id).with_context(odd)?;
+        let Some(report) = server.report(&id).await? else { continue };
+        let moment = Instant::now();
+        let used = report.usage.get("cpuMicros").copied();
+        let cores = used.zip(before.get(&report.id)).map(|(used, (then, former))| {
+            let micros = moment.duration_since(*then).as_micros().max(1);
+            u32::try_from(used.saturating_sub(*former)).map_or(0.0, f64::from)
+                / u32::try_from(micros).map_or(f64::MAX, f64::from)
+        });
+        now.extend(used.map(|used| (report.id.clone(), (moment, used))));
+        seen.push((report, cores));
+    }
+    *before = now;
+    Ok(seen)
+}
+
+fn told(report: &Report, cores: Option<f64>) -> Value {
+    json!({ "id": report.id, "phase": report.phase, "cores": cores, "usage": report.usage })
+}
+
+fn row(report: &Report, cores: Option<f64>) -> Vec<String> {
+    let amount = |name: &str, limit: &str, show: &dyn Fn(u64) -> String| {
+        let shown = |name: &str| report.usage.get(name).map(|amount| show(*amount));
+        match (shown(name), shown(limit)) {
+            (Some(used), Some(limit)) => format!("{used} of {limit}"),
+            (Some(used), None) => used,
+            _ => "?".to_owned(),
+        }
+    };
+    vec![
+        report.id.clone(),
+        report.phase.clone(),
+        cores.map_or("?".to_owned(), |cores| format!("{:.0}%", cores * 100.0)),
+        amount("memoryBytes", "memoryLimitBytes", &size),
+        amount("pids", "", &|count| count.to_string()),
+        amount("diskBytes", "diskLimitBytes", &size),
+    ]
+}
+
+/// One line for each; with `--json` the data as the server sent it, an object a line.
+pub(crate) async fn events(server: &Server, args: &EventsArgs, printer: &Printer) -> Result<ExitCode> {
+    let mut feed = server.events(args.after.unwrap_or(0), args.follow).await?;
+    while let Some(event) = feed.next().await? {
+        if printer.json() {
+            printer.line(&event.data)?;
+            continue;
+        }
+        let data: Value = serde_json::from_str(&event.data).context("the server sent an odd event")?;
+        let text = |name: &str| data[name].as_str().unwrap_or_default().to_owned();
+        if event.kind == "missed" {
+            printer.warn(format!("events {} to {} are no longer remembered", data["after"], data["through"]));
+            continue;
+        }
+        let why = data["cause"].as_str().map(|cause| format!(" ({cause})")).unwrap_or_default();
+        printer.line(format_args!(
+            "{} {} {} {}{why}",
+            data["id"],
+            text("time"),
+            text("sandbox"),
+            text("phase")
+        ))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,238 @@
+//! What became of sandboxes, in order, for everybody who wants to follow.
+//!
+//! Events stand in one ring. A reader has only a place in it, so any number of readers cost
+//! nothing, none can hold up another or a sandbox, and one that is too slow is told exactly what
+//! it missed. A task of its own keeps a durable copy, so that a reader can go on after a restart.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::SystemTime;
+
+use domain::{Cause, Owner, Phase, SandboxId};
+use tokio::sync::watch;
+
+use crate::core::Core;
+
+/// How many events are remembered.
+pub(crate) const REMEMBERED: usize = 10_000;
+
+/// So many numbers are left out at a start: the last ones before a crash may not have been kept,
+/// and a number must never mean two things.
+const SKIPPED: u64 = 1_000;
+
+/// A sandbox went into another phase.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LifeEvent {
+    /// Rises; numbers may be missing, but none is used twice.
+    pub id: u64,
+    pub time: SystemTime,
+    pub owner: Owner,
+    pub sandbox: SandboxId,
+    pub phase: Phase,
+    /// Why it ended.
+    pub cause: Option<Cause>,
+}
+
+/// What a reader of events is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Told {
+    Event(LifeEvent),
+    /// Events after `after` up to this one are no longer remembered.
+    Missed {
+        after: u64,
+        through: u64,
+    },
+}
+
+pub(crate) struct Feed {
+    ring: Mutex<Ring>,
+    /// The number of the newest event.
+    newest: watch::Sender<u64>,
+}
+
+struct Ring {
+    events: VecDeque<LifeEvent>,
+    next: u64,
+    /// The highest number that was forgotten.
+    forgotten: u64,
+}
+
+impl Feed {
+    /// Goes on after what was kept, the oldest first.
+    pub(crate) fn new(kept: Vec<LifeEvent>) -> Self {
+        let last = kept.last().map_or(0, |event| event.id);
+        let forgotten = kept.first().map_or(0, |event| event.id.saturating_sub(1));
+        let next = if last == 0 { 1 } else { last + SKIPPED };
+        Self {
+            ring: Mutex::new(Ring { events: kept.into(), next, forgotten }),
+            newest: watch::Sender::new(last),
+        }
+    }
+
+    pub(crate) fn tell(
+        &self,
+        time: SystemTime,
+        owner: &Owner,
+        sandbox: &SandboxId,
+        phase: Phase,
+        cause: Option<Cause>,
+    ) {
+        let mut ring = self.lock();
+        let id = ring.next;
+        ring.next += 1;
+        if ring.events.len() >= REMEMBERED
+            && let Some(oldest) = ring.events.pop_front()
+        {
+            ring.forgotten = oldest.id;
+        }
+        let (owner, sandbox) = (owner.clone(), sandbox.clone());
+        ring.events.push_back(LifeEvent { id, time, owner, sandbox, phase, cause });
+        drop(ring);
+        self.newest.send_replace(id);
+    }
+
+    pub(crate) fn newest(&self) -> u64 {
+        *self.newest.borrow()
+    }
+
+    /// What stands after `after`, at most so many.
+    fn read(&self, after: u64, most: usize) -> Vec<Told> {
+        let ring = self.lock();
+        let mut told = Vec::new();
+        if after < ring.forgotten {
+            told.push(Told::Missed { after, through: ring.forgotten });
+        }
+        let first = ring.events.partition_point(|event| event.id <= after);
+        told.extend(ring.events.iter().skip(first).take(most).cloned().map(Told::Event));
+        told
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Ring> {
+        self.ring.lock().expect("nobody panics while noting an event")
+    }
+}
+
+/// A place in the events.
+pub struct Events {
+    core: Arc<Core>,
+    newest: watch::Receiver<u64>,
+    after: u64,
+    /// Whose events are told; `None` is everybody's.
+    owner: Option<Owner>,
+}
+
+/// How many events are copied at once.
+const BATCH: usize = 256;
+
+impl Events {
+    pub(crate) fn new(core: &Arc<Core>, owner: Option<Owner>, after: u64) -> Self {
+        let newest = core.events.newest.subscribe();
+        Self { core: Arc::clone(core), newest, after, owner }
+    }
+
+    /// What is there already, without waiting.
+    pub fn ready(&mut self) -> Vec<Told> {
+        self.newest.mark_unchanged();
+        let mut told = self.core.events.read(self.after, BATCH);
+        if let Some(last) = told.last() {
+            self.after = match last {
+                Told::Event(event) => event.id,
+                Told::Missed { through, .. } => *through,
+            };
+        }
+        if let Some(owner) = &self.owner {
+            told.retain(|told| !matches!(told, Told::Event(event) if event.owner != *owner));
+        }
+        told
+    }
+
+    /// Waits until there is something to tell; `None` when the server stops.
+    pub async fn next(&mut self) -> Option<Vec<Told>> {
+        loop {
+            let before = self.after;
+            let told = self.ready();
+            if !told.is_empty() {
+                return Some(told);
+            }
+            if self.after > before {
+                continue;
+            }
+            tokio::select! {
+                changed = self.newest.changed() => changed.ok()?,
+                () = self.core.stop.cancelled() => return None,
+            }
+        }
+    }
+}
+
+/// Keeps a durable copy of the events until the service stops.
+pub(crate) async fn keep(core: Arc<Core>) {
+    let mut events = Events::new(&core, None, core.events.newest());
+    while let Some(told) = events.next().await {
+        store(&core, told).await;
+    }
+    loop {
+        let told = events.ready();
+        if told.is_empty() {
+            return;
+        }
+        store(&core, told).await;
+    }
+}
+
+async fn store(core: &Core, told: Vec<Told>) {
+    let events = told.into_iter().filter_map(|told| match told {
+        Told::Event(event) => Some(event),
+        Told::Missed { .. } => None,
+    });
+    core.store.keep_events(events.collect()).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tell(feed: &Feed, times: usize) {
+        for _ in 0..times {
+            let id = SandboxId::from_entropy([1; 20]);
+            feed.tell(SystemTime::UNIX_EPOCH, &Owner::single(), &id, Phase::Running, None);
+        }
+    }
+
+    #[test]
+    fn a_reader_gets_what_comes_after_its_place_in_order() {
+        let feed = Feed::new(Vec::new());
+        tell(&feed, 5);
+        let ids: Vec<u64> = feed
+            .read(2, 100)
+            .iter()
+            .map(|told| match told {
+                Told::Event(event) => event.id,
+                Told::Missed { .. } => 0,
+            })
+            .collect();
+        assert_eq!(ids, [3, 4, 5]);
+        assert_eq!(feed.read(5, 100), []);
+    }
+
+    #[test]
+    fn who_is_too_late_is_told_what_was_missed() {
+        let feed = Feed::new(Vec::new());
+        tell(&feed, REMEMBERED + 7);
+        let told = feed.read(3, 1);
+        assert_eq!(told[0], Told::Missed { after: 3, through: 7 });
+        assert!(matches!(&told[1], Told::Event(event) if event.id == 8));
+        assert!(matches!(&feed.read(7, 1)[0], Told::Event(event) if event.id == 8));
+    }
+
+    #[test]
+    fn numbers_are_not_used_again_after_a_restart() {
+        let feed = Feed::new(Vec::new());
+        tell(&feed, 3);
+        let kept = feed.lock().events.iter().take(2).cloned().collect();
+        let again = Feed::new(kept);
+        tell(&again, 1);
+        assert!(again.newest() > feed.newest());
+        assert_eq!(again.read(0, 100).len(), 3);
+    }
+}

@@ -1,0 +1,76 @@
+//! The feed of what becomes of sandboxes.
+
+use domain::{Cause, Owner, Phase};
+
+use super::{Bench, plain};
+use crate::clock::Clock;
+use crate::{Events, LifeEvent, Told};
+
+async fn next(events: &mut Events, count: usize) -> Vec<LifeEvent> {
+    let mut found = Vec::new();
+    while found.len() < count {
+        for told in events.next().await.expect("the server runs") {
+            match told {
+                Told::Event(event) => found.push(event),
+                Told::Missed { after, through } => panic!("missed {after} to {through}"),
+            }
+        }
+    }
+    found
+}
+
+#[tokio::test]
+async fn every_change_is_told_with_its_cause() {
+    let bench = Bench::new().await;
+    let mut events = bench.service.events(None, None);
+    let made = bench.create().await;
+    bench.service.pause(&bench.owner, &made.id).await.unwrap();
+    bench.service.resume(&bench.owner, &made.id).await.unwrap();
+    bench.backend.kill(&made.id, Cause::Oom);
+    bench.until(&made, |phase| matches!(phase, Phase::Failed(_))).await;
+    bench.service.destroy(&bench.owner, &made.id).await.unwrap();
+    let told = next(&mut events, 9).await;
+    let phases: Vec<_> = told.iter().map(|event| (event.phase, event.cause)).collect();
+    assert_eq!(
+        phases,
+        [
+            (Phase::Starting, None),
+            (Phase::Running, None),
+            (Phase::Pausing, None),
+            (Phase::Paused, None),
+            (Phase::Resuming, None),
+            (Phase::Running, None),
+            (Phase::Failed(Cause::Oom), Some(Cause::Oom)),
+            (Phase::Stopping, None),
+            (Phase::Stopped, Some(Cause::Destroyed)),
+        ]
+    );
+    assert!(told.iter().all(|event| event.sandbox == made.id && event.owner == bench.owner));
+    assert!(told.is_sorted_by(|one, two| one.id < two.id));
+}
+
+#[tokio::test]
+async fn an_owner_is_told_of_its_own_alone() {
+    let bench = Bench::new().await;
+    let other = Owner::named("other");
+    let mut theirs = bench.service.events(Some(other.clone()), None);
+    bench.create().await;
+    let made = bench.service.create(&other, plain()).await.unwrap();
+    let told = next(&mut theirs, 2).await;
+    assert!(told.iter().all(|event| event.sandbox == made.id), "{told:?}");
+}
+
+#[tokio::test]
+async fn a_reader_goes_on_where_it_was_after_a_restart() {
+    let bench = Bench::new().await;
+    let mut events = bench.service.events(None, Some(0));
+    let made = bench.create().await;
+    let seen = next(&mut events, 1).await.remove(0);
+    let (backend, state) = bench.crash().await;
+    let bench = Bench::with(backend, state, Clock::host()).await;
+    let mut events = bench.service.events(None, Some(seen.id));
+    let told = next(&mut events, 2).await;
+    // What came after it before the restart, and that it was found again.
+    assert_eq!(told.iter().map(|event| event.phase).collect::<Vec<_>>(), [Phase::Running, Phase::Running]);
+    assert!(told.iter().all(|event| event.sandbox == made.id && event.id > seen.id));
+}

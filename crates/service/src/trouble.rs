@@ -1,0 +1,69 @@
+//! The last things that failed, for operators who look.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard};
+use std::time::SystemTime;
+
+use domain::{Owner, SandboxId};
+
+use crate::core::Core;
+use crate::error::chain;
+use crate::{ServiceError, measure};
+
+const REMEMBERED: usize = 256;
+
+/// A request that failed.
+#[derive(Clone, Debug)]
+pub struct Trouble {
+    pub time: SystemTime,
+    pub owner: Owner,
+    pub sandbox: Option<SandboxId>,
+    pub operation: &'static str,
+    /// The kind of failure, in a word or two.
+    pub kind: &'static str,
+    pub message: String,
+}
+
+#[derive(Default)]
+pub(crate) struct Troubles(Mutex<VecDeque<Trouble>>);
+
+impl Troubles {
+    pub(crate) fn list(&self, owner: Option<&Owner>) -> Vec<Trouble> {
+        let passes = |trouble: &&Trouble| owner.is_none_or(|owner| trouble.owner == *owner);
+        self.lock().iter().rev().filter(passes).cloned().collect()
+    }
+
+    fn note(&self, trouble: Trouble) {
+        let mut troubles = self.lock();
+        if troubles.len() >= REMEMBERED {
+            troubles.pop_front();
+        }
+        troubles.push_back(trouble);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Trouble>> {
+        self.0.lock().expect("nobody panics while noting trouble")
+    }
+}
+
+impl Core {
+    /// Counts a failure on its way to the caller, and notes it.
+    pub(crate) fn failed(
+        &self,
+        operation: &'static str,
+        owner: &Owner,
+        sandbox: Option<&SandboxId>,
+    ) -> impl Fn(&ServiceError) {
+        move |error| {
+            measure::failure(operation, error);
+            self.troubles.note(Trouble {
+                time: self.clock.now().wall,
+                owner: owner.clone(),
+                sandbox: sandbox.cloned(),
+                operation,
+                kind: error.kind().name(),
+                message: chain(error),
+            });
+        }
+    }
+}

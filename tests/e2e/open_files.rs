@@ -1,0 +1,42 @@
+//! Hosts that let a process open few files.
+
+use e2e::run::{Ended, Run, User, within};
+use e2e::server::Start;
+
+fn run_within(limits: &str, text: &str) -> Ended {
+    let command = Run::new(User::Same).command(&["sh", "-c", text]);
+    within(limits, &command).output().expect("the binary can be run").into()
+}
+
+#[test]
+fn a_low_soft_limit_is_enough_for_run_and_is_what_the_command_gets() {
+    let ended = run_within("ulimit -Sn 256", "ulimit -Sn; ls /proc/self/fd | wc -l");
+    // `ls` has the standard three and the directory.
+    assert_eq!((ended.code, ended.stdout.as_str()), (Some(0), "256\n4\n"), "{ended:?}");
+}
+
+#[test]
+fn a_low_hard_limit_is_enough_for_run() {
+    let ended = run_within("ulimit -n 256", "ulimit -Hn");
+    assert_eq!((ended.code, ended.stdout.as_str()), (Some(0), "256\n"), "{ended:?}");
+}
+
+#[test]
+fn a_hard_limit_that_is_too_low_is_named() {
+    let ended = run_within("ulimit -n 64", "true");
+    assert_eq!(ended.code, Some(125), "{ended:?}");
+    assert!(ended.stderr.contains("this process may open 64 files"), "{ended:?}");
+    assert!(ended.stderr.contains("hint: raise it: `ulimit -Hn"), "{ended:?}");
+}
+
+#[test]
+fn a_server_with_a_low_limit_makes_sandboxes() {
+    for limits in ["ulimit -Sn 256", "ulimit -n 256"] {
+        let server = Start::new().within(limits).start();
+        let mut sandboxes: Vec<_> = (0..4).map(|_| server.create()).collect();
+        for sandbox in &mut sandboxes {
+            let ran = sandbox.run("ulimit -Sn");
+            assert_eq!((ran.code, ran.stdout.trim()), (Some(0), "256"), "{limits}: {ran:?}");
+        }
+    }
+}
