@@ -66,22 +66,6 @@ fn a_sandbox_that_cannot_be_made_ends_with_125_and_says_why() {
 }
 
 #[test]
-fn an_alias_stands_in_with_a_warning_and_not_at_all_in_strict_mode() {
-    let run = Run::new(User::Same).flag("--image", "python:3.12");
-    let ended = run.shell("echo ran");
-    assert_eq!((ended.code, ended.stdout.as_str()), (Some(0), "ran\n"), "{ended:?}");
-    let warned = "warning: there is no image `python:3.12` here; `host` stands in for it";
-    assert!(ended.stderr.contains(warned), "{ended:?}");
-    let strict = run.command(&["true"]).env("CORACLE_IMAGES_STRICT", "true").output();
-    let strict: Ended = strict.expect("the binary runs").into();
-    assert_eq!(strict.code, Some(125), "{strict:?}");
-    assert!(strict.stderr.contains("python:3.12") && strict.stderr.contains("hint:"), "{strict:?}");
-    // The image itself needs no warning.
-    let ended = Run::new(User::Same).argv(&["true"]);
-    assert!(!ended.stderr.contains("stands in"), "{ended:?}");
-}
-
-#[test]
 fn an_imported_image_can_be_run() {
     for user in users() {
         let run = Run::new(user).flag("--image", "mini");
@@ -100,6 +84,22 @@ fn an_imported_image_can_be_run() {
         assert!(ended.stdout.starts_with("coracle "), "{user:?}: {ended:?}");
         assert_eq!(run.argv(&["/usr/bin/env"]).code, Some(127), "{user:?}: the image `host` was used");
     }
+}
+
+#[test]
+fn an_alias_stands_in_with_a_warning_and_not_at_all_in_strict_mode() {
+    let run = Run::new(User::Same).flag("--image", "python:3.12");
+    let ended = run.shell("echo ran");
+    assert_eq!((ended.code, ended.stdout.as_str()), (Some(0), "ran\n"), "{ended:?}");
+    let warned = "warning: there is no image `python:3.12` here; `host` stands in for it";
+    assert!(ended.stderr.contains(warned), "{ended:?}");
+    let strict = run.command(&["true"]).env("CORACLE_IMAGES_STRICT", "true").output();
+    let strict: Ended = strict.expect("the binary runs").into();
+    assert_eq!(strict.code, Some(125), "{strict:?}");
+    assert!(strict.stderr.contains("python:3.12") && strict.stderr.contains("hint:"), "{strict:?}");
+    // The image itself needs no warning.
+    let ended = Run::new(User::Same).argv(&["true"]);
+    assert!(!ended.stderr.contains("stands in"), "{ended:?}");
 }
 
 /// The numbers at which the agent finds what it inherits may be free or taken beforehand.

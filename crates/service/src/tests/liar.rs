@@ -150,8 +150,8 @@ async fn of_one_agent_one_long_answer_is_held_at_a_time() {
         }
     };
     let greeting = Frame::message(&Greeting { version: 1 });
-    let endless = encoded(&[greeting.clone(), Frame::Data(b"[".to_vec())]);
-    let whole = encoded(&[greeting, Frame::Data(br#""ok""#.to_vec()), Frame::End]);
+    let endless = encoded(&[greeting.clone(), Frame::Data(bytes::Bytes::from_static(b"["))]);
+    let whole = encoded(&[greeting, Frame::Data(bytes::Bytes::from_static(br#""ok""#)), Frame::End]);
     let (mut first, _stalling) = connect(endless).await;
     let first = tokio::spawn(async move { first.answer().await });
     while turn.available_permits() > 0 {
