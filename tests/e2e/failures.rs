@@ -4,13 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use e2e::host::Host;
-use e2e::run::{ORDINARY, Run, User, is_root};
+use e2e::run::{Run, users};
 use e2e::server::Server;
 use serde_json::json;
-
-fn users() -> Vec<User> {
-    if is_root() { vec![User::Same, ORDINARY] } else { vec![User::Same] }
-}
 
 #[test]
 fn a_mount_that_is_not_there_is_named_with_a_hint() {

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use e2e::binary::Programs;
 use e2e::host;
 use e2e::http::{Client, Response};
-use e2e::run::is_root;
 use e2e::server::{Server, Start};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
@@ -89,7 +88,7 @@ fn the_command_line_acquires_and_releases() {
 
 #[test]
 fn a_dead_sandbox_is_replaced_at_the_next_use() {
-    if !is_root() {
+    if !testkit::needs_root() {
         return;
     }
     let server = Server::start();
@@ -180,7 +179,7 @@ fn seconds() -> u64 {
 }
 
 fn bear_load(crashing: bool) {
-    if !is_root() {
+    if !testkit::needs_root() {
         return;
     }
     let server = RwLock::new(Server::start());

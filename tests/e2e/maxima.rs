@@ -4,7 +4,7 @@ use std::fs;
 
 use e2e::host;
 use e2e::http::Response;
-use e2e::run::{ORDINARY, Run, User, is_root};
+use e2e::run::{ORDINARY, Run, User};
 use e2e::sandbox::Sandbox;
 use e2e::server::{Server, Start};
 use serde_json::{Value, json};
@@ -65,7 +65,7 @@ fn an_agent_has_a_bound_on_processor_time_too() {
 
 #[test]
 fn without_root_journals_are_bounded_and_followed_after_a_restart() {
-    if !is_root() {
+    if !testkit::needs_root() {
         return;
     }
     let start = || Start::new().as_user(ORDINARY).env("CORACLE_REQUIRE_LIMITS", "false");

@@ -5,6 +5,7 @@
 //! is what a contributor reads when it fails.
 
 mod crates;
+mod fronts;
 mod rust_text;
 mod sources;
 mod tree;
@@ -18,6 +19,7 @@ type Findings = Vec<String>;
 
 pub(crate) fn check() -> Result<()> {
     let mut findings = crates::check()?;
+    findings.extend(fronts::check()?);
     let files = tree::read()?;
     findings.extend(tree::check(&files));
     let sources = sources::parse(&files);

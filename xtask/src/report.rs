@@ -40,6 +40,11 @@ impl Report {
         self.skipped.push(format!("{what}: {why}"));
     }
 
+    /// As [`Report::skip`], for something that said itself what it is and why.
+    pub(crate) fn skip_said(&mut self, what_and_why: &str) {
+        self.skipped.push(what_and_why.to_owned());
+    }
+
     /// Prints times, failures and skips, and says whether everything that ran passed.
     pub(crate) fn finish(&self) -> bool {
         say(format_args!("\n{}", self.summary()));
@@ -78,13 +83,19 @@ mod tests {
     fn skips_are_told_last_and_failures_decide() {
         let mut report = Report::default();
         report.stage("first", |report| {
+            report.skip_said("a_test: it needs root");
             report.skip("nginx", "not installed");
             Ok(())
         });
         assert!(report.finish());
         let summary = report.summary();
-        let last: Vec<&str> = summary.lines().rev().take(2).collect();
-        assert_eq!(last, ["everything that ran passed, 1 skipped", "SKIPPED nginx: not installed"]);
+        let last: Vec<&str> = summary.lines().rev().take(3).collect();
+        let expected = [
+            "everything that ran passed, 2 skipped",
+            "SKIPPED nginx: not installed",
+            "SKIPPED a_test: it needs root",
+        ];
+        assert_eq!(last, expected);
 
         report.stage("second", |_| anyhow::bail!("broken"));
         assert!(!report.finish());

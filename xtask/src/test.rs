@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 
 use crate::report::Report;
-use crate::tools::{cargo, output, run};
+use crate::tools::{cargo, output, run, run_watched};
 use crate::vm::{self, VmOutcome};
 use crate::{bench, check, packages, sdk};
 
@@ -19,8 +19,13 @@ pub(crate) fn test() -> Result<bool> {
         Ok(())
     });
     let Some(binary) = binary.filter(|_| built) else { return Ok(report.finish()) };
-    report.stage("cargo test", |_| {
-        run(cargo(&["test", "--workspace", "--locked"]).env("CORACLE_BIN", &binary))
+    report.stage("cargo test", |report| {
+        run_watched(cargo(&["test", "--workspace", "--locked"]).env("CORACLE_BIN", &binary), |line| {
+            // Tests say so themselves; see `testkit`.
+            if let Some(skipped) = line.strip_prefix("SKIPPED ") {
+                report.skip_said(skipped);
+            }
+        })
     });
     report.stage("SDK tests", |report| sdk::test(&binary, report));
     report.stage("bench", |report| bench::bench(&binary, report));

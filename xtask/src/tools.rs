@@ -1,9 +1,12 @@
 //! Programs that the chores start, and where things are.
 
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
+
+use crate::report::say;
 
 /// The root of the repository.
 pub(crate) fn workspace() -> PathBuf {
@@ -14,6 +17,22 @@ pub(crate) fn workspace() -> PathBuf {
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let shown = shown(command);
     let status = command.status().with_context(|| format!("could not start {shown}"))?;
+    if status.success() { Ok(()) } else { bail!("{shown} failed ({status})") }
+}
+
+/// As [`run`], showing `watch` each line of standard error beside passing it on.
+pub(crate) fn run_watched(command: &mut Command, mut watch: impl FnMut(&str)) -> Result<()> {
+    let shown = shown(command);
+    let mut child =
+        command.stderr(Stdio::piped()).spawn().with_context(|| format!("could not start {shown}"))?;
+    let lines = BufReader::new(child.stderr.take().expect("it is a pipe")).split(b'\n');
+    for line in lines {
+        let line = line.with_context(|| format!("could not read what {shown} says"))?;
+        let line = String::from_utf8_lossy(&line);
+        say(format_args!("{line}"));
+        watch(&line);
+    }
+    let status = child.wait().with_context(|| format!("could not wait for {shown}"))?;
     if status.success() { Ok(()) } else { bail!("{shown} failed ({status})") }
 }
 

@@ -14,7 +14,7 @@ use wire::StreamTag;
 
 use crate::agent::{Agent, Child};
 use crate::child::Failure;
-use crate::exec::{Keeper, Launched, Ours};
+use crate::exec::{Keeper, Launched, Ours, Spot};
 use crate::input::Input;
 use crate::journal::RECORD;
 use crate::poll::{Source, Token};
@@ -31,6 +31,7 @@ pub(crate) struct Body {
     /// The command's own pid; with a runner it is known a little later.
     pub(crate) pid: Option<Pid>,
     pub(crate) tree: Tree,
+    share: usize,
     pub(crate) report: Option<Source>,
     pub(crate) outputs: Vec<(StreamTag, Source)>,
     pub(crate) input: Option<Input>,
@@ -48,7 +49,12 @@ pub(crate) enum Owner {
 
 impl Agent {
     /// Puts a launched command under the loop's care.
-    pub(crate) fn embody(&mut self, owner: Owner, launched: Launched) -> rustix::io::Result<u64> {
+    pub(crate) fn embody(
+        &mut self,
+        owner: Owner,
+        launched: Launched,
+        share: usize,
+    ) -> rustix::io::Result<u64> {
         let number = self.next_number();
         let readable = EventFlags::IN;
         let watch = |fd, token, interest| {
@@ -62,6 +68,7 @@ impl Agent {
             owner,
             pid,
             tree,
+            share,
             report: Some(watch(launched.report, Token::Report(number), readable)?),
             outputs: Vec::with_capacity(2),
             input: None,
@@ -90,13 +97,24 @@ impl Agent {
         Ok(number)
     }
 
+    /// The share of the processor that the fewest trees have. Where all commands had one, a fork
+    /// bomb would leave a new command a hundredth of it.
+    pub(crate) fn quietest_share(&self) -> usize {
+        let busy = |share: &usize| {
+            let living = self.bodies.values().filter(|body| !matches!(body.tree, Tree::Gone));
+            living.filter(|body| body.share == *share).count()
+        };
+        (0..self.place.command_shares()).min_by_key(busy).unwrap_or(0)
+    }
+
     /// Leaves behind no more than a child to be collected and, if there is one, its group.
-    pub(crate) fn abandon(&mut self, pid: Pid, group: u64) {
+    pub(crate) fn abandon(&mut self, pid: Pid, spot: Spot) {
         let number = self.next_number();
         let body = Body {
             owner: Owner::Nobody,
             pid: Some(pid),
-            tree: if self.place.commands.is_some() { Tree::Group(group) } else { Tree::Gone },
+            tree: if self.place.commands.is_some() { Tree::Group(spot.group) } else { Tree::Gone },
+            share: spot.share,
             report: None,
             outputs: Vec::new(),
             input: None,

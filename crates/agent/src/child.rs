@@ -130,7 +130,7 @@ pub(crate) fn run(
     place: &Place,
     command: &Command,
     stdio: &Stdio,
-    join: Option<&OwnedFd>,
+    join: [Option<&OwnedFd>; 2],
     report: BorrowedFd<'_>,
 ) -> ! {
     let Err(failure) = become_command(place, command, stdio, join);
@@ -143,10 +143,10 @@ fn become_command(
     place: &Place,
     command: &Command,
     stdio: &Stdio,
-    join: Option<&OwnedFd>,
+    join: [Option<&OwnedFd>; 2],
 ) -> Result<Infallible, Failure> {
     rustix::process::setsid().at(Step::Session)?;
-    for group in join.into_iter().chain(&place.tasks) {
+    for group in join.into_iter().flatten().chain(&place.tasks) {
         rustix::io::write(group, b"0").at(Step::JoinGroup)?;
     }
     connect(stdio)?;

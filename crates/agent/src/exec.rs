@@ -24,6 +24,15 @@ pub(crate) struct Wiring {
     pub(crate) stdin: bool,
 }
 
+/// Where a command goes when it is forked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Spot {
+    /// The number of its own group.
+    pub(crate) group: u64,
+    /// Which share of the processor it has, where those are apart from groups.
+    pub(crate) share: usize,
+}
+
 /// A forked child that is about to become a command, and our ends of what connects it.
 #[derive(Debug)]
 pub(crate) struct Launched {
@@ -54,15 +63,15 @@ pub(crate) fn launch(
     place: &Place,
     command: &Command,
     wiring: Wiring,
-    group_number: u64,
+    spot: Spot,
 ) -> rustix::io::Result<Launched> {
     let (ours, theirs) = connect(place, wiring, &command.who)?;
     let (report, their_report) = pipe_with(PipeFlags::CLOEXEC)?;
     rustix::io::ioctl_fionbio(&report, true)?;
     let (pid, keeper) = match &place.commands {
         Some(commands) => {
-            let pid = fork_into_group(place, command, &theirs, commands, group_number, &their_report)?;
-            (pid, Keeper::Group(group_number))
+            let pid = fork_into_group(place, command, &theirs, commands, spot, &their_report)?;
+            (pid, Keeper::Group(spot.group))
         }
         None => fork_runner(place, command, &theirs, &their_report)?,
     };
@@ -74,10 +83,10 @@ fn fork_into_group(
     command: &Command,
     stdio: &Stdio,
     commands: &OwnedFd,
-    number: u64,
+    spot: Spot,
     report: &OwnedFd,
 ) -> rustix::io::Result<Pid> {
-    let group = tree::make_group(commands, number)?;
+    let group = tree::make_group(commands, spot.group)?;
     let mut join = None;
     let mut forked = fork(&place.thread, Some(&group));
     if forked.as_ref().is_err_and(|errno| *errno == Errno::AGAIN) {
@@ -86,11 +95,12 @@ fn fork_into_group(
         join = Some(tree::open_members(&group)?);
         forked = fork(&place.thread, None);
     }
+    let join = [join.as_ref(), place.command_share(spot.share)];
     match forked {
-        Ok(Forked::Child) => child::run(place, command, stdio, join.as_ref(), report.as_fd()),
+        Ok(Forked::Child) => child::run(place, command, stdio, join, report.as_fd()),
         Ok(Forked::Parent { pid, .. }) => Ok(pid),
         Err(errno) => {
-            tree::remove_group(commands, number);
+            tree::remove_group(commands, spot.group);
             Err(errno)
         }
     }

@@ -31,6 +31,7 @@ pub(crate) struct Place {
     pub(crate) journals: OwnedFd,
     pub(crate) commands: Option<OwnedFd>,
     pub(crate) tasks: Vec<OwnedFd>,
+    shares: Vec<OwnedFd>,
     pub(crate) oom: Option<OwnedFd>,
     pub(crate) filter: Program,
     pub(crate) capabilities: CapSet,
@@ -84,6 +85,7 @@ impl Place {
             journals: take(config.journal_fd)?,
             commands: config.commands_fd.map(&mut take).transpose()?,
             tasks: config.tasks_fds.iter().map(|number| take(*number)).collect::<Result<_, _>>()?,
+            shares: config.shares_fds.iter().map(|number| take(*number)).collect::<Result<_, _>>()?,
             oom: config.oom_fd.map(&mut take).transpose()?,
             filter: Program::from_words(&config.command_filter),
             // Nobody can give more than they have.
@@ -102,6 +104,21 @@ impl Place {
     fn listen(&self) -> io::Result<()> {
         rustix::io::ioctl_fionbio(&self.listener, true)?;
         Ok(rustix::net::listen(&self.listener, BACKLOG)?)
+    }
+
+    /// How many shares of the processor commands can be spread over.
+    pub(crate) fn command_shares(&self) -> usize {
+        self.shares.len().saturating_sub(1)
+    }
+
+    /// The group of one of these shares; none where commands have groups of their own anyway.
+    pub(crate) fn command_share(&self, share: usize) -> Option<&OwnedFd> {
+        self.shares.get(share)
+    }
+
+    /// The group of the share that no command has.
+    pub(crate) fn worker_share(&self) -> Option<&OwnedFd> {
+        self.shares.last()
     }
 
     pub(crate) fn accept(&self) -> rustix::io::Result<OwnedFd> {

@@ -17,7 +17,7 @@ use crate::agent::{Agent, Alarm, now_ms};
 use crate::body::Owner;
 use crate::child::{Failure, Step};
 use crate::command::Command;
-use crate::exec::{self, Wiring};
+use crate::exec::{self, Spot, Wiring};
 use crate::fault;
 use crate::journal::Journal;
 
@@ -172,14 +172,14 @@ impl Agent {
 
     /// Forks a command for an owner.
     pub(crate) fn launch(&mut self, owner: Owner, command: &Command, wiring: Wiring) -> Result<u64, Fault> {
-        let group = self.next_number();
+        let spot = Spot { group: self.next_number(), share: self.quietest_share() };
         let failed = |errno| fault::from_errno(errno, "start", &command.program_name);
-        let launched = exec::launch(&self.place, command, wiring, group).map_err(failed)?;
+        let launched = exec::launch(&self.place, command, wiring, spot).map_err(failed)?;
         let pid = launched.pid;
-        self.embody(owner, launched).map_err(|errno| {
+        self.embody(owner, launched, spot.share).map_err(|errno| {
             // Nobody would ever look after it; the agent is out of descriptors or memory.
             rustix::process::kill_process(pid, Signal::KILL).ok();
-            self.abandon(pid, group);
+            self.abandon(pid, spot);
             failed(errno)
         })
     }

@@ -70,7 +70,7 @@ pub(crate) fn run(place: &Place, command: &Command, stdio: &Stdio, channel: &Own
         failed(errno);
     }
     match place.thread.fork(Namespaces::NONE, None) {
-        Ok(Forked::Child) => child::run(place, command, stdio, None, report.as_fd()),
+        Ok(Forked::Child) => child::run(place, command, stdio, [None, None], report.as_fd()),
         Ok(Forked::Parent { pid, .. }) => watch_over(pid, channel),
         Err(error) => failed(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
     }

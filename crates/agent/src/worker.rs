@@ -148,7 +148,7 @@ fn open_group(commands: &OwnedFd) -> rustix::io::Result<OwnedFd> {
 /// behind the agent's back.
 fn run(place: &Place, job: Job, join: Option<OwnedFd>) -> ! {
     let Job { connection, decoder, request } = job;
-    let mut groups = join.iter().chain(&place.tasks);
+    let mut groups = join.iter().chain(&place.tasks).chain(place.worker_share());
     let joined = groups.try_for_each(|group| rustix::io::write(group, b"0").map(drop));
     let Ok(connection) = child::alone_with(&connection) else { spawn::exit_now(1) };
     let prepared = rustix::io::ioctl_fionbio(&connection, false)

@@ -4,6 +4,7 @@
 //! v2   coracle/<instance>/<id>/agent     the agent alone, with small bounds of its own
 //!      coracle/<instance>/<id>/cmd/<n>   a command; the limits sit on `cmd`
 //! v1   coracle/<instance>/<id>.agent, <id>.cmd   in memory, cpu and pids, where v2 has no controllers
+//!      coracle/<instance>/<id>.cmd/<share>       in cpu: a few, over which commands are spread
 //! ```
 //!
 //! For root `coracle` lies at the top of each hierarchy; for an ordinary user in the v2 group that
@@ -39,6 +40,10 @@ const AGENT_PIDS: u32 = 128;
 const AGENT_CPUS: u32 = 1000;
 /// Groups of commands in one sandbox, finished ones whose children live on included.
 const MOST_GROUPS: u32 = 4096;
+
+/// Into how many shares of the processor a v1 sandbox's is divided, one of them for file work. A
+/// command that forks without end takes one; where v2 has the controller each command has its own.
+const SHARES: usize = 4;
 
 /// Whether v1 hierarchies have the controllers, which an ordinary user can then not be given.
 pub fn has_legacy_controllers() -> bool {
@@ -97,6 +102,8 @@ pub struct Groups {
     /// v1 `tasks` files of the agent and of commands.
     pub agent_tasks: Vec<OwnedFd>,
     pub command_tasks: Vec<OwnedFd>,
+    /// v1 `tasks` files of shares of the processor; a command joins one of them.
+    pub shares: Vec<OwnedFd>,
     /// A file with the word `oom_kill` and a count.
     pub oom: Option<OwnedFd>,
 }
@@ -339,9 +346,13 @@ impl Hierarchies {
             for (part, tasks) in [("agent", &mut agent_tasks), ("cmd", &mut command_tasks)] {
                 let group = self.legacy_home(root, id, part);
                 fs::create_dir(&group)?;
+                if part == "cmd" && self.cpu == Controller::Legacy(root.clone()) {
+                    continue;
+                }
                 tasks.push(File::options().write(true).open(group.join("tasks"))?.into());
             }
         }
+        let shares = self.make_shares(id)?;
         self.limit(id, limits)?;
         let oom = self.oom_file(id, "cmd").map(File::open).transpose()?;
         // A mount of its own, which has nothing above: from an open directory of the host's
@@ -358,8 +369,21 @@ impl Hierarchies {
             unmounted,
             agent_tasks,
             command_tasks,
+            shares,
             oom: oom.map(Into::into),
         })
+    }
+
+    /// Divides the processor of a sandbox where commands are not groups of its controller.
+    fn make_shares(&self, id: &str) -> io::Result<Vec<OwnedFd>> {
+        let Controller::Legacy(root) = &self.cpu else { return Ok(Vec::new()) };
+        let commands = self.legacy_home(root, id, "cmd");
+        let share = |number: usize| {
+            let share = commands.join(number.to_string());
+            fs::create_dir(&share)?;
+            Ok(File::options().write(true).open(share.join("tasks"))?.into())
+        };
+        (0..SHARES).map(share).collect()
     }
 
     /// Lets root inside make groups below `cmd` and move its children there from `agent`: the
@@ -479,6 +503,9 @@ impl Hierarchies {
             remove_group(&group)?;
         }
         for root in self.legacy() {
+            for share in 0..SHARES {
+                remove_group(&self.legacy_home(root, id, "cmd").join(share.to_string()))?;
+            }
             for part in ["cmd", "agent"] {
                 remove_group(&self.legacy_home(root, id, part))?;
             }

@@ -115,6 +115,7 @@ impl Native {
             env: spec.env.clone(),
             guest: guest_plan(spec),
             max_processes: self.defaults.max_processes,
+            user: None,
             keep: false,
         })
     }

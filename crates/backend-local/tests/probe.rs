@@ -1,7 +1,7 @@
 //! The probe on this host, as root and as an ordinary user.
 //!
 //! It forks, so it has a main function of its own instead of the test harness with its threads.
-#![expect(clippy::unwrap_used, clippy::print_stderr, reason = "a test stops at the first surprise")]
+#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,8 +19,8 @@ use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use tempfile::TempDir;
 
 fn main() {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: the probe's tests look at this host as root and as somebody else");
+    if !testkit::is_root() {
+        testkit::skip("the probe looks at this host as root and as somebody else");
         return;
     }
     as_root_everything_holds_and_nothing_stays();
@@ -67,7 +67,7 @@ fn an_ordinary_user_is_told_what_is_weaker() {
     assert_eq!(held_by(&report, "memory"), None);
     assert_eq!(held_by(&report, "disk").as_deref(), Some("tmpfs"));
     if !report.sandboxes_can_run {
-        eprintln!("NOTE: an ordinary user cannot make sandboxes on this host");
+        testkit::skip("an ordinary user cannot make sandboxes on this host");
     }
     for check in report.checks.iter().filter(|check| check.status == Status::Missing) {
         assert!(check.fix.is_some(), "{check:?}");

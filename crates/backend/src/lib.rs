@@ -138,7 +138,11 @@ impl BackendError {
                 hint.as_deref()
             }
             Self::NoImage(_) => Some("`coracle image ls` lists the images"),
-            Self::Gone | Self::Exhausted(_) | Self::Io { .. } => None,
+            // Why exactly stands in the log: it names paths of the host.
+            Self::Exhausted(_) => {
+                Some("the disk or the ids of this host are used up; remove sandboxes or free some")
+            }
+            Self::Gone | Self::Io { .. } => None,
         }
     }
 }

@@ -81,6 +81,11 @@ impl Sandbox {
         let mut sandbox = Self { launcher, id: plan.id.clone(), _alive: alive, alive_path, turn_path };
         match sandbox.come_up(plan, turn) {
             Ok(holds) => {
+                let used = &holds.image;
+                if *used != plan.image {
+                    printer
+                        .warn(format!("there is no image `{}` here; `{used}` stands in for it", plan.image));
+                }
                 for sentence in &holds.weaker {
                     printer.warn(sentence);
                 }
@@ -219,6 +224,10 @@ fn plan(args: &RunArgs, config: &Config) -> Result<JailPlan> {
             directories: Vec::new(),
         },
         max_processes: 8,
+        user: match args.user {
+            Some(Identity::Ids { uid, gid }) => Some((uid, gid)),
+            Some(Identity::Default | Identity::User(_)) | None => None,
+        },
         keep: args.keep,
     })
 }

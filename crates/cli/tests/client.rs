@@ -22,8 +22,7 @@ struct Server {
 impl Server {
     /// `None`, and a word about it, where sandboxes cannot be made with all their limits.
     fn start() -> Option<Self> {
-        if !rustix::process::geteuid().is_root() {
-            writeln!(std::io::stderr(), "SKIPPED: only root can have all limits enforced").ok();
+        if !testkit::needs_root() {
             return None;
         }
         let directory = tempfile::tempdir().expect("a directory");

@@ -26,6 +26,10 @@ pub struct AgentConfig {
     /// `tasks` files of v1 groups that every command joins by writing `0`.
     #[serde(default)]
     pub tasks_fds: Vec<i32>,
+    /// `tasks` files of v1 groups that share the processor equally. Each command joins the one
+    /// that the fewest others are in; the last is for file work.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shares_fds: Vec<i32>,
     /// A file in which the word `oom_kill N` counts kills for lack of memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub oom_fd: Option<i32>,

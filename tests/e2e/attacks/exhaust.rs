@@ -1,12 +1,15 @@
-//! Using up what a sandbox shares with its host. These know no success: they take until they
-//! are refused, and say how much that was.
+//! Using up what a sandbox shares with its host.
+//!
+//! They take until they are refused, and say how much that was. With an amount they succeed when
+//! they have got it, so that they can be shown to bite where nothing refuses them.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::call::{call, constant, pointer_mut, signed};
+use crate::call::{call, constant, pointer, pointer_mut, signed};
 use crate::verdict::{Attempt, Verdict, refusal};
 
 /// Forks without end. Each child forks too, so killing one helps nobody.
@@ -30,11 +33,49 @@ pub(crate) fn processes() -> Attempt {
     }
 }
 
-/// Touches memory until it is refused or the kernel ends this process.
-pub(crate) fn memory() -> Attempt {
+/// Starts that many processes, which end with this one.
+pub(crate) fn some_processes(enough: &str) -> Attempt {
+    let enough = number(enough)?;
+    let mut made = Vec::new();
+    let refused = loop {
+        match Command::new("/proc/self/exe").args(["eat", "time"]).stdin(Stdio::piped()).spawn() {
+            Ok(child) => made.push(child),
+            Err(error) => break Some(error),
+        }
+        if made.len() as u64 == enough {
+            break None;
+        }
+    };
+    let count = made.len();
+    for mut child in made {
+        drop(child.stdin.take());
+        child.wait().map_err(|error| error.to_string())?;
+    }
+    Ok(match refused {
+        None => Verdict::Succeeded(format!("{count} processes")),
+        Some(error) => Verdict::Stopped(format!("{} after {count}", refusal("fork", &error))),
+    })
+}
+
+/// Stays until standard input ends.
+pub(crate) fn time() -> Attempt {
+    io::copy(&mut io::stdin(), &mut io::sink()).map_err(|error| error.to_string())?;
+    Ok(Verdict::Succeeded("it may end".to_owned()))
+}
+
+fn number(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_not_a_number| format!("{text} is no number"))
+}
+
+/// Touches memory until it is refused, the kernel ends this process, or it has so many MiB.
+pub(crate) fn memory(enough: &str) -> Attempt {
     const PIECE: usize = 1 << 20;
+    let enough = number(enough)?;
     let mut kept: Vec<Vec<u8>> = Vec::new();
     loop {
+        if kept.len() as u64 == enough {
+            return Ok(Verdict::Succeeded(format!("{enough} MiB")));
+        }
         let mut piece = Vec::new();
         if piece.try_reserve_exact(PIECE).is_err() {
             return Ok(Verdict::Stopped(format!("malloc: ENOMEM after {} MiB", kept.len())));
@@ -44,10 +85,19 @@ pub(crate) fn memory() -> Attempt {
     }
 }
 
-/// Opens files until it is refused.
-pub(crate) fn descriptors() -> Attempt {
+/// Opens files until it is refused, after lifting the limit as far as it may.
+pub(crate) fn descriptors(enough: &str) -> Attempt {
+    let enough = number(enough)?;
+    let kind = u64::from(libc::RLIMIT_NOFILE);
+    let raise = |most: u64| call(libc::SYS_prlimit64, &[0, kind, pointer(&[most, most]), 0]);
+    if raise(enough + 64).is_err() {
+        raise(read_ceiling(kind)?).map_err(|error| error.to_string())?;
+    }
     let mut kept = Vec::new();
     loop {
+        if kept.len() as u64 == enough {
+            return Ok(Verdict::Succeeded(format!("{enough} descriptors")));
+        }
         match File::open("/dev/null") {
             Ok(file) => kept.push(file),
             Err(error) => {
@@ -57,32 +107,39 @@ pub(crate) fn descriptors() -> Attempt {
     }
 }
 
-/// Makes empty files until it is refused.
-pub(crate) fn inodes(directory: &str) -> Attempt {
-    const ENOUGH: u64 = 10_000_000;
+fn read_ceiling(kind: u64) -> Result<u64, String> {
+    let mut limit = [0_u64; 2];
+    call(libc::SYS_prlimit64, &[0, kind, 0, pointer_mut(&mut limit)]).map_err(|error| error.to_string())?;
+    Ok(limit[1])
+}
+
+/// Makes empty files until it is refused. Their names are long, so that a filesystem which counts
+/// the bytes of its directories refuses soon.
+pub(crate) fn inodes(directory: &str, enough: &str) -> Attempt {
+    let enough = number(enough)?;
     let place = Path::new(directory).join("inodes");
     fs::create_dir_all(&place).map_err(|error| error.to_string())?;
-    for made in 0..ENOUGH {
-        if let Err(error) = File::create(place.join(made.to_string())) {
+    for made in 0..enough {
+        if let Err(error) = File::create(place.join(format!("{made:0>240}"))) {
             return Ok(Verdict::Stopped(format!("{} after {made}", refusal("create", &error))));
         }
     }
-    Ok(Verdict::Succeeded(format!("{ENOUGH} empty files")))
+    Ok(Verdict::Succeeded(format!("{enough} empty files")))
 }
 
-/// Writes to one file until it is refused.
-pub(crate) fn disk(directory: &str) -> Attempt {
-    const ENOUGH: u64 = 64 << 30;
+/// Writes to one file until it is refused, or has so many MiB.
+pub(crate) fn disk(directory: &str, enough: &str) -> Attempt {
+    let enough = number(enough)? << 20;
     let block = vec![0x5a_u8; 1 << 20];
     let mut file = File::create(Path::new(directory).join("filler")).map_err(|error| error.to_string())?;
     let mut written = 0_u64;
-    while written < ENOUGH {
+    while written < enough {
         if let Err(error) = file.write_all(&block).and_then(|()| sometimes_sync(&file, written)) {
             return Ok(Verdict::Stopped(format!("{} after {} MiB", refusal("write", &error), written >> 20)));
         }
         written += block.len() as u64;
     }
-    Ok(Verdict::Succeeded(format!("{} GiB", ENOUGH >> 30)))
+    Ok(Verdict::Succeeded(format!("{} MiB", enough >> 20)))
 }
 
 /// Writes through every open directory, such as one that lies outside the sandbox's root.

@@ -95,11 +95,10 @@ pub(crate) fn read_by_handle(path: &str, token: &str) -> Attempt {
         handle = Handle { bytes: 8, kind: 1, data: [0; 128] };
         handle.data[0] = 2;
     }
-    let anywhere = File::open("/").map_err(|error| format!("open /: {error}"))?;
-    let opened = call(
-        libc::SYS_open_by_handle_at,
-        &[signed(i64::from(anywhere.as_raw_fd())), pointer(&handle), constant(libc::O_RDONLY)],
-    );
+    let opened = File::open("/").and_then(|anywhere| {
+        let anywhere = signed(i64::from(anywhere.as_raw_fd()));
+        call(libc::SYS_open_by_handle_at, &[anywhere, pointer(&handle), constant(libc::O_RDONLY)])
+    });
     decide(
         "open_by_handle_at",
         opened.and_then(|descriptor| holds(&PathBuf::from(format!("/proc/self/fd/{descriptor}")), token)),

@@ -15,6 +15,8 @@ mod devices;
 mod exhaust;
 mod files;
 mod kernel;
+mod launcher;
+mod lie;
 mod mounts;
 mod processes;
 mod sockets;
@@ -51,6 +53,9 @@ fn main() -> ExitCode {
     }
 }
 
+/// More than any machine has, in any unit.
+const ALL: &str = "1000000000";
+
 fn attack(words: &[&str]) -> Attempt {
     match *words {
         ["each", report, ref names @ ..] => subvert::each(report, names),
@@ -84,12 +89,16 @@ fn attack(words: &[&str]) -> Attempt {
         ["signal", pid] => processes::signal(pid),
         ["find-process", text] => processes::find_process(text),
         ["overwrite-binary", pid] => processes::overwrite_binary(pid),
+        ["become-root"] => processes::become_root(),
         ["raise-priority"] => processes::raise_priority(),
         ["raise-limit"] => processes::raise_limit(),
 
         ["socket", kind] => sockets::open(kind),
         ["connect-unix", name] => sockets::connect_unix(name),
         ["connect-any-unix"] => sockets::connect_any_unix(),
+        ["ask-launcher", socket, question] => launcher::ask(socket, question),
+        ["plug-launcher", socket] => launcher::plug(socket),
+        ["lie", kind] => lie::lie(kind),
         ["connect-tcp", port] => sockets::connect_tcp(port),
 
         ["init-module"] => kernel::init_module(),
@@ -110,10 +119,16 @@ fn attack(words: &[&str]) -> Attempt {
         ["console-selection"] => devices::console_selection(),
 
         ["eat", "processes"] => exhaust::processes(),
-        ["eat", "memory"] => exhaust::memory(),
-        ["eat", "descriptors"] => exhaust::descriptors(),
-        ["eat", "inodes", directory] => exhaust::inodes(directory),
-        ["eat", "disk", directory] => exhaust::disk(directory),
+        ["eat", "processes", enough] => exhaust::some_processes(enough),
+        ["eat", "time"] => exhaust::time(),
+        ["eat", "memory"] => exhaust::memory(ALL),
+        ["eat", "memory", enough] => exhaust::memory(enough),
+        ["eat", "descriptors"] => exhaust::descriptors(ALL),
+        ["eat", "descriptors", enough] => exhaust::descriptors(enough),
+        ["eat", "inodes", directory] => exhaust::inodes(directory, ALL),
+        ["eat", "inodes", directory, enough] => exhaust::inodes(directory, enough),
+        ["eat", "disk", directory] => exhaust::disk(directory, ALL),
+        ["eat", "disk", directory, enough] => exhaust::disk(directory, enough),
         ["eat", "disk-through-descriptors", bytes] => exhaust::disk_through_descriptors(bytes),
         ["flood", bytes] => exhaust::flood(bytes),
         ["daemon", seconds] => exhaust::daemon(seconds),

@@ -84,6 +84,15 @@ pub(crate) fn overwrite_binary(pid: &str) -> Attempt {
     any([("open exe".to_owned(), busy_counts(direct)), ("reopen exe".to_owned(), busy_counts(reopened))])
 }
 
+/// Takes on root's ids.
+pub(crate) fn become_root() -> Attempt {
+    any([
+        ("setresuid".to_owned(), call(libc::SYS_setresuid, &[0, 0, 0]).map(drop)),
+        ("setresgid".to_owned(), call(libc::SYS_setresgid, &[0, 0, 0]).map(drop)),
+        ("setgroups".to_owned(), call(libc::SYS_setgroups, &[0, 0]).map(drop)),
+    ])
+}
+
 /// Real-time priority would starve everyone on the host.
 pub(crate) fn raise_priority() -> Attempt {
     const FIFO: u64 = 1;

@@ -1,13 +1,14 @@
-//! An agent in the attacker's hands.
+//! A process of ours in the attacker's hands: an agent, or a server.
 //!
-//! Host root stops the agent by ptrace and makes it execute the attacker's program instead of
-//! its own. What runs then has exactly what a subverted agent would have: its capabilities,
-//! filter, groups, descriptors and place as pid 1. No door for tests is needed in the product.
+//! Host root stops it by ptrace and makes it execute the attacker's program instead of
+//! its own. What runs then has exactly what a subverted process would have: its ids,
+//! capabilities, filter, groups, descriptors and, for an agent, its place as pid 1. No door for tests is needed in the product.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
-use std::process::Command;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::call::{call, constant, pointer, pointer_mut, signed};
@@ -16,6 +17,7 @@ use crate::verdict::{Attempt, Verdict};
 /// Tries each attack in a process of its own and writes `NAME: VERDICT` lines to a file. An
 /// attack's arguments follow its name after colons.
 pub(crate) fn each(report: &str, attacks: &[&str]) -> Attempt {
+    let place = Path::new(report).parent().unwrap_or(Path::new("/")).to_owned();
     let mut report = OpenOptions::new()
         .create(true)
         .append(true)
@@ -24,7 +26,10 @@ pub(crate) fn each(report: &str, attacks: &[&str]) -> Attempt {
     let own = fs::read_link("/proc/self/exe")
         .unwrap_or_else(|_unreadable| std::env::args().next().unwrap_or_default().into());
     for attack in attacks {
-        let tried = Command::new(&own).args(attack.split(':')).output();
+        // Not every victim may open the null device, or write where others put what is temporary.
+        let mut command = Command::new(&own);
+        command.args(attack.split(':')).env("TMPDIR", &place).stdin(Stdio::inherit());
+        let tried = command.output();
         let verdict = match tried {
             Ok(output) => String::from_utf8_lossy(&output.stdout).trim().to_owned(),
             Err(error) => format!("broken: {error}"),
@@ -61,7 +66,7 @@ pub(crate) fn make_exec(pid: &str, argv: &[&str]) -> Attempt {
     let pid: u64 = pid.parse().map_err(|_not_a_number| format!("{pid} is no pid"))?;
     match take_over(pid, argv) {
         Ok(()) => Ok(Verdict::Succeeded("it executes our program".to_owned())),
-        Err(error) => Err(format!("the agent could not be taken over: {error}")),
+        Err(error) => Err(format!("it could not be taken over: {error}")),
     }
 }
 

@@ -9,7 +9,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use e2e::host;
-use e2e::run::{ORDINARY, Run, User, is_root};
+use e2e::run::{Run, User, users};
 use e2e::server::{Server, Start};
 use serde_json::json;
 
@@ -128,10 +128,8 @@ fn runs_killed_at_any_instant_leave_nothing_after_the_next() {
     let seed = seed();
     say(&format!("killed runs: CORACLE_CRASH_SEED={seed}"));
     let mut random = Random::new(seed);
-    for (user, name) in [(User::Same, "same"), (ORDINARY, "ordinary")] {
-        if user == ORDINARY && !is_root() {
-            continue;
-        }
+    for user in users() {
+        let name = if user == User::Same { "same" } else { "ordinary" };
         let home = user.home();
         let state = home.path().join("state");
         let instance = format!("crash-{name}-{}", std::process::id());

@@ -40,8 +40,8 @@ struct Round {
 
 #[test]
 fn killing_any_process_at_any_instant_loses_nothing() {
-    if !e2e::run::is_root() {
-        return say("SKIPPED: killing a privileged server needs root");
+    if !testkit::needs_root() {
+        return;
     }
     play_all(User::Same, "crash", &Operation::ALL, ROUNDS);
 }
@@ -50,7 +50,7 @@ fn killing_any_process_at_any_instant_loses_nothing() {
 fn an_ordinary_users_processes_can_be_killed_as_well() {
     // Without groups nothing can be paused.
     let operations = [Operation::Create, Operation::Exec, Operation::Write, Operation::Delete];
-    let user = if e2e::run::is_root() { ORDINARY } else { User::Same };
+    let user = if testkit::is_root() { ORDINARY } else { User::Same };
     play_all(user, "crash-ordinary", &operations, ROUNDS / 5);
 }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use super::Secret;
 use e2e::host;
-use e2e::run::{attack_outside, is_root};
+use e2e::run::attack_outside;
 use e2e::server::Server;
 
 /// Attacks that the agent itself must not be able to make. What its own duties need (files as
@@ -39,7 +39,11 @@ const REFUSED: [&str; 21] = [
 
 /// Subverts the agent of a new sandbox and returns what became of each attack.
 fn from_the_agent(attacks: &[String]) -> BTreeMap<String, String> {
-    let server = Server::start();
+    from_the_agent_of(&Server::start(), attacks)
+}
+
+/// As [`from_the_agent`], with a sandbox of this server.
+pub(super) fn from_the_agent_of(server: &Server, attacks: &[String]) -> BTreeMap<String, String> {
     let mut sandbox = server.create();
     sandbox.upload_attacks();
     let agent = host::agent_of(&sandbox.id).expect("its agent runs").to_string();
@@ -60,7 +64,7 @@ fn from_the_agent(attacks: &[String]) -> BTreeMap<String, String> {
 
 #[test]
 fn a_subverted_agent_gains_nothing_from_the_kernel() {
-    if !is_root() {
+    if !testkit::needs_root() {
         return;
     }
     let attacks: Vec<String> = REFUSED.map(str::to_owned).into();
@@ -74,7 +78,7 @@ fn a_subverted_agent_gains_nothing_from_the_kernel() {
 
 #[test]
 fn a_subverted_agent_reads_no_file_of_the_host() {
-    if !is_root() {
+    if !testkit::needs_root() {
         return;
     }
     let secret = Secret::new();
@@ -90,7 +94,7 @@ fn a_subverted_agent_reads_no_file_of_the_host() {
 
 #[test]
 fn a_subverted_agent_cannot_fill_the_hosts_disk() {
-    if !is_root() {
+    if !testkit::needs_root() {
         return;
     }
     const FOUR_GIBIBYTES: u64 = 4 << 30;

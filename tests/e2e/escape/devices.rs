@@ -1,5 +1,7 @@
 //! Device nodes and terminals.
 
+use std::process::Command;
+
 use super::Attack;
 
 #[test]
@@ -21,6 +23,31 @@ fn disks_of_the_host_cannot_be_opened() {
             stopped_by: "a /dev that holds the harmless devices alone",
         };
         attack.check_inside();
+    }
+}
+
+/// A disk of the test's own, which is as good as the host's to show that one could be read.
+#[test]
+fn a_disk_that_exists_cannot_be_opened() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let file = tempfile::NamedTempFile::new().expect("the temporary directory can be written");
+    file.as_file().set_len(1 << 20).expect("our own file");
+    let made = Command::new("losetup").args(["--find", "--show"]).arg(file.path()).output();
+    let made = made.expect("there is a losetup");
+    assert!(made.status.success(), "{made:?}");
+    let device = Device(String::from_utf8_lossy(&made.stdout).trim().to_owned());
+    let stopped_by = "a /dev that holds the harmless devices alone";
+    Attack { words: &["open", "rw", &device.0], refusals: &["ENOENT"], stopped_by }.check();
+}
+
+/// A loop device that goes with this value.
+struct Device(String);
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        Command::new("losetup").args(["--detach", &self.0]).status().ok();
     }
 }
 

@@ -3,6 +3,7 @@
 use std::io::Read;
 use std::time::Duration;
 
+use e2e::run::{Run, User, attack_outside};
 use e2e::sandbox::Sandbox;
 use e2e::server::{Server, resident};
 use serde_json::json;
@@ -33,6 +34,52 @@ fn check_neighbour(attack: impl FnOnce(&mut Sandbox)) {
     let bound = before * 5 + Duration::from_millis(50) * e2e::slowness();
     assert!(during <= bound, "a neighbour's `true` took {during:?} instead of {before:?}");
     assert!(neighbour.run("echo fine").stdout.contains("fine"));
+}
+
+/// Takes an amount outside, where no limit of ours holds, and then inside, where one does.
+///
+/// The amount is more than the sandbox has and little for a host, so that nothing is harmed where
+/// the attack succeeds.
+fn check_limit(limit: (&str, &str), eat: &[&str], enough: &str, refusals: &[&str]) {
+    if testkit::needs_root() {
+        let place = tempfile::tempdir().expect("the temporary directory can be written");
+        let directory = place.path().to_string_lossy();
+        let words: Vec<&str> =
+            eat.iter().map(|word| if *word == "/root" { &directory } else { *word }).collect();
+        let ended = attack_outside(&[&["eat"], words.as_slice(), &[enough]].concat());
+        assert_eq!(ended.code, Some(0), "eating {eat:?} does not bite outside: {ended:?}");
+        let run = Run::new(User::Same).with_attacks().flag(limit.0, limit.1);
+        let ended = run.argv(&[&["/attacks/attacks", "eat"], eat, &[enough]].concat());
+        let refused = refusals.iter().any(|name| ended.stdout.contains(name) || ended.stderr.contains(name));
+        assert!(ended.code != Some(0) && refused, "{limit:?} does not stop {eat:?}: {ended:?}");
+    }
+}
+
+#[test]
+fn each_limit_is_what_stops_its_eater() {
+    check_limit(("--pids", "64"), &["processes"], "100", &["fork: EAGAIN"]);
+    check_limit(("--memory", "64m"), &["memory"], "128", &["memory limit"]);
+    check_limit(("--disk", "64m"), &["disk", "/root"], "128", &["EDQUOT", "ENOSPC"]);
+    check_limit(("--disk", "8m"), &["inodes", "/root"], "20000", &["EDQUOT", "ENOSPC"]);
+}
+
+/// How many files a process may open is the host's own limit, which may not be liftable even for
+/// its root. So it is lowered inside, and the same eater succeeds where it is not.
+#[test]
+fn the_limit_of_open_files_is_what_stops_who_opens_them() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let outside = attack_outside(&["eat", "descriptors", "800"]);
+    assert_eq!(outside.code, Some(0), "it does not bite outside: {outside:?}");
+    let run = Run::new(User::Same).with_attacks();
+    let ended = run
+        .shell("/attacks/attacks eat descriptors 800; ulimit -n 400; /attacks/attacks eat descriptors 800");
+    let lines: Vec<&str> = ended.stdout.lines().collect();
+    assert!(
+        matches!(lines[..], ["succeeded: 800 descriptors", stopped] if stopped.contains("EMFILE")),
+        "{ended:?}"
+    );
 }
 
 #[test]

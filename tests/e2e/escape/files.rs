@@ -1,7 +1,7 @@
 //! Reading and writing what belongs to the host.
 
-use super::{Attack, Secret, users};
-use e2e::run::Run;
+use super::{Attack, Secret};
+use e2e::run::{Run, users};
 
 const OWN_ROOT: &str = "a root of its own, of which the host's is no part";
 const OWN_PROC: &str = "a /proc of its own pid namespace";

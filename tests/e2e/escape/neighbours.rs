@@ -54,7 +54,7 @@ fn the_network_of_another_sandbox_is_out_of_reach() {
 fn sandboxes_have_different_users_on_the_host() {
     let server = Server::start();
     let (one, other) = (server.create(), server.create());
-    if !e2e::run::is_root() {
+    if !testkit::needs_root() {
         return;
     }
     let users = [&one, &other].map(|sandbox| {

@@ -94,6 +94,22 @@ pub fn processes_with(text: &str) -> Vec<u32> {
         .collect()
 }
 
+/// Memory of the agent of a sandbox and of what it forked for file work, in bytes. Commands execute
+/// another program and are not counted.
+pub fn resident_in(id: &str) -> u64 {
+    const PAGE: u64 = 4096;
+    let Some(agent) = agent_of(id) else { return 0 };
+    let program = |pid: &Path| fs::read_link(pid.join("exe")).ok();
+    let own = program(Path::new(&format!("/proc/{agent}")));
+    numbered("/proc")
+        .filter(|process| fs::read_to_string(process.join("cgroup")).is_ok_and(|text| text.contains(id)))
+        .filter(|process| program(process) == own)
+        .filter_map(|process| fs::read_to_string(process.join("statm")).ok())
+        .filter_map(|text| text.split(' ').nth(1)?.parse::<u64>().ok())
+        .map(|pages| pages * PAGE)
+        .sum()
+}
+
 /// Mount points and their sources, of every mount namespace that some process is in: volumes
 /// are mounted where only the launcher sees them.
 fn mounts() -> BTreeSet<String> {

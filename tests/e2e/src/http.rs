@@ -94,6 +94,47 @@ impl Client {
         self.exchange(BufReader::new(stream), method, path, kind, body)
     }
 
+    /// Sends a body of this length from a reader, telling of each piece, and reads the whole answer.
+    pub fn send(
+        &mut self,
+        path: &str,
+        kind: &str,
+        length: u64,
+        body: &mut impl Read,
+        mut sent: impl FnMut(),
+    ) -> io::Result<Response> {
+        let mut stream = TcpStream::connect(&self.address)?;
+        stream.set_read_timeout(Some(SILENCE))?;
+        stream.write_all(self.head("POST", path, kind, length).as_bytes())?;
+        let mut piece = vec![0; 128 << 10];
+        loop {
+            match body.read(&mut piece)? {
+                0 => break,
+                count => stream.write_all(&piece[..count])?,
+            }
+            sent();
+        }
+        let mut connection = BufReader::new(stream);
+        let (status, headers) = read_head(&mut connection)?;
+        let framing = Framing::of(status, &headers);
+        let mut bytes = Vec::new();
+        Body { connection, framing }.read_to_end(&mut bytes)?;
+        Ok(Response { status, headers, body: bytes })
+    }
+
+    fn head(&self, method: &str, path: &str, kind: &str, length: u64) -> String {
+        let mut head =
+            format!("{method} {path} HTTP/1.1\r\nHost: {}\r\nContent-Length: {length}\r\n", self.address);
+        if !kind.is_empty() {
+            head.push_str(&format!("Content-Type: {kind}\r\n"));
+        }
+        for (name, value) in &self.headers {
+            head.push_str(&format!("{name}: {value}\r\n"));
+        }
+        head.push_str("\r\n");
+        head
+    }
+
     fn exchange(
         &self,
         mut connection: BufReader<TcpStream>,
@@ -102,19 +143,7 @@ impl Client {
         kind: &str,
         body: &[u8],
     ) -> io::Result<Streaming> {
-        let mut head = format!(
-            "{method} {path} HTTP/1.1\r\nHost: {}\r\nContent-Length: {}\r\n",
-            self.address,
-            body.len()
-        );
-        if !kind.is_empty() {
-            head.push_str(&format!("Content-Type: {kind}\r\n"));
-        }
-        for (name, value) in &self.headers {
-            head.push_str(&format!("{name}: {value}\r\n"));
-        }
-        head.push_str("\r\n");
-        let mut message = head.into_bytes();
+        let mut message = self.head(method, path, kind, body.len() as u64).into_bytes();
         message.extend_from_slice(body);
         connection.get_mut().write_all(&message)?;
         let (status, headers) = read_head(&mut connection)?;

@@ -44,9 +44,13 @@ impl User {
     }
 }
 
-/// Whether the tests may become other users and make namespaces by privilege.
-pub fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
+/// As whom sandboxes are made: as root and as an ordinary user.
+pub fn users() -> Vec<User> {
+    if testkit::is_root() {
+        return vec![User::Same, ORDINARY];
+    }
+    testkit::skip("the part as root; only this ordinary user was tested");
+    vec![User::Same]
 }
 
 /// How a program ended, with its output as text.

@@ -1,6 +1,6 @@
 //! One sandbox of a server, through the OpenSandbox API.
 
-use std::io;
+use std::io::{self, Read};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -121,21 +121,25 @@ impl Sandbox {
 
     /// As [`Sandbox::upload`], for a server that may die meanwhile.
     pub fn try_upload(&mut self, path: &str, content: &[u8]) -> io::Result<Response> {
-        const BORDER: &str = "border-of-the-parts";
-        let metadata = json!({"path": path, "mode": 755});
-        let mut body = Vec::new();
-        for (name, bytes) in [("metadata", metadata.to_string().as_bytes()), ("file", content)] {
-            let head = format!(
-                "--{BORDER}\r\nContent-Disposition: form-data; name=\"{name}\"; filename=\"{name}\"\r\n\r\n"
-            );
-            body.extend_from_slice(head.as_bytes());
-            body.extend_from_slice(bytes);
-            body.extend_from_slice(b"\r\n");
-        }
-        body.extend_from_slice(format!("--{BORDER}--\r\n").as_bytes());
+        let (before, after) = form(path);
+        let body = [before.as_slice(), content, &after].concat();
         let (client, path, _) = self.prepared("files/upload", &Value::Null);
-        let kind = format!("multipart/form-data; boundary={BORDER}");
-        client.request("POST", &path, &kind, &body)
+        client.request("POST", &path, &form_kind(), &body)
+    }
+
+    /// As [`Sandbox::upload`], from a reader, telling of each piece that was sent.
+    pub fn upload_from(
+        &mut self,
+        path: &str,
+        length: u64,
+        content: &mut impl Read,
+        sent: impl FnMut(),
+    ) -> Response {
+        let (before, after) = form(path);
+        let length = length + (before.len() + after.len()) as u64;
+        let mut body = before.as_slice().chain(content).chain(after.as_slice());
+        let (client, path, _) = self.prepared("files/upload", &Value::Null);
+        client.send(&path, &form_kind(), length, &mut body, sent).expect("the server answers")
     }
 
     /// Puts the attacker's program at `/opt/attacks`.
@@ -148,6 +152,14 @@ impl Sandbox {
     pub fn inside(&mut self, method: &str, path: &str, body: &Value) -> Response {
         let (client, path, body) = self.prepared(path, body);
         client.request(method, &path, "application/json", &body).expect("the server answers")
+    }
+
+    /// As [`Sandbox::inside`] without a body, with headers beside the usual ones.
+    pub fn inside_with(&mut self, method: &str, path: &str, headers: &[(String, String)]) -> Response {
+        let all = [self.headers.as_slice(), headers].concat();
+        let (client, path, _) = self.prepared(path, &Value::Null);
+        client.set_headers(&all);
+        client.request(method, &path, "", &[]).expect("the server answers")
     }
 
     /// As [`Sandbox::inside`], returning when the answer begins.
@@ -185,6 +197,22 @@ impl Sandbox {
         let answer = self.client.delete(&format!("/v1/sandboxes/{}", self.id)).expect("the server answers");
         assert_eq!(answer.status, 204, "delete failed: {}", answer.text());
     }
+}
+
+const BORDER: &str = "border-of-the-parts";
+
+fn form_kind() -> String {
+    format!("multipart/form-data; boundary={BORDER}")
+}
+
+/// What stands before and after the content of a file in the form that uploads it.
+fn form(path: &str) -> (Vec<u8>, Vec<u8>) {
+    let part = |name: &str| {
+        format!("--{BORDER}\r\nContent-Disposition: form-data; name=\"{name}\"; filename=\"{name}\"\r\n\r\n")
+    };
+    let metadata = json!({"path": path, "mode": 755});
+    let before = format!("{}{metadata}\r\n{}", part("metadata"), part("file"));
+    (before.into_bytes(), format!("\r\n--{BORDER}--\r\n").into_bytes())
 }
 
 impl Ran {

@@ -23,7 +23,7 @@ pub struct Server {
     process: Child,
     address: String,
     directory: TempDir,
-    /// Tokens that were handed out; none of them may be in the log.
+    /// Its key, and tokens that were handed out; none of them may be in the log.
     secrets: Mutex<Vec<String>>,
 }
 
@@ -85,7 +85,9 @@ impl Start {
     pub fn start_in(self, directory: TempDir) -> Server {
         let mut process = self.spawn(directory.path());
         let address = ready(&mut process, directory.path());
-        Server { process, address, directory, secrets: Mutex::new(Vec::new()) }
+        let keys = self.environment.iter().filter(|(name, _)| name == "CORACLE_API_KEY");
+        let secrets = Mutex::new(keys.map(|(_, key)| key.clone()).collect());
+        Server { process, address, directory, secrets }
     }
 
     /// Starts it with its state below `directory`, and leaves its standard output to the caller.
@@ -97,6 +99,8 @@ impl Start {
             .args(["serve", "--listen", &self.listen, "--state-dir"])
             .arg(directory.join("state"))
             .args(&self.arguments)
+            // It is searched for secrets, so it should tell much.
+            .env("CORACLE_LOG", "debug")
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .env("HOME", directory)
             .env_remove("XDG_RUNTIME_DIR");
@@ -161,6 +165,21 @@ impl Server {
         self.process.id()
     }
 
+    /// The pid of the server itself (`__server`) or of its launcher (`__launcher`), once it runs.
+    pub fn part(&self, role: &str) -> u32 {
+        let supervisor = self.process.id();
+        let mut found = None;
+        crate::eventually("the part runs", || {
+            let children = fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children"));
+            let children = children.unwrap_or_default();
+            found = children.split_whitespace().filter_map(|word| word.parse().ok()).find(|pid: &u32| {
+                fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains(role))
+            });
+            found.is_some()
+        });
+        found.expect("it was waited for")
+    }
+
     pub fn state_directory(&self) -> PathBuf {
         self.directory.path().join("state")
     }
@@ -179,6 +198,11 @@ impl Server {
         let sandbox = Sandbox::create(self.client(), fields);
         self.remember_secrets(&sandbox);
         sandbox
+    }
+
+    /// Adds something that must not come into the log.
+    pub fn keep_secret(&self, secret: &str) {
+        self.secrets.lock().expect("nobody panics while holding it").push(secret.to_owned());
     }
 
     fn remember_secrets(&self, sandbox: &Sandbox) {
@@ -221,7 +245,11 @@ impl Server {
                 return Ok(());
             }
             for item in items {
-                client.delete(&format!("/v1/sandboxes/{}", item["id"].as_str().unwrap_or_default()))?;
+                let answer =
+                    client.delete(&format!("/v1/sandboxes/{}", item["id"].as_str().unwrap_or_default()))?;
+                if answer.status >= 500 {
+                    return Err(std::io::Error::other(answer.text()));
+                }
             }
         }
     }
@@ -230,7 +258,9 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         let ended_before = matches!(self.process.try_wait(), Ok(Some(_)));
-        let removed = if ended_before { Ok(()) } else { self.remove_all() };
+        // With a key it is left to the test, which has it.
+        let keyed = self.client().get("/v1/sandboxes").is_ok_and(|answer| answer.status == 401);
+        let removed = if ended_before || keyed { Ok(()) } else { self.remove_all() };
         if !ended_before {
             self.terminate();
         }
@@ -241,7 +271,7 @@ impl Drop for Server {
         removed.expect("the server removes its sandboxes");
         let log = self.log();
         for secret in self.secrets.lock().expect("nobody panics while holding it").iter() {
-            assert!(!log.contains(secret), "a token is in the log");
+            assert!(!log.contains(secret), "a key or token is in the log");
         }
     }
 }

@@ -130,8 +130,7 @@ fn a_command_inherits_three_descriptors_and_no_blocked_signal() {
 
 #[test]
 fn another_user_keeps_no_capability_and_gets_its_groups() {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: there is one user only");
+    if !testkit::needs_root() {
         return;
     }
     both_ways(|agent| {
@@ -158,8 +157,7 @@ fn another_user_keeps_no_capability_and_gets_its_groups() {
 
 #[test]
 fn root_keeps_what_the_configuration_leaves_it() {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: there is nothing to keep");
+    if !testkit::needs_root() {
         return;
     }
     let agent = TestAgent::with_config(Trees::Runners, |config| config.command_capabilities = 0b11);

@@ -407,8 +407,7 @@ fn text_is_replaced_in_whole_files() {
 
 #[test]
 fn an_ordinary_user_is_held_to_its_permissions() {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: there is one user only");
+    if !testkit::needs_root() {
         return;
     }
     both_ways(|agent| {

@@ -15,7 +15,7 @@ impl Limited {
     fn new(controller: &str, file: &str, limit: &str) -> Option<Self> {
         let root = Path::new("/sys/fs/cgroup").join(controller);
         if !rustix::process::geteuid().is_root() || !root.join("tasks").exists() {
-            eprintln!("SKIPPED: there is no v1 controller `{controller}` to limit anything with");
+            testkit::skip(&format!("there is no v1 controller `{controller}` to limit anything with"));
             return None;
         }
         let name = tempfile::Builder::new().prefix("coracle-test-").tempdir_in("/tmp").unwrap();
@@ -68,8 +68,7 @@ fn commands_and_files_work_while_the_number_of_processes_is_exhausted() {
 
 #[test]
 fn a_full_disk_costs_output_and_nothing_else() {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: a small filesystem cannot be mounted here");
+    if !testkit::needs_root() {
         return;
     }
     let agent = TestAgent::with_small_journals(Trees::Runners, "size=256k");

@@ -3,7 +3,6 @@
 //! Most facts hold with groups and with runners alike, so they are checked with both; groups
 //! need root and are left out, loudly, without it.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-#![expect(clippy::print_stderr, reason = "what was left out is said aloud")]
 
 mod client;
 mod exec;

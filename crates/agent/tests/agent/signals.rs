@@ -102,8 +102,7 @@ fn a_signal_to_nobody_is_not_found() {
 
 #[test]
 fn groups_of_finished_commands_are_removed() {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: groups cannot be made here");
+    if !testkit::needs_root() {
         return;
     }
     let agent = TestAgent::with_trees(Trees::Groups);

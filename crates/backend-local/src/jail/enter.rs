@@ -425,3 +425,6 @@ fn depart(
 fn words(words: &[&CStr]) -> Words {
     Words::new(words.iter().map(|word| CString::from(*word)).collect())
 }
+
+#[cfg(test)]
+mod tests;

@@ -23,6 +23,10 @@ pub struct JailPlan {
     pub env: BTreeMap<String, String>,
     pub guest: GuestPlan,
     pub max_processes: u32,
+    /// As whom the commands start, where that is decided beforehand and by number: host
+    /// directories of ordinary users belong to it inside.
+    #[serde(default)]
+    pub user: Option<(u32, u32)>,
     /// Whether what is written stays behind when the sandbox ends. Only for sandboxes that end
     /// with their maker; the disk has no limit then.
     #[serde(default)]

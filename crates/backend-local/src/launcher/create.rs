@@ -65,6 +65,7 @@ impl Launcher {
     /// Starts making a sandbox.
     pub fn begin(&mut self, plan: &JailPlan) -> Result<Pending, NotBegun> {
         let image = self.resolve(&plan.image)?;
+        self.tell_of_alias(&image);
         let holds = self.judge(plan, &image)?;
         self.check_mounts(plan)?;
         let mut record = self.records.begin(&plan.id, plan.limits).at(Step::Record)?;
@@ -103,6 +104,16 @@ impl Launcher {
 
     fn resolve(&self, name: &str) -> Result<Resolved, Refusal> {
         images::resolve(&self.settings.image_state, &self.host, name, &self.aliases).map_err(refuse_image)
+    }
+
+    /// Says at its first use that a client did not get the image it named.
+    fn tell_of_alias(&mut self, image: &Resolved) {
+        /// Clients choose the names, so not all of them are kept.
+        const MOST: usize = 256;
+        let Some(asked) = &image.alias_of else { return };
+        if self.stood_in.len() < MOST && self.stood_in.insert(asked.clone()) {
+            tracing::warn!(asked, used = image.name, "this image is not here; an alias stands in for it");
+        }
     }
 
     /// Says what will be in force, or refuses what cannot be.
@@ -231,6 +242,7 @@ impl Launcher {
             Some(groups) => {
                 commands = groups.unmounted.map(|path| (inherited.descriptors.len(), path));
                 inherited.add_groups(groups.commands, groups.command_tasks, groups.oom);
+                inherited.add_shares(groups.shares);
                 (Some(groups.agent), groups.agent_tasks)
             }
             None => (None, Vec::new()),
@@ -345,6 +357,7 @@ impl Launcher {
             journal_fd: Inherited::number(Inherited::JOURNAL),
             commands_fd: inherited.commands,
             tasks_fds: inherited.tasks.clone(),
+            shares_fds: inherited.shares.clone(),
             oom_fd: inherited.oom,
             command_filter: self.filters(plan).command.to_words(),
             command_capabilities: COMMAND_CAPABILITIES.0,
@@ -389,9 +402,9 @@ impl Root {
         }
         let default_user = plan.guest.users.iter().find(|user| user.name == plan.guest.default_user);
         let default_ids = default_user.map_or((0, 0), |user| (user.uid, user.gid));
-        let owners = mounts
-            .iter()
-            .map(|mount| mount_owners(&mount.source, default_ids).at_path(Step::Mounts, &mount.source));
+        let ids = plan.user.unwrap_or(default_ids);
+        let owners =
+            mounts.iter().map(|mount| mount_owners(&mount.source, ids).at_path(Step::Mounts, &mount.source));
         let owners = owners.collect::<Result<_, _>>()?;
         let namespace = self.nets.take().at(Step::NetNamespace)?;
         let home = self.nets.home().at(Step::NetNamespace)?;
@@ -411,13 +424,17 @@ impl Root {
     }
 }
 
-fn mount_owners(source: &Path, default: (u32, u32)) -> io::Result<Owners> {
+/// Who owns a host directory inside: the user that commands start as. But root's stays root's, or
+/// any user inside would act as root there.
+fn mount_owners(source: &Path, (user, group): (u32, u32)) -> io::Result<Owners> {
     let facts = std::fs::metadata(source)?;
     // An owner from the ids of sandboxes would collide with the map of every other id.
     if facts.uid() >= owners::IDS || facts.gid() >= owners::IDS {
         return Err(io::Error::other("the directory belongs to no ordinary user of this host"));
     }
-    Ok(Owners { uid: facts.uid(), gid: facts.gid(), user: default.0, group: default.1 })
+    let user = if facts.uid() == 0 { 0 } else { user };
+    let group = if facts.gid() == 0 { 0 } else { group };
+    Ok(Owners { uid: facts.uid(), gid: facts.gid(), user, group })
 }
 
 /// The agent's descriptors in the order of their numbers, from 3 on.
@@ -425,6 +442,7 @@ struct Inherited {
     descriptors: Vec<OwnedFd>,
     commands: Option<i32>,
     tasks: Vec<i32>,
+    shares: Vec<i32>,
     oom: Option<i32>,
 }
 
@@ -438,11 +456,11 @@ impl Inherited {
     fn new(ready: OwnedFd, listen: OwnedFd) -> Self {
         let spare = || ready.try_clone().expect("a descriptor can be duplicated below the limit on them");
         let descriptors = vec![spare(), listen, spare(), ready];
-        Self { descriptors, commands: None, tasks: Vec::new(), oom: None }
+        Self { descriptors, commands: None, tasks: Vec::new(), shares: Vec::new(), oom: None }
     }
 
     fn number(place: usize) -> i32 {
-        wire::config::CONFIG_FD + i32::try_from(place).expect("there are a dozen at most")
+        wire::config::CONFIG_FD + i32::try_from(place).expect("there are a dozen or two")
     }
 
     fn add(&mut self, descriptor: OwnedFd) -> i32 {
@@ -454,6 +472,10 @@ impl Inherited {
         self.commands = Some(self.add(commands));
         self.tasks = tasks.into_iter().map(|fd| self.add(fd)).collect();
         self.oom = oom.map(|fd| self.add(fd));
+    }
+
+    fn add_shares(&mut self, shares: Vec<OwnedFd>) {
+        self.shares = shares.into_iter().map(|fd| self.add(fd)).collect();
     }
 
     fn set_config(&mut self, config: OwnedFd) {

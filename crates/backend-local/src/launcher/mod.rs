@@ -11,6 +11,7 @@ pub mod record;
 pub mod serve;
 pub mod stock;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -47,6 +48,8 @@ pub struct Launcher {
     filters: Filters,
     host: HostImage,
     aliases: Aliases,
+    /// Names for which an alias stood in, so that each is told of once.
+    stood_in: BTreeSet<String>,
     /// Our own program as the agent, unreadable to everybody as root.
     agent: OwnedFd,
     /// Where the agents' sockets are.
@@ -152,8 +155,20 @@ impl Launcher {
             Rights::User { uid, gid, groups: delegated_groups(&settings) }
         };
         let filters = Filters::compile()?;
-        let launcher =
-            Self { thread, open_files, settings, rights, records, filters, host, aliases, agent, run };
+        let stood_in = BTreeSet::new();
+        let launcher = Self {
+            thread,
+            open_files,
+            settings,
+            rights,
+            records,
+            filters,
+            host,
+            aliases,
+            stood_in,
+            agent,
+            run,
+        };
         let in_use = || launcher.found().map(|found| !found.is_empty());
         images::remove_old_skeletons(&state.join("host"), &launcher.host, in_use)?;
         Ok(launcher)

@@ -80,6 +80,10 @@ fn put_aside(json: &[u8]) -> io::Result<OwnedFd> {
 
 fn take_aside(memfd: Option<OwnedFd>) -> io::Result<Vec<u8>> {
     let memfd = memfd.ok_or_else(|| io::Error::other("a large message came without its memfd"))?;
+    // Only a file in memory can be read without waiting; a pipe would hold up everybody else.
+    if rustix::fs::fcntl_get_seals(&memfd).is_err() {
+        return Err(io::Error::other("a large message came in something else than a memfd"));
+    }
     let mut json = Vec::new();
     File::from(memfd).take(LARGEST_MESSAGE).read_to_end(&mut json)?;
     Ok(json)
@@ -104,5 +108,21 @@ mod tests {
         }
         drop(ours);
         assert!(receive::<String>(theirs.as_fd()).expect("an end").is_none());
+    }
+
+    #[test]
+    fn a_pipe_in_the_place_of_a_memfd_is_not_read() {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .expect("a pair");
+        let (reader, _writer) = rustix::pipe::pipe().expect("a pipe");
+        let carried = [reader.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&carried)));
+        rustix::net::sendmsg(&ours, &[IoSlice::new(IN_MEMFD)], &mut control, SendFlags::empty())
+            .expect("sent");
+        let error = receive::<String>(theirs.as_fd()).expect_err("it would wait for ever");
+        assert!(error.to_string().contains("memfd"), "{error}");
     }
 }

@@ -15,8 +15,7 @@ const LIMIT: Bytes = Bytes::mib(32);
 
 /// Runs `test` in a thread with a private mount namespace, as the launcher would.
 fn in_launcher<T: Send>(test: impl FnOnce() -> T + Send) -> Option<T> {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: volumes need root");
+    if !testkit::needs_root() {
         return None;
     }
     std::thread::scope(|scope| {

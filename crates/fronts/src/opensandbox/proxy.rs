@@ -148,6 +148,8 @@ async fn renew_on_access(front: &Front, owner: &Owner, sandbox: &Sandbox, notes:
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::{Just, Strategy, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
+
     use super::*;
 
     const ID: &str = "abcdefghij0123456789";
@@ -165,6 +167,31 @@ mod tests {
         ] {
             let target = Target::parse(&path).unwrap();
             assert_eq!((target.mount, target.path.as_str(), target.port), (mount, rest, 8080), "{path}");
+        }
+    }
+
+    /// Paths that are nearly right, and some that are not.
+    fn any_path() -> impl Strategy<Value = String> {
+        let id = prop_oneof![Just(ID.to_owned()), "[a-z0-9./%-]{0,24}", Just("..".to_owned())];
+        let port = prop_oneof!["[0-9]{1,6}", "[0-9a-z+ .-]{0,6}"];
+        let rest = prop_oneof![Just(String::new()), "/[ -~]{0,40}", "/(\\.\\./|%2e%2e/|//|a/){0,6}"];
+        let near = (prop::bool::ANY, id, port, rest).prop_map(|(versioned, id, port, rest)| {
+            format!("{}/sandboxes/{id}/proxy/{port}{rest}", if versioned { "/v1" } else { "" })
+        });
+        prop_oneof![9 => near, 1 => ".{0,60}"]
+    }
+
+    proptest! {
+        #[test]
+        fn a_target_is_exactly_what_was_written(path in any_path()) {
+            if let Ok(target) = Target::parse(&path) {
+                prop_assert!(target.port > 0);
+                prop_assert_eq!(format!("{}{}", target.mount, target.path), path.as_str());
+                prop_assert!(target.path.is_empty() || target.path.starts_with('/'));
+                let named = format!("/sandboxes/{}/proxy/", target.id);
+                let (_, port) = target.mount.split_once(&named).expect("it names the sandbox");
+                prop_assert_eq!(port.parse::<u16>().ok(), Some(target.port));
+            }
         }
     }
 

@@ -5,6 +5,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};
 
+use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::*;
@@ -124,4 +125,157 @@ fn a_pipe_does_not_make_the_reader_wait() {
     let (_place, root) = hostile();
     root.make_fifo(Path::new("pipe"), 0o600).unwrap();
     root.read(Path::new("pipe")).unwrap();
+}
+
+/// Names that random trees and paths are made of; few, so that paths often hit something.
+const NAMES: [&str; 4] = ["a", "b", "c", "secret"];
+
+/// What lies at a random place.
+#[derive(Clone, Debug)]
+enum Thing {
+    Directory,
+    File,
+    Link(String),
+}
+
+fn any_path() -> impl Strategy<Value = String> {
+    let part = prop_oneof![
+        6 => prop::sample::select(&NAMES[..]).prop_map(str::to_owned),
+        2 => Just("..".to_owned()),
+        1 => Just(".".to_owned()),
+        1 => Just(String::new()),
+    ];
+    let relative = prop::collection::vec(part, 0..6).prop_map(|parts| parts.join("/"));
+    prop_oneof![
+        8 => relative,
+        1 => Just("/proc/self/root".to_owned()),
+        1 => Just("/proc/self/cwd/..".to_owned()),
+        1 => Just("/tmp".to_owned()),
+    ]
+}
+
+fn any_tree() -> impl Strategy<Value = Vec<(Vec<&'static str>, Thing)>> {
+    let thing = prop_oneof![
+        3 => Just(Thing::Directory),
+        2 => Just(Thing::File),
+        3 => any_path().prop_map(Thing::Link),
+    ];
+    prop::collection::vec((prop::collection::vec(prop::sample::select(&NAMES[..]), 1..4), thing), 0..14)
+}
+
+/// Builds what can be built of a tree, in `root` and with the same names outside of it.
+fn build(place: &Path, tree: &[(Vec<&'static str>, Thing)]) {
+    for top in ["root", "a", "b", "c"] {
+        fs::create_dir_all(place.join(top)).unwrap();
+    }
+    fs::write(place.join("secret"), "outside").unwrap();
+    for (parts, thing) in tree {
+        let path = parts.iter().fold(place.join("root"), |path, part| path.join(part));
+        // Through a link the tree would be built outside, which only Root is to be tried with.
+        if path.ancestors().take(parts.len()).any(Path::is_symlink) {
+            continue;
+        }
+        match thing {
+            Thing::Directory => fs::create_dir_all(&path).unwrap_or_default(),
+            Thing::File => fs::write(&path, "inside").unwrap_or_default(),
+            Thing::Link(target) => symlink(target, &path).unwrap_or_default(),
+        }
+    }
+}
+
+/// Device and number of everything at or below a directory, links not followed.
+fn inodes(directory: &Path) -> std::collections::BTreeSet<(u64, u64)> {
+    use std::os::unix::fs::MetadataExt;
+    let facts = fs::symlink_metadata(directory).unwrap();
+    let mut found = std::collections::BTreeSet::from([(facts.dev(), facts.ino())]);
+    if facts.is_dir() {
+        for entry in fs::read_dir(directory).unwrap() {
+            found.extend(inodes(&entry.unwrap().path()));
+        }
+    }
+    found
+}
+
+/// The path as a model resolves it: by names alone, where any link and any step above the root
+/// is an error.
+fn model(root: &Path, path: &str) -> Option<std::path::PathBuf> {
+    let mut here = Vec::new();
+    for part in Path::new(path).components() {
+        // Behind a file nothing comes, not even a dot.
+        if !here.iter().fold(root.to_owned(), |path, name| path.join(name)).is_dir() {
+            return None;
+        }
+        match part {
+            Component::Prefix(_) | Component::RootDir => return None,
+            Component::CurDir => {}
+            Component::ParentDir => drop(here.pop()?),
+            Component::Normal(name) => here.push(name.to_owned()),
+        }
+        let so_far = here.iter().fold(root.to_owned(), |path, name| path.join(name));
+        if so_far.is_symlink() || !so_far.exists() {
+            return None;
+        }
+    }
+    Some(here.iter().fold(root.to_owned(), |path, name| path.join(name)))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn no_path_leads_out_of_any_tree(tree in any_tree(), paths in prop::collection::vec(any_path(), 1..12)) {
+        use std::os::unix::fs::MetadataExt;
+        let place = TempDir::new().unwrap();
+        build(place.path(), &tree);
+        let top = place.path().join("root");
+        let (root, inside) = (Root::open(&top).unwrap(), inodes(&top));
+        for path in &paths {
+            let opened = root.open_with(Path::new(path), OFlags::PATH, 0);
+            if let Ok(file) = &opened {
+                let facts = file.metadata().unwrap();
+                prop_assert!(inside.contains(&(facts.dev(), facts.ino())), "`{path}` led out");
+                if facts.file_type().is_symlink() {
+                    // Only the last name of a path may be one; it is opened itself, not followed.
+                    continue;
+                }
+            }
+            // The kernel refuses more than the model (a file with something behind it), never less.
+            match (&opened, model(&top, path)) {
+                (Ok(_), None) => prop_assert!(false, "`{path}` follows a link or leads out"),
+                (Err(error), Some(place)) if place.is_dir() && !path.is_empty() => {
+                    prop_assert!(false, "`{path}` is a directory inside and was refused: {error}");
+                }
+                _ => {}
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_outside_is_changed_by_any_path(
+        tree in any_tree(),
+        paths in prop::collection::vec((any_path(), any_path()), 1..8),
+    ) {
+        let place = TempDir::new().unwrap();
+        build(place.path(), &tree);
+        let root = Root::open(&place.path().join("root")).unwrap();
+        for (one, other) in &paths {
+            let (one, other) = (Path::new(one), Path::new(other));
+            // Whether each succeeds does not matter here; what it may have touched does.
+            drop(root.create(&one.join("new"), 0o600));
+            drop(root.make_directories(&other.join("deep/er"), 0o755));
+            drop(root.symlink(Path::new("/"), &one.join("link")));
+            drop(root.hard_link(one, &other.join("second")));
+            drop(root.rename(one, &other.join("moved")));
+            drop(root.set_mode(one, 0o700));
+            drop(root.remove_tree(other));
+        }
+        let mut outside: Vec<_> =
+            fs::read_dir(place.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        outside.sort();
+        prop_assert_eq!(outside, ["a", "b", "c", "root", "secret"]);
+        prop_assert_eq!(fs::read_to_string(place.path().join("secret")).unwrap(), "outside");
+        for empty in ["a", "b", "c"] {
+            prop_assert_eq!(fs::read_dir(place.path().join(empty)).unwrap().count(), 0, "{} was filled", empty);
+        }
+    }
 }

@@ -1,0 +1,131 @@
+//! An agent that lies on the wire, against the real server.
+//!
+//! The agent of a living sandbox is replaced by one that answers every request with the same
+//! lie (see `attacks/lie.rs`). Whoever asks gets an error in bounded time, the server's memory
+//! stays flat, and nobody else notices.
+
+use std::time::{Duration, Instant};
+
+use e2e::host;
+use e2e::run::attack_outside;
+use e2e::sandbox::{Ran, Sandbox};
+use e2e::server::{Server, resident};
+use serde_json::{Value, json};
+
+/// Told and then over: whoever asks is answered at once.
+const LOUD: [&str; 8] = [
+    "hang-up",
+    "a-length-of-4-gib",
+    "an-unknown-kind",
+    "a-message-of-the-wrong-type",
+    "bytes-that-are-no-frames",
+    "a-later-version",
+    "endless-messages",
+    "an-endless-answer",
+];
+
+/// How long a server waits for an agent that says nothing, with time to spare.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The growth of the server's memory that a lie may cause.
+const FLAT: u64 = 64 << 20;
+
+/// A sandbox whose agent tells this lie from now on.
+fn lying(server: &Server, lie: &str) -> Sandbox {
+    let mut sandbox = server.create();
+    sandbox.upload_attacks();
+    let agent = host::agent_of(&sandbox.id).expect("its agent runs").to_string();
+    let ended = attack_outside(&["subvert", &agent, "/opt/attacks", "lie", lie]);
+    assert_eq!(ended.code, Some(0), "the agent could not be subverted: {ended:?}");
+    sandbox
+}
+
+/// Asks in every way in which the server reads from an agent, and returns what was answered.
+fn ask_everything(sandbox: &mut Sandbox) -> Vec<(&'static str, u16, String)> {
+    let questions = [
+        ("POST", "command", json!({"command": "echo hello"})),
+        ("GET", "files/info?path=/root", Value::Null),
+        ("GET", "files/download?path=/opt/attacks", Value::Null),
+        ("GET", "files/search?path=/root&pattern=*", Value::Null),
+        ("GET", "directories/list?path=/root", Value::Null),
+        ("POST", "session", json!({})),
+    ];
+    let asked = questions.into_iter().map(|(method, path, body)| {
+        let answer = sandbox.inside(method, path, &body);
+        (path, answer.status, answer.text())
+    });
+    asked.collect()
+}
+
+/// An answer is an error: a status that says so, or an error in a stream that had begun.
+fn is_error(status: u16, body: &str) -> bool {
+    (400..600).contains(&status) || (status == 200 && !Ran::of_events(body).error.is_empty())
+}
+
+fn check_unharmed(server: &Server, neighbour: &mut Sandbox, before: u64, lie: &str) {
+    let after = resident(server.pid());
+    assert!(after < before + FLAT, "{lie}: memory rose from {before} to {after} bytes");
+    assert_eq!(neighbour.run("echo fine").stdout, "fine\n", "{lie}: a neighbour noticed");
+    assert_eq!(server.client().get("/health").expect("the server answers").status, 200, "{lie}");
+}
+
+#[test]
+fn a_lie_on_the_wire_is_an_error_for_who_asked_and_nothing_for_others() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let mut neighbour = server.create();
+    assert_eq!(neighbour.run("true").code, Some(0));
+    for lie in LOUD {
+        let mut sandbox = lying(&server, lie);
+        let before = resident(server.pid());
+        let began = Instant::now();
+        for (path, status, body) in ask_everything(&mut sandbox) {
+            assert!(is_error(status, &body), "{lie}: `{path}` was answered with {status}: {body:.300}");
+        }
+        assert!(began.elapsed() < PATIENCE, "{lie}: the answers took {:?}", began.elapsed());
+        check_unharmed(&server, &mut neighbour, before, lie);
+        sandbox.delete();
+    }
+}
+
+#[test]
+fn an_agent_that_stops_talking_is_waited_for_a_bounded_time() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let mut neighbour = server.create();
+    assert_eq!(neighbour.run("true").code, Some(0));
+    let lies = ["silence", "half-a-frame"];
+    let sandboxes = lies.map(|lie| lying(&server, lie));
+    let before = resident(server.pid());
+    // They are asked together, since each is waited for.
+    std::thread::scope(|scope| {
+        for (mut sandbox, lie) in sandboxes.into_iter().zip(lies) {
+            scope.spawn(move || {
+                let began = Instant::now();
+                let answer = sandbox.inside("POST", "command", &json!({"command": "echo hello"}));
+                assert!(is_error(answer.status, &answer.text()), "{lie}: {}", answer.text());
+                assert!(began.elapsed() < PATIENCE, "{lie}: the answer took {:?}", began.elapsed());
+                sandbox.delete();
+            });
+        }
+        assert_eq!(neighbour.run("echo fine").stdout, "fine\n", "a neighbour has to wait too");
+    });
+    check_unharmed(&server, &mut neighbour, before, "silence");
+}
+
+#[test]
+fn output_at_forged_offsets_ends_the_stream_with_an_error() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let mut sandbox = lying(&server, "output-at-forged-offsets");
+    let ran = sandbox.run_with(&json!({"command": "echo hello"}));
+    assert!(ran.code != Some(0) && !ran.error.is_empty(), "a forged offset was believed: {ran:?}");
+    assert!(!ran.stdout.contains("forged"), "{ran:?}");
+    sandbox.delete();
+}

@@ -1,0 +1,218 @@
+//! Attacks from a subverted server.
+//!
+//! The process that faces the network is made to execute the attacker's program, so the attacks
+//! run with its uid, its Landlock domain and all its descriptors, the launcher's socket included.
+//! What it may do anyway (ask for sandboxes, end them, talk to their agents) is not among them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Child, Command};
+
+use e2e::binary::Programs;
+use e2e::run::attack_outside;
+use e2e::server::Server;
+use serde_json::{Value, json};
+
+use super::Secret;
+
+/// The ids of plans that the attacker sends.
+const PLANNED: &str = "attackersplan0000000";
+
+/// Subverts the server and returns what became of each attack.
+fn from_the_server(server: &Server, attacks: &[String]) -> BTreeMap<String, String> {
+    let own = server.state_directory().join("server");
+    let (program, report) = (own.join("attacks"), own.join("report"));
+    fs::copy(Programs::shared().attacks(), &program).expect("root may write there");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("our own copy");
+    let (program, report_path) = (program.to_string_lossy(), report.to_string_lossy());
+    let subverted = server.part("__server");
+    let pid = subverted.to_string();
+    let mut words = vec!["subvert", &pid, &program, "each", &report_path];
+    words.extend(attacks.iter().map(String::as_str));
+    let ended = attack_outside(&words);
+    assert_eq!(ended.code, Some(0), "the server could not be subverted: {ended:?}");
+    let read = || fs::read_to_string(&report).unwrap_or_default();
+    e2e::eventually("all attacks were tried", || read().ends_with("done\n"));
+    // The attacker has ended, so the supervisor starts a server, which must find things well.
+    e2e::eventually("there is a server again", || {
+        server.part("__server") != subverted && server.client().get("/health").is_ok()
+    });
+    read()
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .map(|(name, verdict)| (name.into(), verdict.into()))
+        .collect()
+}
+
+/// All of `attacks` fail from the server, each with one of the errors that fit.
+fn check_refused(server: &Server, attacks: &[String], refusals: &[&str]) {
+    let verdicts = from_the_server(server, attacks);
+    for attack in attacks {
+        let verdict = verdicts.get(attack).map_or("was not tried", String::as_str);
+        let refused = verdict.starts_with("stopped: ") && refusals.iter().any(|name| verdict.contains(name));
+        assert!(refused, "{attack} from the server: {verdict}");
+    }
+}
+
+/// Shows as root, outside, that attacks bite.
+fn check_outside(attacks: &[String]) {
+    for attack in attacks {
+        let words: Vec<&str> = attack.split(':').collect();
+        let ended = attack_outside(&words);
+        assert_eq!(ended.code, Some(0), "{attack} does not bite outside: {ended:?}");
+    }
+}
+
+#[test]
+fn a_subverted_server_reads_no_file_of_the_host() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let secret = Secret::new();
+    let ways =
+        ["read", "read-through-proc", "read-through-descriptors", "read-through-dots", "read-by-handle"];
+    let mut attacks: Vec<String> = ways.map(|way| format!("{way}:{}:{}", secret.path(), secret.token)).into();
+    attacks.push("open:r:/etc/shadow".to_owned());
+    check_outside(&attacks);
+    // Landlock for what everybody may read, and no capability for handles.
+    check_refused(&server, &attacks, &["EACCES", "EPERM"]);
+}
+
+#[test]
+fn a_subverted_server_cannot_reach_the_launchers_state() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let sandbox = server.create();
+    let state = server.state_directory().to_string_lossy().into_owned();
+    let record = format!("{state}/boxes/{}", sandbox.id);
+    let mut attacks: Vec<String> = ["", "/boxes", "/images", "/run", "/bin", "/disk", "/host", "/ranges"]
+        .map(|directory| format!("{state}{directory}"))
+        .into_iter()
+        .filter(|directory| PathBuf::from(directory).is_dir())
+        .map(|directory| format!("write-file:{directory}"))
+        .collect();
+    attacks.extend([format!("open:r:{record}"), format!("open:w:{record}"), format!("open:w:{state}/lock")]);
+    assert!(attacks.len() >= 8, "the state directory looks different: {attacks:?}");
+    check_outside(&attacks);
+    check_refused(&server, &attacks, &["EACCES"]);
+}
+
+#[test]
+fn a_subverted_server_gains_no_rights() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let attacks = [
+        "become-root",
+        "mount-tmpfs",
+        "mount-proc",
+        "mount-by-descriptor",
+        "pivot-root",
+        "make-device:block",
+        "unshare:mount",
+        "socket:raw",
+        "socket:packet",
+        "raise-priority",
+    ];
+    let attacks: Vec<String> = attacks.map(str::to_owned).into();
+    check_outside(&attacks);
+    let mut attacks = attacks;
+    // A user namespace is anybody's; what is mounted in one stays forbidden by Landlock.
+    attacks.push("user-namespace-then-mount".to_owned());
+    check_refused(&server, &attacks, &["EPERM", "EACCES"]);
+}
+
+/// A process of root's that an attack may be tried on.
+struct Victim(Child);
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+#[test]
+fn a_subverted_server_cannot_touch_other_processes() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let victim = Victim(Command::new("sleep").arg("600").spawn().expect("there is a `sleep`"));
+    let ways = ["trace", "read-memory", "steal-descriptor", "overwrite-binary", "signal"];
+    let on = |pid: u32| ways.map(|way| format!("{way}:{pid}"));
+    let others = [victim.0.id(), server.part("__launcher"), server.pid()];
+    let attacks: Vec<String> = others.into_iter().flat_map(on).collect();
+    check_refused(&server, &attacks, &["EPERM", "EACCES"]);
+    check_outside(&on(victim.0.id()));
+}
+
+/// A question in which the launcher is asked for a sandbox; `fields` replace those of a plain plan.
+fn plan(fields: &Value) -> Value {
+    let mut plan = json!({
+        "id": PLANNED,
+        "image": "host",
+        "limits": {"memory": 64 << 20, "cpus": 500, "pids": 32, "disk": 64 << 20},
+        "named": [],
+        "require_limits": true,
+        "mounts": [],
+        "env": {},
+        "guest": {"users": [], "default_user": "root", "default_directory": "/root", "directories": []},
+        "max_processes": 4,
+        "keep": false,
+    });
+    for (name, value) in fields.as_object().into_iter().flatten() {
+        plan[name] = value.clone();
+    }
+    json!({"version": 1, "number": 1, "question": {"create": plan}})
+}
+
+#[test]
+fn a_subverted_server_cannot_make_the_launcher_do_more_than_sandboxes() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let own = server.state_directory().join("server");
+    let socket = server.state_directory().join("run/launcher");
+    let image = own.join("image");
+    fs::create_dir_all(image.join("rootfs/bin")).expect("root may write there");
+    let mount = json!([{"source": "/etc", "target": "/stolen", "read_only": true}]);
+    let refused = [
+        ("a-mount-of-the-host", json!({"mounts": mount}), "mounts no host directories"),
+        ("files-that-stay-behind", json!({"keep": true}), "is kept"),
+        ("an-image-by-path", json!({"image": "../server/image"}), "no_image"),
+        ("an-image-by-absolute-path", json!({"image": image}), "no_image"),
+        ("an-id-that-is-a-path", json!({"id": "../../../../tmp/x"}), "hung up"),
+        ("a-plan-that-is-none", json!({"limits": "none"}), "hung up"),
+    ];
+    let question = |name: &str, fields: &Value| {
+        let file = own.join(name);
+        fs::write(&file, plan(fields).to_string()).expect("root may write there");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).expect("our own file");
+        format!("ask-launcher:{}:{}", socket.display(), file.display())
+    };
+    // It bites: a plan without any of these is carried out.
+    let plain = question("a-plain-plan", &json!({}));
+    let mut attacks = vec![plain.clone()];
+    attacks.extend(refused.iter().map(|(name, fields, _)| question(name, fields)));
+    let plug = format!("plug-launcher:{}", socket.display());
+    attacks.push(plug.clone());
+    let verdicts = from_the_server(&server, &attacks);
+    assert!(verdicts[&plain].starts_with("succeeded: "), "a plain plan: {}", verdicts[&plain]);
+    for ((name, _, words), attack) in refused.iter().zip(&attacks[1..]) {
+        let verdict = &verdicts[attack];
+        assert!(verdict.starts_with("stopped: ") && verdict.contains(words), "{name}: {verdict}");
+    }
+    assert!(verdicts[&plug].starts_with("stopped: "), "the launcher can be held up: {}", verdicts[&plug]);
+    // What the attacker had made belongs to no row, so the next server removed it.
+    e2e::eventually("the attacker's sandbox is gone", || {
+        !server.state_directory().join("boxes").join(PLANNED).exists()
+    });
+}

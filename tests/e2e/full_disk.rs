@@ -1,0 +1,115 @@
+//! A state disk on which nothing is left: creates fail cleanly, running sandboxes go on, and all
+//! is well again when there is room.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+
+use e2e::http::Response;
+use e2e::run::User;
+use e2e::server::{Server, Start};
+use rustix::mount::{MountFlags, MountPropagationFlags};
+use rustix::thread::UnshareFlags;
+use serde_json::json;
+
+/// Small enough to be filled at once, large enough for a pool of disks.
+const DISK: &str = "size=768m,mode=755";
+
+/// Runs `test` in a mount namespace of its own, in which a small filesystem is the state
+/// directory below `home`. Whatever the test starts is in that namespace too.
+fn with_a_small_disk(home: &Path, test: impl FnOnce() + Send) {
+    let state = home.join("state");
+    fs::create_dir(&state).expect("our own directory");
+    std::thread::scope(|scope| {
+        let inside = scope.spawn(|| {
+            #[expect(deprecated, reason = "a mount namespace of its own leaves descriptors alone")]
+            rustix::thread::unshare(UnshareFlags::NEWNS).expect("root may");
+            let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+            rustix::mount::mount_change("/", private).expect("root may");
+            let options = std::ffi::CString::new(DISK).expect("it has no zero byte");
+            rustix::mount::mount("tmpfs", &state, "tmpfs", MountFlags::empty(), Some(options.as_c_str()))
+                .expect("root may");
+            test();
+        });
+        if let Err(panic) = inside.join() {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
+/// Writes until nothing fits any more, not even a byte.
+fn fill(filler: &Path) {
+    let mut file = File::create(filler).expect("there is room for a name");
+    for size in [1 << 20, 4096, 1] {
+        while file.write_all(&vec![0x5a; size]).is_ok() {}
+    }
+}
+
+fn create(server: &Server) -> Response {
+    let wish = json!({
+        "image": {"uri": "host"},
+        "timeout": 600,
+        "resourceLimits": {"cpu": "1", "memory": "128Mi"},
+        "extensions": {"coracle.disk": "64Mi"},
+        "entrypoint": ["tail", "-f", "/dev/null"],
+    });
+    server.client().post("/v1/sandboxes", &wish).expect("the server answers")
+}
+
+/// Room for what runs already, and below the floor under which no sandbox is made.
+const LEFT: u64 = 8 << 20;
+const FLOOR: &str = "16Mi";
+
+/// The create was refused for want of room, in the words of the protocol.
+fn check_full(answer: &Response) {
+    assert_eq!(answer.status, 429, "a create on a full disk: {}", answer.text());
+    assert!(answer.header("retry-after").is_some(), "{:?}", answer.headers);
+    let problem = answer.json();
+    assert!(problem["code"].as_str().is_some_and(|code| code.ends_with("EXHAUSTED")), "{problem}");
+    assert!(problem["message"].as_str().is_some_and(|words| words.contains("disk")), "{problem}");
+}
+
+#[test]
+fn a_full_state_disk_fails_creates_and_nothing_else() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let home = User::Same.home();
+    let path = home.path().to_owned();
+    with_a_small_disk(&path, move || {
+        let server = Start::new().env("CORACLE_FREE_SPACE_FLOOR", FLOOR).start_in(home);
+        let mut sandbox = server.create_with(&json!({"extensions": {"coracle.disk": "64Mi"}}));
+        assert_eq!(sandbox.run("echo before > /root/file; sync").code, Some(0));
+        let kept = sandbox.start("while sleep 0.05; do echo tick; done");
+        let filler = server.state_directory().join("filler");
+        fill(&filler);
+
+        // Nothing at all is left, and then less than a sandbox needs.
+        check_full(&create(&server));
+        let filled = fs::metadata(&filler).expect("it is ours").len();
+        File::options()
+            .write(true)
+            .open(&filler)
+            .and_then(|file| file.set_len(filled - LEFT))
+            .expect("it is ours");
+        check_full(&create(&server));
+
+        // The one that runs goes on: its commands, its output, its files.
+        for round in 0..5 {
+            let ran = sandbox.run("cat /root/file; echo more");
+            assert_eq!((ran.code, ran.stdout.as_str()), (Some(0), "before\nmore\n"), "{round}: {ran:?}");
+        }
+        assert_eq!(sandbox.state().as_deref(), Some("Running"));
+        let ticks = sandbox.logs(&kept).matches("tick").count();
+        e2e::eventually("a running command goes on", || sandbox.logs(&kept).matches("tick").count() > ticks);
+        let page = server.client().get("/v1/sandboxes").expect("the server answers").json();
+        assert_eq!(page["items"].as_array().map(Vec::len), Some(1), "what failed is still listed: {page}");
+
+        fs::remove_file(&filler).expect("it is ours");
+        e2e::eventually("creates succeed again", || create(&server).status == 202);
+        let ran = sandbox.run("echo after >> /root/file && sync && cat /root/file");
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(0), "before\nafter\n"), "{ran:?}");
+        sandbox.delete();
+        drop(server);
+    });
+}

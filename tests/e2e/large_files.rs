@@ -1,0 +1,132 @@
+//! Files larger than any buffer: they stream, and nobody's memory grows with them.
+
+use std::io::Read;
+
+use e2e::host;
+use e2e::sandbox::Sandbox;
+use e2e::server::{Server, resident};
+use serde_json::{Value, json};
+
+const GIBIBYTE: u64 = 1 << 30;
+const BLOCK: u64 = 1 << 20;
+
+/// How much memory buffers may take, on the way of a file of any size.
+const FLAT: u64 = 48 << 20;
+
+/// A gibibyte whose every block begins with its number.
+struct Numbered {
+    place: u64,
+    size: u64,
+}
+
+impl Read for Numbered {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let left = usize::try_from(self.size - self.place).unwrap_or(usize::MAX);
+        let length = buffer.len().min(left);
+        buffer[..length].fill(0x5a);
+        let mut start = self.place.next_multiple_of(8);
+        while start + 8 <= self.place + length as u64 {
+            if start.is_multiple_of(BLOCK) {
+                let at = usize::try_from(start - self.place).expect("it lies in the buffer");
+                buffer[at..at + 8].copy_from_slice(&(start / BLOCK).to_le_bytes());
+            }
+            start += 8;
+        }
+        self.place += length as u64;
+        Ok(length)
+    }
+}
+
+/// The highest memory of the server and of the sandbox's own processes that was seen.
+struct Watched {
+    server: u32,
+    sandbox: String,
+    before: u64,
+    highest: u64,
+}
+
+impl Watched {
+    fn begin(server: &Server, sandbox: &Sandbox) -> Self {
+        let (server, sandbox) = (server.pid(), sandbox.id.clone());
+        let before = resident(server) + host::resident_in(&sandbox);
+        Self { server, sandbox, before, highest: before }
+    }
+
+    fn look(&mut self) {
+        self.highest = self.highest.max(resident(self.server) + host::resident_in(&self.sandbox));
+    }
+
+    fn check(&self, what: &str) {
+        let Self { before, highest, .. } = self;
+        assert!(*highest < before + FLAT, "{what}: memory rose from {before} to {highest} bytes");
+    }
+}
+
+#[test]
+fn a_gibibyte_goes_up_and_comes_down_in_flat_memory() {
+    let server = Server::start();
+    let mut sandbox = server.create_with(&json!({"extensions": {"coracle.disk": "2Gi"}}));
+    assert_eq!(sandbox.run("true").code, Some(0));
+    let mut watched = Watched::begin(&server, &sandbox);
+    let mut pieces = 0_u64;
+    let mut content = Numbered { place: 0, size: GIBIBYTE };
+    let answer = sandbox.upload_from("/root/large", GIBIBYTE, &mut content, || {
+        pieces += 1;
+        if pieces.is_multiple_of(256) {
+            watched.look();
+        }
+    });
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    watched.check("the upload");
+    assert_eq!(sandbox.run("stat -c %s /root/large").stdout, format!("{GIBIBYTE}\n"));
+
+    let mut stream = sandbox.inside_streaming("GET", "files/download?path=/root/large", &Value::Null);
+    assert_eq!(stream.status, 200);
+    let mut expected = Numbered { place: 0, size: GIBIBYTE };
+    let (mut got, mut wanted) = (vec![0; 1 << 18], vec![0; 1 << 18]);
+    let mut taken = 0_u64;
+    loop {
+        let count = stream.body.read(&mut got).expect("the server goes on");
+        if count == 0 {
+            break;
+        }
+        expected.read_exact(&mut wanted[..count]).expect("no more than the file has");
+        assert!(got[..count] == wanted[..count], "other bytes came back, near {taken}");
+        taken += count as u64;
+        if (taken / BLOCK).is_multiple_of(64) {
+            watched.look();
+        }
+    }
+    assert_eq!(taken, GIBIBYTE);
+    watched.check("the download");
+}
+
+#[test]
+fn beyond_four_gibibytes_sizes_and_places_are_exact() {
+    const PLACE: u64 = 4 * GIBIBYTE;
+    const WORDS: &str = "beyond what 32 bits can count";
+    let server = Server::start();
+    let mut sandbox = server.create();
+    let write = format!("truncate -s {PLACE} /root/sparse && printf %s '{WORDS}' >> /root/sparse");
+    assert_eq!(sandbox.run(&write).code, Some(0));
+    let size = PLACE + WORDS.len() as u64;
+    let info = sandbox.inside("GET", "files/info?path=/root/sparse", &Value::Null).json();
+    assert_eq!(info["/root/sparse"]["size"], json!(size), "{info}");
+    // From before the border to behind it, and the last bytes by their number from the end.
+    for (range, start) in [(format!("bytes={}-", PLACE - 3), PLACE - 3), ("bytes=-29".to_owned(), PLACE)] {
+        let answer = sandbox.inside_with(
+            "GET",
+            "files/download?path=/root/sparse",
+            &[("Range".to_owned(), range.clone())],
+        );
+        assert_eq!(answer.status, 206, "{range}: {}", answer.text());
+        let place = format!("bytes {start}-{}/{size}", size - 1);
+        assert_eq!(answer.header("content-range"), Some(place.as_str()), "{range}");
+        assert_eq!(answer.text().trim_start_matches('\0'), WORDS, "{range}");
+        assert_eq!(answer.body.len() as u64, size - start, "{range}");
+    }
+    // The whole of it is announced with its true length.
+    let whole = sandbox.inside_streaming("GET", "files/download?path=/root/sparse", &Value::Null);
+    let length = whole.headers.iter().find(|(name, _)| name.eq_ignore_ascii_case("content-length"));
+    assert_eq!(length.map(|(_, value)| value.clone()), Some(size.to_string()));
+}

@@ -1,0 +1,223 @@
+//! A server as its clients see it: images, limits on what there may be at once, other users.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use e2e::binary::Programs;
+use e2e::http::Response;
+use e2e::run::{Ended, ORDINARY, User};
+use e2e::server::{Server, Start};
+use serde_json::{Value, json};
+
+/// A root filesystem with one program, which no other image has.
+fn root_filesystem(directory: &Path) {
+    let bin = directory.join("bin");
+    fs::create_dir_all(&bin).expect("our own directory");
+    fs::copy(Programs::shared().attacks(), bin.join("only-here")).expect("our own directory");
+}
+
+fn import(server: &Server, name: &str, source: &Path) {
+    let mut command = Programs::shared().command();
+    command.args(["image", "import", name]).arg(source).arg("--state-dir").arg(server.state_directory());
+    let ended: Ended = command.output().expect("the binary runs").into();
+    assert_eq!(ended.code, Some(0), "{name} was not imported: {ended:?}");
+}
+
+#[test]
+fn an_imported_image_makes_sandboxes_with_its_programs() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let work = User::Same.home();
+    let tree = work.path().join("tree");
+    root_filesystem(&tree);
+    let archive = work.path().join("root.tar");
+    let packed = Command::new("tar").arg("-C").arg(&tree).arg("-cf").arg(&archive).arg(".").status();
+    assert!(packed.expect("there is a tar").success());
+    for (name, source) in [("from-directory", tree.as_path()), ("from-tar:v1", archive.as_path())] {
+        import(&server, name, source);
+        let mut sandbox = server.create_with(&json!({
+            "image": {"uri": name},
+            "entrypoint": ["/bin/only-here", "daemon", "3600"],
+        }));
+        let ran = sandbox.run_argv(&["/bin/only-here", "flood", "4"]);
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(0), "ffffsucceeded: all was taken\n"), "{ran:?}");
+        let absent = sandbox.run_argv(&["/usr/bin/env"]);
+        assert_ne!(absent.code, Some(0), "the host's own programs are in {name}: {absent:?}");
+    }
+    // And the program is in no other.
+    assert_ne!(server.create().run_argv(&["/bin/only-here", "flood", "4"]).code, Some(0));
+}
+
+/// Asks for a sandbox of an image.
+fn create(server: &Server, image: &str) -> Response {
+    let wish = json!({
+        "image": {"uri": image},
+        "timeout": 600,
+        "resourceLimits": {},
+        "entrypoint": ["tail", "-f", "/dev/null"],
+    });
+    server.client().post("/v1/sandboxes", &wish).expect("the server answers")
+}
+
+#[test]
+fn an_alias_is_logged_once_and_told_to_its_client() {
+    let server = how(User::Same).start();
+    for _ in 0..2 {
+        let answer = create(&server, "python:3.12");
+        assert_eq!(answer.status, 202, "{}", answer.text());
+        let id = answer.json()["id"].as_str().expect("an id").to_owned();
+        let seen = server.client().get(&format!("/v1/sandboxes/{id}")).expect("the server answers").json();
+        assert_eq!(seen["image"]["uri"], "python:3.12", "{seen}");
+        assert_eq!(seen["extensions"]["coracle.image"], "host", "{seen}");
+    }
+    let log = server.log();
+    let told = log.lines().filter(|line| line.contains("an alias stands in") && line.contains("python:3.12"));
+    assert_eq!(told.count(), 1, "{log}");
+}
+
+#[test]
+fn an_unknown_image_is_an_error_and_in_strict_mode_an_alias_too() {
+    let server = how(User::Same).env("CORACLE_IMAGES_STRICT", "true").start();
+    for image in ["no-such-image", "python:3.12"] {
+        let answer = create(&server, image);
+        assert!((400..500).contains(&answer.status), "{image}: {} {}", answer.status, answer.text());
+        assert!(answer.text().contains(image), "{}", answer.text());
+    }
+    assert_eq!(create(&server, "host").status, 202);
+}
+
+/// The answer says that it is too much now, and when to come back.
+fn check_too_many(answer: &Response) {
+    assert_eq!(answer.status, 429, "{}", answer.text());
+    let seconds = answer.header("retry-after").and_then(|text| text.parse::<u64>().ok());
+    assert!(seconds.is_some_and(|seconds| (1..=3600).contains(&seconds)), "{:?}", answer.headers);
+    assert!(answer.json()["message"].as_str().is_some_and(|words| !words.is_empty()), "{}", answer.text());
+}
+
+#[test]
+fn too_many_sandboxes_are_a_429_until_one_is_gone() {
+    let server = how(User::Same).env("CORACLE_LIMITS_MAX_SANDBOXES", "2").start();
+    let first = create(&server, "host").json()["id"].as_str().expect("an id").to_owned();
+    assert_eq!(create(&server, "host").status, 202);
+    check_too_many(&create(&server, "host"));
+    let deleted = server.client().delete(&format!("/v1/sandboxes/{first}")).expect("the server answers");
+    assert_eq!(deleted.status, 204);
+    e2e::eventually("there is room again", || create(&server, "host").status == 202);
+}
+
+#[test]
+fn too_many_commands_are_a_429_until_one_has_ended() {
+    let server = how(User::Same).env("CORACLE_LIMITS_MAX_COMMANDS", "3").start();
+    let mut sandbox = server.create_with(&json!({"resourceLimits": {}}));
+    // The entrypoint is a command as well.
+    let mut running = Vec::new();
+    let refused = loop {
+        let body = json!({"command": "exec sleep 600", "background": true});
+        let answer = sandbox.inside("POST", "command", &body);
+        if answer.status != 200 {
+            break answer;
+        }
+        running.push(e2e::sandbox::Ran::of_events(&answer.text()).id);
+        assert!(running.len() <= 3, "there is no limit");
+    };
+    assert!(running.len() >= 2, "only {} commands ran", running.len());
+    check_too_many(&refused);
+    let ended = sandbox.inside("DELETE", &format!("command?id={}", running[0]), &Value::Null);
+    assert_eq!(ended.status, 200, "{}", ended.text());
+    e2e::eventually("there is room again", || {
+        sandbox.inside("POST", "command", &json!({"command": "true"})).status == 200
+    });
+}
+
+/// At the most talkative level, with requests of every kind, right and wrong.
+#[test]
+fn no_key_or_token_comes_into_the_log() {
+    const KEY: &str = "a-key-of-the-operator-0123456789";
+    let server = how(User::Same).env("CORACLE_API_KEY", KEY).env("CORACLE_LOG", "trace").start();
+    let wrong = "a-key-of-somebody-else-987654321";
+    server.keep_secret(wrong);
+    let with = |key: &str| vec![("OPEN-SANDBOX-API-KEY".to_owned(), key.to_owned())];
+    let mut client = server.client();
+    client.set_headers(&with(wrong));
+    assert_eq!(client.get("/v1/sandboxes").expect("the server answers").status, 401);
+    client.set_headers(&with(KEY));
+    let wish = json!({
+        "image": {"uri": "host"}, "timeout": 600, "resourceLimits": {},
+        "entrypoint": ["tail", "-f", "/dev/null"],
+    });
+    let id = client.post("/v1/sandboxes", &wish).expect("the server answers").json()["id"]
+        .as_str()
+        .expect("an id")
+        .to_owned();
+    let path = format!("/v1/sandboxes/{id}/endpoints/44772?use_server_proxy=true");
+    let endpoint = client.get(&path).expect("the server answers").json();
+    let headers: Vec<(String, String)> = endpoint["headers"]
+        .as_object()
+        .expect("a token is needed")
+        .iter()
+        .map(|(name, value)| (name.clone(), value.as_str().unwrap_or_default().to_owned()))
+        .collect();
+    let mut inside = server.client();
+    inside.set_headers(&headers);
+    for (_, token) in &headers {
+        server.keep_secret(token);
+    }
+    let below = format!("/v1/sandboxes/{id}/proxy/44772");
+    let ran = inside.post(&format!("{below}/command"), &json!({"command": "echo ran"}));
+    assert!(ran.expect("the server answers").text().contains("ran"));
+    for path in ["files/info?path=/root", "files/download?path=/no/such", "command/status/none", "ping"] {
+        inside.get(&format!("{below}/{path}")).expect("the server answers");
+    }
+    inside.set_headers(&[(headers[0].0.clone(), "not-the-token-of-this-sandbox".to_owned())]);
+    server.keep_secret("not-the-token-of-this-sandbox");
+    inside.get(&format!("{below}/ping")).expect("the server answers");
+    assert_eq!(client.delete(&format!("/v1/sandboxes/{id}")).expect("the server answers").status, 204);
+    // The search itself is done when the server ends.
+    assert!(server.log().matches("\"answered\"").count() >= 8, "it does not say what it does");
+}
+
+/// A server as a certain user; only root has all limits.
+fn how(user: User) -> Start {
+    let start = Start::new().as_user(user);
+    if user == User::Same && testkit::is_root() {
+        start
+    } else {
+        start.env("CORACLE_REQUIRE_LIMITS", "false")
+    }
+}
+
+#[test]
+fn an_ordinary_users_server_makes_sandboxes_too() {
+    let user = if testkit::is_root() { ORDINARY } else { User::Same };
+    let server = how(user).start();
+    let mut sandbox = server.create_with(&json!({"resourceLimits": {}}));
+    let ran = sandbox.run("id -u; echo to stderr >&2; exit 3");
+    assert_eq!(
+        (ran.code, ran.stdout.as_str(), ran.stderr.as_str()),
+        (Some(3), "0\n", "to stderr\n"),
+        "{ran:?}"
+    );
+    let content: Vec<u8> = (0..=255).cycle().take(300_000).collect();
+    sandbox.upload("/root/binary file", &content);
+    let read = sandbox.inside("GET", "files/download?path=/root/binary%20file", &Value::Null);
+    assert_eq!(read.status, 200, "{}", read.text());
+    assert!(read.body == content, "{} bytes came back", read.body.len());
+    assert_eq!(sandbox.run("stat -c %s '/root/binary file'").stdout, "300000\n");
+    // What cannot be held is refused by name, not forgotten.
+    let named = json!({
+        "image": {"uri": "host"}, "timeout": 600, "entrypoint": ["tail", "-f", "/dev/null"],
+        "resourceLimits": {"memory": "64Mi"},
+    });
+    let answer = server.client().post("/v1/sandboxes", &named).expect("the server answers");
+    assert!(answer.status >= 400 && answer.text().contains("memory"), "{} {}", answer.status, answer.text());
+    let id = sandbox.id.clone();
+    sandbox.delete();
+    let gone = server.client().get(&format!("/v1/sandboxes/{id}")).expect("the server answers");
+    assert_eq!(gone.status, 404);
+    let mode = fs::metadata(server.state_directory()).expect("it is there").permissions().mode();
+    assert_eq!(mode & 0o022, 0, "others can write to the state directory");
+}
