@@ -18,6 +18,8 @@ use self::claims::Claims;
 
 /// How many ids a sandbox has.
 pub const WIDTH: u32 = 65_536;
+/// Where ranges start unless configured; well above what adduser and systemd hand out.
+pub const DEFAULT_BASE: u32 = 1_879_048_192;
 /// Where state directories of this host say which ids are theirs.
 const HOST: &str = "/run/coracle/uids";
 /// How many ranges there are, the server's included.

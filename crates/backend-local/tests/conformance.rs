@@ -20,6 +20,7 @@ use backend_local::launcher::Launcher;
 use backend_local::launcher::record::Records;
 use backend_local::launcher::serve::Loop;
 use backend_local::native::{Defaults, Native};
+use backend_local::range::DEFAULT_BASE;
 use backend_local::settings::{Lifetime, Maxima, MountRule, Settings};
 use domain::{Bytes, SandboxId};
 use linux::namespaces::{self, Namespaces, Setgroups};
@@ -28,8 +29,6 @@ use rustix::process::{DumpableBehavior, Pid, Signal, kill_process, set_dumpable_
 use tempfile::TempDir;
 
 const ORDINARY: u32 = 61_234;
-/// The first host uid that sandboxes get.
-const BASE: u32 = 1_879_048_192;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
@@ -148,7 +147,7 @@ fn launch(state_dir: PathBuf, instance: &str) {
         image_state: state_dir.clone(),
         state_dir,
         instance: instance.to_owned(),
-        uid_base: BASE,
+        uid_base: DEFAULT_BASE,
         server_uid: None,
         aliases: Default::default(),
         strict_images: true,

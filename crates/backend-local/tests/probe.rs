@@ -11,14 +11,12 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use backend_local::probe::{Report, Status, probe};
+use backend_local::range::DEFAULT_BASE;
 use domain::Bytes;
 use linux::namespaces::{Extent, Namespaces, Setgroups, become_ids, unshare, write_maps};
 use linux::spawn::{End, Forked, SingleThread, exit_now, wait};
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use tempfile::TempDir;
-
-/// The first id of ranges, as the configuration has it by default.
-const BASE: u32 = 1_879_048_192;
 
 fn main() {
     if !testkit::is_root() {
@@ -37,7 +35,7 @@ fn main() {
 fn as_root_everything_holds_and_nothing_stays() {
     let state = TempDir::new().unwrap();
     let before = groups();
-    let report = probe(state.path(), Bytes::mib(1), BASE);
+    let report = probe(state.path(), Bytes::mib(1), DEFAULT_BASE);
     let missing: Vec<_> = report.checks.iter().filter(|check| check.status == Status::Missing).collect();
     assert!(report.sandboxes_can_run, "{missing:?}");
     assert!(!report.rootless);
@@ -51,7 +49,7 @@ fn as_root_everything_holds_and_nothing_stays() {
 
 fn too_little_space_is_told() {
     let state = TempDir::new().unwrap();
-    let report = probe(&state.path().join("not/made/yet"), Bytes(u64::MAX), BASE);
+    let report = probe(&state.path().join("not/made/yet"), Bytes(u64::MAX), DEFAULT_BASE);
     assert!(!report.sandboxes_can_run);
     let check = report.checks.iter().find(|check| check.name == "free space").unwrap();
     assert!(check.status == Status::Missing && check.fix.is_some());
@@ -59,7 +57,7 @@ fn too_little_space_is_told() {
 }
 
 fn an_ordinary_user_is_told_what_is_weaker() {
-    let report = as_user(1000, || probe(Path::new("/tmp"), Bytes::mib(1), BASE));
+    let report = as_user(1000, || probe(Path::new("/tmp"), Bytes::mib(1), DEFAULT_BASE));
     assert!(report.rootless);
     let weaker = |name: &str| {
         let check = report.checks.iter().find(|check| check.name == name).unwrap();
@@ -90,7 +88,7 @@ fn a_delegated_group_is_used_and_left_as_it_was() {
     let report = as_user_after(
         1000,
         || fs::write(procs, "0").unwrap(),
-        || probe(Path::new("/tmp"), Bytes::mib(1), BASE),
+        || probe(Path::new("/tmp"), Bytes::mib(1), DEFAULT_BASE),
     );
     // It fails if anything was left in it.
     fs::remove_dir(&group).unwrap();
@@ -113,7 +111,7 @@ fn without_user_namespaces_the_way_to_get_them_is_told() {
         let own = [Extent { inside: 0, outside: 1000, count: 1 }];
         write_maps(rustix::process::getpid(), &own, &own, Setgroups::Deny).unwrap();
         fs::write("/proc/sys/user/max_user_namespaces", "0").unwrap();
-        probe(Path::new("/tmp"), Bytes::mib(1), BASE)
+        probe(Path::new("/tmp"), Bytes::mib(1), DEFAULT_BASE)
     });
     assert!(!report.sandboxes_can_run);
     let check = report.checks.iter().find(|check| check.name == "user namespaces").unwrap();
@@ -129,7 +127,7 @@ fn a_container_that_hides_parts_of_proc_is_told() {
         write_maps(rustix::process::getpid(), &same, &same, Setgroups::Deny).unwrap();
         linux::mounts::make_private().unwrap();
         linux::mounts::mount("tmpfs", Path::new("/proc/irq"), Default::default(), "").unwrap();
-        probe(Path::new("/tmp"), Bytes::mib(1), BASE)
+        probe(Path::new("/tmp"), Bytes::mib(1), DEFAULT_BASE)
     });
     assert!(report.rootless && !report.sandboxes_can_run);
     let check = report.checks.iter().find(|check| check.name == "fresh /proc").unwrap();

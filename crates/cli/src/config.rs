@@ -192,7 +192,7 @@ impl Config {
             images: check_images(raw.images)?,
             limits: check_limits(&raw.limits)?,
             require_limits: raw.require_limits.unwrap_or(true),
-            uid_base: raw.uid_base.unwrap_or(1_879_048_192),
+            uid_base: raw.uid_base.unwrap_or(backend_local::range::DEFAULT_BASE),
             free_space_floor: bytes("free_space_floor", raw.free_space_floor.as_ref(), Bytes::mib(512))?,
             owners: check_owners(&raw.owners)?,
             park_after: match &raw.park_after {

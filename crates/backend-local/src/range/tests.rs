@@ -6,7 +6,7 @@ use tempfile::TempDir;
 use super::*;
 
 const FEW: u32 = 64;
-const BASE: u32 = 1_879_048_192;
+const BASE: u32 = DEFAULT_BASE;
 
 /// A state directory and, beside it, what this host knows.
 fn open(state: &TempDir) -> Ranges {
