@@ -152,7 +152,7 @@ fn ticks(pid: u32) -> u64 {
 
 /// The middle of several runs, each of which must be answered as it should.
 fn usual_time(sandbox: &mut Sandbox) -> Duration {
-    let mut times: Vec<Duration> = (0..15)
+    let mut times: Vec<Duration> = (0..9)
         .map(|_| {
             let ran = sandbox.run_argv(&["echo", "answered"]);
             assert_eq!((ran.code, ran.stdout.as_str()), (Some(0), "answered\n"), "{ran:?}");
