@@ -13,8 +13,8 @@ fn a_mount_that_is_not_there_is_named_with_a_hint() {
     for user in users() {
         let ended = Run::new(user).mount(Path::new("/nonexistent/source"), "/x", "ro").argv(&["true"]);
         assert_eq!(ended.code, Some(125), "{user:?}: {ended:?}");
-        assert!(ended.stderr.contains("`/nonexistent/source`: No such file"), "{user:?}: {ended:?}");
-        assert!(ended.stderr.contains("hint: it must exist on this host"), "{user:?}: {ended:?}");
+        assert!(ended.stderr.contains("`/nonexistent/source`"), "{user:?}: {ended:?}");
+        assert!(ended.stderr.contains("hint: ") && ended.stderr.contains("exists on this host"), "{ended:?}");
     }
 }
 
@@ -35,7 +35,8 @@ fn a_run_that_failed_to_begin_leaves_nothing_behind() {
         let home = user.home();
         let state = home.path().join("state");
         let instance = format!("failing-{}-{place}", std::process::id());
-        let run = Run::new(user).state(&state).switch("--keep").mount(Path::new("/nonexistent"), "/x", "ro");
+        let run = Run::new(user).state(&state).switch("--keep");
+        let run = run.mount(Path::new("/usr"), "/etc/passwd/below", "ro");
         let output = run.command(&["true"]).env("CORACLE_INSTANCE", &instance).output();
         assert_eq!(output.expect("the binary can be run").status.code(), Some(125));
         assert_eq!(groups_of(&instance), Vec::<PathBuf>::new(), "{user:?}");

@@ -31,7 +31,10 @@ fn with_a_small_disk(home: &Path, test: impl FnOnce() + Send) {
                 .expect("root may");
             test();
         });
-        if let Err(panic) = inside.join() {
+        let ended = inside.join();
+        // In its own namespace the test could not remove what something was mounted on.
+        fs::remove_dir_all(home).ok();
+        if let Err(panic) = ended {
             std::panic::resume_unwind(panic);
         }
     });

@@ -339,6 +339,10 @@ impl Hierarchies {
         // removed and does not fill the kernel's memory.
         fs::write(commands.join("cgroup.max.depth"), "1")?;
         fs::write(commands.join("cgroup.max.descendants"), MOST_GROUPS.to_string())?;
+        if self.cpu == Controller::Unified {
+            // Each command has a share of its own, or one that forks without end would starve the rest.
+            fs::write(commands.join("cgroup.subtree_control"), "+cpu")?;
+        }
         self.delegate(&home, &commands, root_uid)?;
         let mut agent_tasks = Vec::new();
         let mut command_tasks = Vec::new();

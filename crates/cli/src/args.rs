@@ -17,7 +17,7 @@ use crate::values::{self, Place};
 #[derive(Debug, Parser)]
 #[command(name = "coracle", version, propagate_version = true, after_help = AFTER_HELP)]
 pub(crate) struct Cli {
-    /// The server that create, ls, exec, shell, cp, logs and rm talk to
+    /// The server that the commands for sandboxes, keys and events talk to
     #[arg(
         long,
         global = true,
@@ -113,7 +113,7 @@ pub(crate) struct ServeArgs {
     pub state: StateArgs,
 }
 
-/// The limits of `run`.
+/// The limits of one sandbox.
 #[derive(Debug, Args)]
 pub(crate) struct LimitArgs {
     /// The most memory all its processes may use together, such as 256m
@@ -225,21 +225,8 @@ pub(crate) struct CreateArgs {
     #[arg(long, value_name = "TIME", value_parser = values::duration)]
     pub idle_timeout: Option<Duration>,
 
-    /// The most memory all its processes may use together, such as 256m
-    #[arg(long, value_name = "SIZE", value_parser = values::bytes)]
-    pub memory: Option<Bytes>,
-
-    /// The most processor time, in cores, such as 0.5
-    #[arg(long, value_name = "CORES", value_parser = values::cpus)]
-    pub cpus: Option<Cpus>,
-
-    /// The most processes and threads
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
-    pub pids: Option<u32>,
-
-    /// The most it may write to its disk, such as 100m
-    #[arg(long, value_name = "SIZE", value_parser = values::bytes)]
-    pub disk: Option<Bytes>,
+    #[command(flatten)]
+    pub limits: LimitArgs,
 
     /// What the sandbox can reach [default: what the server chooses]
     #[arg(long, value_enum)]

@@ -79,7 +79,7 @@ pub(crate) enum Lines {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Images {
-    /// Refuse names that are neither an image nor an alias, instead of using `host`.
+    /// Refuse names that are only an alias.
     pub strict: bool,
     pub aliases: BTreeMap<String, String>,
 }

@@ -57,6 +57,24 @@ pub(crate) fn some_processes(enough: &str) -> Attempt {
     })
 }
 
+/// Forks that many processes, says so, and spins in all of them.
+pub(crate) fn processor(processes: &str) -> Attempt {
+    for _ in 1..number(processes)? {
+        if call(libc::SYS_fork, &[]).map_err(|error| format!("fork: {error}"))? == 0 {
+            spin();
+        }
+    }
+    println!("spinning");
+    io::stdout().flush().map_err(|error| error.to_string())?;
+    spin()
+}
+
+fn spin() -> ! {
+    loop {
+        std::hint::spin_loop();
+    }
+}
+
 /// Stays until standard input ends.
 pub(crate) fn time() -> Attempt {
     io::copy(&mut io::stdin(), &mut io::sink()).map_err(|error| error.to_string())?;

@@ -120,6 +120,7 @@ fn attack(words: &[&str]) -> Attempt {
 
         ["eat", "processes"] => exhaust::processes(),
         ["eat", "processes", enough] => exhaust::some_processes(enough),
+        ["eat", "processor", processes] => exhaust::processor(processes),
         ["eat", "time"] => exhaust::time(),
         ["eat", "memory"] => exhaust::memory(ALL),
         ["eat", "memory", enough] => exhaust::memory(enough),

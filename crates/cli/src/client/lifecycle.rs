@@ -1,4 +1,4 @@
-//! Making, listing and removing sandboxes.
+//! Making, releasing, listing and removing sandboxes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

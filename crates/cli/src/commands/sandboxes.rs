@@ -1,4 +1,4 @@
-//! `create`, `ls` and `rm`.
+//! `create`, `release`, `ls` and `rm`.
 
 use std::process::ExitCode;
 
@@ -16,10 +16,10 @@ pub(crate) async fn create(server: &Server, args: CreateArgs, printer: &Printer)
         image: args.image,
         timeout: args.timeout,
         idle_timeout: args.idle_timeout,
-        memory: args.memory,
-        cpus: args.cpus,
-        pids: args.pids,
-        disk: args.disk,
+        memory: args.limits.memory,
+        cpus: args.limits.cpus,
+        pids: args.limits.pids,
+        disk: args.limits.disk,
         network: args.network.map(Into::into),
         env: args.env.into_iter().collect(),
         labels: args.labels.into_iter().collect(),

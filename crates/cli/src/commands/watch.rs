@@ -25,14 +25,14 @@ pub(crate) async fn inspect(server: &Server, id: &SandboxId, printer: &Printer) 
         image if image.requested == image.used => image.used.clone(),
         image => format!("{} (asked for as {})", image.used, image.requested),
     };
-    let head = [("phase", report.phase), ("owner", report.owner), ("image", image)];
+    let head = [("id", report.id), ("phase", report.phase), ("owner", report.owner), ("image", image)];
     let head = head.map(|(name, value)| vec![name.to_owned(), value]).into_iter();
     let measures = report.in_force.into_iter().map(|(name, value)| vec![name, value]);
     let usage = report.usage.into_iter().map(|(name, amount)| {
         let shown = if name.ends_with("Bytes") { size(amount) } else { amount.to_string() };
         vec![name, shown]
     });
-    printer.table(&["id", &report.id], head.chain(measures).chain(usage).collect())?;
+    printer.table(&["what", "value"], head.chain(measures).chain(usage).collect())?;
     for sentence in &report.weaker {
         printer.warn(sentence);
     }

@@ -1,4 +1,5 @@
-//! What only operators need: health, version, measurements, and what holds for one sandbox.
+//! What no compatible API has: health, version, measurements, what holds for one sandbox, names,
+//! keys, and what becomes of sandboxes. Owners reach what is theirs; keys are the operator's alone.
 
 mod events;
 mod keys;
