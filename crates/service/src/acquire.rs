@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use backend::BackendError;
 use domain::{Cause, Key, Owner, Phase};
+use tokio::task::JoinHandle;
 
 use crate::agent_client::AgentError;
 use crate::core::Core;
@@ -20,7 +21,7 @@ use crate::driver::Command;
 use crate::error::chain;
 use crate::names::Slot;
 use crate::registry::Handle;
-use crate::{Acquired, Create, Outcome, Sandbox, ServiceError};
+use crate::{Acquired, Create, ErrorKind, Outcome, Sandbox, ServiceError};
 
 /// How long an agent may take to show that it lives, before it is believed to.
 const PROBE: Duration = Duration::from_secs(2);
@@ -35,9 +36,22 @@ impl Core {
         if let Some(sandbox) = self.reuse(&place).await {
             return Ok(Acquired { sandbox, fresh: false });
         }
-        self.retire(&place);
-        let sandbox = self.create(key.owner(), Some(key), wish).await?;
+        let retired = self.retire(&place);
+        let sandbox = match (self.create(key.owner(), Some(key), wish.clone()).await, retired) {
+            // The dead one may still take up the room that its successor needs.
+            (Err(error), Some(retired)) if matches!(error.kind(), ErrorKind::Exhausted { .. }) => {
+                if !matches!(tokio::time::timeout(PROBE, retired).await, Ok(Ok(Outcome::Done))) {
+                    return Err(error);
+                }
+                self.create(key.owner(), Some(key), wish).await?
+            }
+            (made, _) => made?,
+        };
         place.lead_to(sandbox.id.clone());
+        if self.registry.find(&sandbox.id).is_none() {
+            // It has ended already, before there was anything to forget.
+            self.names.forget(key, &sandbox.id);
+        }
         Ok(Acquired { sandbox, fresh: true })
     }
 
@@ -82,15 +96,17 @@ impl Core {
 
     /// Has what is left of a dead sandbox removed. Nobody waits for it: a removal that fails is
     /// its driver's business, which tries again.
-    fn retire(self: &Arc<Self>, slot: &Slot) {
-        let Some(handle) = slot.sandbox().and_then(|id| self.registry.find(&id)) else { return };
+    fn retire(self: &Arc<Self>, slot: &Slot) -> Option<JoinHandle<Outcome>> {
+        let handle = self.registry.find(&slot.sandbox()?)?;
         tracing::info!(sandbox = %handle.id, phase = %handle.phase(), "its key leads to a new one from now on");
         let core = Arc::clone(self);
-        self.tasks.spawn(async move {
+        Some(self.tasks.spawn(async move {
             if let Err(error) = core.order(&handle, Command::Destroy).await {
                 tracing::debug!(sandbox = %handle.id, error = %chain(&error), "its remains are removed later");
+                return Outcome::AlreadySo;
             }
-        });
+            Outcome::Done
+        }))
     }
 
     /// Takes away parked sandboxes until there is room below the soft limit, or none is parked.
@@ -128,8 +144,15 @@ impl Core {
         let Some(key) = &handle.key else { return false };
         let place = self.names.place(key);
         let Ok(_turn) = place.turn.try_lock() else { return false };
-        if self.runs_something(handle).await {
-            return false;
+        match tokio::time::timeout(PROBE, self.runs_something(handle)).await {
+            Ok(false) => {}
+            Ok(true) => return false,
+            Err(_elapsed) => {
+                // Nobody knows, and it is not asked again for a while: silent agents must not hold
+                // up those who need room.
+                handle.hold.take(&handle.activity);
+                return false;
+            }
         }
         let now = self.clock.now().boot;
         if !handle.hold.close(&handle.activity, now, self.config.park_after) {

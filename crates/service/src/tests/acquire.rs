@@ -222,6 +222,18 @@ async fn what_runs_something_is_never_parked() {
 }
 
 #[tokio::test]
+async fn a_silent_agent_holds_nobody_up_and_is_not_asked_at_once_again() {
+    let bench = Bench::limited(1, 10).await;
+    let silent = bench.acquire("silent").await.sandbox;
+    bench.release("silent");
+    bench.backend.answers(|request| matches!(request, wire::Request::Processes).then(Vec::new));
+    let made = tokio::time::timeout(Duration::from_secs(20), bench.create()).await;
+    assert!(made.is_ok(), "it waited as long as the agent liked");
+    assert!(bench.service.get(&bench.owner, &silent.id).is_ok(), "it was given the benefit of the doubt");
+    assert_eq!(bench.release("silent"), Outcome::Done, "it counts as held again");
+}
+
+#[tokio::test]
 async fn the_hard_limit_refuses_unless_somebody_is_parked() {
     let bench = Bench::limited(2, 2).await;
     bench.acquire("a").await;

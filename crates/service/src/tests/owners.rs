@@ -90,3 +90,13 @@ async fn a_key_is_not_in_the_database() {
         assert!(!found);
     }
 }
+
+#[tokio::test]
+async fn a_dead_sandbox_makes_room_for_its_successor_in_a_full_quota() {
+    let bench = with_quota(Quota { sandboxes: Some(1), ..Quota::default() }).await;
+    let key = Key::new(&Owner::named("small"), "test", "a").unwrap();
+    let dead = bench.service.acquire(&key, plain()).await.unwrap().sandbox;
+    bench.backend.take_away(&dead.id);
+    let new = bench.service.acquire(&key, plain()).await.unwrap();
+    assert!(new.fresh && new.sandbox.id != dead.id);
+}

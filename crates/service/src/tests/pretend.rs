@@ -35,7 +35,8 @@ struct World {
     script: Option<Script>,
 }
 
-/// What the agent sends after its greeting, if it answers this request by a script.
+/// What the agent sends after its greeting, if it answers this request by a script; nothing at
+/// all is silence.
 pub(super) type Script = Arc<dyn Fn(&Request) -> Option<Vec<u8>> + Send + Sync>;
 
 impl Pretend {
@@ -204,6 +205,10 @@ impl PretendAgent {
         if let Some(bytes) = self.script.as_ref().and_then(|script| script(&request)) {
             // Whoever asked may hang up in the middle of a lie.
             self.stream.write_all(&bytes).await.ok();
+            if bytes.is_empty() {
+                // It says nothing and stays on the line.
+                self.request().await;
+            }
             return;
         }
         match request {
