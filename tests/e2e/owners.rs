@@ -1,5 +1,8 @@
 //! Owners: a key each, a quota each, and nothing of anybody else's.
 
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
 use e2e::binary::Programs;
 use e2e::http::Client;
 use e2e::server::{Server, Start};
@@ -158,4 +161,28 @@ fn keys_are_the_operators_business() {
     let keyless = Server::start();
     let answer = keyless.client().post("/coracle/v1/keys", &json!({"owner": "one"})).expect("it answers");
     assert_eq!((answer.status, answer.json()["code"].as_str()), (409, Some("NO_OPERATOR_KEY")));
+}
+
+#[test]
+fn a_revoked_key_hears_nothing_more() {
+    let tenants = Tenants::start();
+    let made = tenants.key(&["create", "one"]);
+    let url = format!("http://{}", tenants.server.address());
+    let mut command = Programs::shared().command();
+    command.args(["--json", "--url", &url, "events", "-f"]);
+    command.env("CORACLE_API_KEY", made["key"].as_str().expect("a key")).stdout(Stdio::piped());
+    let mut following = command.spawn().expect("the binary runs");
+    let mut lines = BufReader::new(following.stdout.take().expect("it is a pipe")).lines();
+    let mut one = tenants.tenant("one");
+    let id = create(&mut one);
+    for phase in ["starting", "running"] {
+        let line = lines.next().expect("the stream goes on").expect("it is text");
+        assert!(line.contains(phase), "{line}");
+    }
+    tenants.key(&["rm", made["id"].as_str().expect("an id")]);
+    delete(&mut one, &id);
+    let next = lines.next();
+    drop(tenants);
+    following.wait().expect("it is our child");
+    assert!(next.is_none(), "{next:?}");
 }

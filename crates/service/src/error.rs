@@ -132,6 +132,22 @@ impl ServiceError {
         }
     }
 
+    /// What went wrong, with its causes. Those inside the server or its host name paths of the host,
+    /// which are told to the operator alone; everybody else learns which step it was.
+    pub fn told_to(&self, owner: &Owner) -> String {
+        let ours = matches!(self.kind(), ErrorKind::Internal | ErrorKind::Exhausted { .. });
+        if !ours || *owner == Owner::single() {
+            return chain(self);
+        }
+        match self {
+            Self::Backend { source, .. } => match &**source {
+                BackendError::Step { step, .. } => format!("{self}: step `{step}` failed"),
+                _ => self.to_string(),
+            },
+            _ => self.to_string(),
+        }
+    }
+
     /// What somebody could do about it.
     pub fn hint(&self) -> Option<&str> {
         match self {
@@ -205,6 +221,23 @@ mod tests {
         let error = ServiceError::Invalid(format!("a\nb\u{1b}[31m{}", "x".repeat(100_000)));
         let text = chain(&error);
         assert!(text.chars().count() <= LOGGED && !text.contains(char::is_control), "{text}");
+    }
+
+    #[test]
+    fn paths_of_the_host_are_told_to_the_operator_alone() {
+        let message = "could not record `/var/lib/coracle/ranges/7`".to_owned();
+        let step = BackendError::Step { step: "uid-range".to_owned(), message, hint: None };
+        let full = BackendError::Exhausted("no room in `/var/lib/coracle/disk`".to_owned());
+        for source in [step, full] {
+            let id = SandboxId::from_entropy([1; 20]);
+            let error =
+                ServiceError::Backend { backend: "b", action: "create", id, source: Box::new(source) };
+            assert!(error.told_to(&Owner::single()).contains("/var/lib"), "{error}");
+            let told = error.told_to(&Owner::named("tenant"));
+            assert!(!told.contains('/') && told.contains("could not create"), "{told}");
+        }
+        let named = ServiceError::Invalid("`/x` is no mount".to_owned());
+        assert_eq!(named.told_to(&Owner::named("tenant")), named.to_string());
     }
 
     #[test]

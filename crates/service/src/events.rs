@@ -130,32 +130,32 @@ impl Events {
         Self { core: Arc::clone(core), newest, after, owner }
     }
 
-    /// What is there already, without waiting.
+    /// What is there already, without waiting; nothing only if there is nothing. Others' events,
+    /// however many, do not hide what comes behind them.
     pub fn ready(&mut self) -> Vec<Told> {
         self.newest.mark_unchanged();
-        let mut told = self.core.events.read(self.after, BATCH);
-        if let Some(last) = told.last() {
+        loop {
+            let mut told = self.core.events.read(self.after, BATCH);
+            let Some(last) = told.last() else { return told };
             self.after = match last {
                 Told::Event(event) => event.id,
                 Told::Missed { through, .. } => *through,
             };
+            if let Some(owner) = &self.owner {
+                told.retain(|told| !matches!(told, Told::Event(event) if event.owner != *owner));
+            }
+            if !told.is_empty() {
+                return told;
+            }
         }
-        if let Some(owner) = &self.owner {
-            told.retain(|told| !matches!(told, Told::Event(event) if event.owner != *owner));
-        }
-        told
     }
 
     /// Waits until there is something to tell; `None` when the server stops.
     pub async fn next(&mut self) -> Option<Vec<Told>> {
         loop {
-            let before = self.after;
             let told = self.ready();
             if !told.is_empty() {
                 return Some(told);
-            }
-            if self.after > before {
-                continue;
             }
             tokio::select! {
                 changed = self.newest.changed() => changed.ok()?,

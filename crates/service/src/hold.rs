@@ -67,6 +67,17 @@ impl Hold {
         parked
     }
 
+    /// As [`Hold::close`], if nobody has used it for `limit`, released or not.
+    pub(crate) fn close_idle(&self, activity: &Activity, now: Duration, limit: Duration) -> bool {
+        let mut state = self.lock();
+        let idle = activity.idle_since().is_some_and(|since| since.saturating_add(limit) <= now);
+        let closes = idle && *state != State::Closing;
+        if closes {
+            *state = State::Closing;
+        }
+        closes
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().expect("nobody panics while changing a hold")
     }

@@ -22,15 +22,25 @@ pub struct Trouble {
     /// The kind of failure, in a word or two.
     pub kind: &'static str,
     pub message: String,
+    /// The message for its owner, if that is not the operator.
+    told: String,
 }
 
 #[derive(Default)]
 pub(crate) struct Troubles(Mutex<VecDeque<Trouble>>);
 
 impl Troubles {
+    /// Of one owner's, in words for that owner, or of all, in words for the operator.
     pub(crate) fn list(&self, owner: Option<&Owner>) -> Vec<Trouble> {
-        let passes = |trouble: &&Trouble| owner.is_none_or(|owner| trouble.owner == *owner);
-        self.lock().iter().rev().filter(passes).cloned().collect()
+        let troubles = self.lock();
+        let newest = troubles.iter().rev().cloned();
+        match owner {
+            None => newest.collect(),
+            Some(owner) => {
+                let own = newest.filter(|trouble| trouble.owner == *owner);
+                own.map(|trouble| Trouble { message: trouble.told.clone(), ..trouble }).collect()
+            }
+        }
     }
 
     fn note(&self, trouble: Trouble) {
@@ -63,6 +73,7 @@ impl Core {
                 operation,
                 kind: error.kind().name(),
                 message: chain(error),
+                told: error.told_to(owner),
             });
         }
     }

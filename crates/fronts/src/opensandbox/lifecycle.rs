@@ -36,7 +36,7 @@ pub(super) async fn create(
         Some(key) => front.service.acquire(&key, create).await.map(|acquired| acquired.sandbox),
         None => front.service.create(&owner, create).await,
     };
-    let sandbox = sandbox.map_err(not_created)?;
+    let sandbox = sandbox.map_err(|error| not_created(error, &owner))?;
     Ok((StatusCode::ACCEPTED, Json(SandboxBody::of(&sandbox, ImageShown::No))))
 }
 
@@ -57,10 +57,10 @@ fn key(owner: &Owner, headers: &HeaderMap, name: Option<&str>) -> Result<Option<
     key.map(Some).map_err(|error| Problem::invalid(format!("{what}: {error}")))
 }
 
-/// A failed create names its step and what to do about it, so the whole chain is told.
-fn not_created(error: ServiceError) -> Problem {
+/// A failed create names its step and what to do about it, so the causes are told too.
+fn not_created(error: ServiceError, owner: &Owner) -> Problem {
     let told = matches!(error.kind(), ErrorKind::Internal | ErrorKind::Invalid | ErrorKind::Unsupported);
-    let message = if told { problem::chain(&error) } else { error.to_string() };
+    let message = if told { error.told_to(owner) } else { error.to_string() };
     let message = problem::with_hint(&error, message);
     let problem =
         Problem::from(error).coded(StatusCode::INTERNAL_SERVER_ERROR, "DOCKER::SANDBOX_START_FAILED");

@@ -129,7 +129,7 @@ pub(super) fn retry_after(error: &ServiceError) -> Option<u64> {
 }
 
 /// The error and all that caused it, in one line.
-pub(super) fn chain(error: &ServiceError) -> String {
+fn chain(error: &ServiceError) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -51,13 +51,33 @@ pub(super) async fn events(State(front): State<Front>, uri: Uri, headers: Header
         Err(why) => return answer::error(StatusCode::BAD_REQUEST, "INVALID_PLACE", why),
     };
     let after = if wish.follow { wish.after } else { wish.after.or(Some(0)) };
-    let events = front.service.events(whose, after);
-    let frames = futures_util::stream::unfold((events, wish.follow), |(mut events, follow)| async move {
-        let frame = if follow { following(&mut events).await? } else { ready(&mut events)? };
-        Some((Ok::<_, Infallible>(frame), (events, follow)))
+    let events = front.service.events(whose.clone(), after);
+    let reader = Reader { front, headers, whose, events, follow: wish.follow };
+    let frames = futures_util::stream::unfold(reader, |mut reader| async move {
+        let frame = reader.next().await?;
+        Some((Ok::<_, Infallible>(frame), reader))
     });
     let kind = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
     (kind, Body::from_stream(frames)).into_response()
+}
+
+/// Somebody who reads events.
+struct Reader {
+    front: Front,
+    /// With the key that opened the stream.
+    headers: HeaderMap,
+    whose: Option<Owner>,
+    events: Events,
+    follow: bool,
+}
+
+impl Reader {
+    /// The next frame, for as long as the caller may see it: a key that was revoked or has expired
+    /// opens nothing any more, an old stream neither.
+    async fn next(&mut self) -> Option<Bytes> {
+        let frame = if self.follow { following(&mut self.events).await? } else { ready(&mut self.events)? };
+        (self.front.scope(&self.headers) == Ok(self.whose.clone())).then_some(frame)
+    }
 }
 
 async fn following(events: &mut Events) -> Option<Bytes> {

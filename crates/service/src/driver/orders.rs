@@ -3,11 +3,15 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
-use domain::{Cause, Phase, Request, Verdict};
+use domain::{Cause, Labels, Phase, Request, Verdict};
 
 use super::Driver;
 use crate::reaper::Why;
 use crate::{Outcome, Sandbox, ServiceError};
+
+/// The most that the labels of one sandbox may add up to. All of them are kept in memory, written
+/// at every change and told in every list.
+const LABELS: usize = 256 << 10;
 
 /// How long a backend may take to freeze or to thaw.
 const FREEZE: Duration = Duration::from_secs(30);
@@ -59,11 +63,18 @@ impl Driver {
         patch: BTreeMap<String, Option<String>>,
     ) -> Result<Sandbox, ServiceError> {
         let former = self.record.sandbox.labels.clone();
+        let labels = &mut self.record.sandbox.labels;
         for (name, value) in patch {
             match value {
-                Some(value) => self.record.sandbox.labels.insert(name, value),
-                None => self.record.sandbox.labels.remove(&name),
+                Some(value) => labels.insert(name, value),
+                None => labels.remove(&name),
             };
+        }
+        let size = |labels: &Labels| labels.iter().map(|(name, value)| name.len() + value.len()).sum();
+        let (before, after): (usize, usize) = (size(&former), size(labels));
+        if after > LABELS && after > before {
+            self.record.sandbox.labels = former;
+            return Err(ServiceError::Invalid(format!("the labels have more than {LABELS} bytes")));
         }
         if let Err(source) = self.core.store.update(&self.record).await {
             self.record.sandbox.labels = former;
@@ -112,7 +123,8 @@ impl Driver {
             _ => now.saturating_add(limit),
         };
         let running = || self.core.runs_something(&self.handle);
-        if due <= now && !running().await && self.handle.activity.idle_since().is_some() {
+        // Somebody may have used or taken it while it was asked whether anything runs.
+        if due <= now && !running().await && self.handle.hold.close_idle(&self.handle.activity, now, limit) {
             return self.end_or_owe(Cause::Idle).await;
         }
         let again = if due > now { due } else { now.saturating_add(limit) };

@@ -1,6 +1,8 @@
 //! The feed of what becomes of sandboxes.
 
-use domain::{Cause, Owner, Phase};
+use std::time::SystemTime;
+
+use domain::{Cause, Owner, Phase, SandboxId};
 
 use super::{Bench, plain};
 use crate::clock::Clock;
@@ -73,4 +75,17 @@ async fn a_reader_goes_on_where_it_was_after_a_restart() {
     // What came after it before the restart, and that it was found again.
     assert_eq!(told.iter().map(|event| event.phase).collect::<Vec<_>>(), [Phase::Running, Phase::Running]);
     assert!(told.iter().all(|event| event.sandbox == made.id && event.id > seen.id));
+}
+
+#[tokio::test]
+async fn others_events_do_not_hide_an_owners_own() {
+    let bench = Bench::new().await;
+    let other = Owner::named("other");
+    for _ in 0..300 {
+        let id = SandboxId::from_entropy([1; 20]);
+        bench.service.0.events.tell(SystemTime::UNIX_EPOCH, &bench.owner, &id, Phase::Running, None);
+    }
+    let made = bench.service.create(&other, plain()).await.unwrap();
+    let told = bench.service.events(Some(other), Some(0)).ready();
+    assert!(matches!(&told[..], [Told::Event(event), ..] if event.sandbox == made.id), "{told:?}");
 }

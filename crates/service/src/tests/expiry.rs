@@ -165,3 +165,20 @@ async fn a_paused_sandbox_is_not_ended_for_idleness_but_still_expires() {
     bench.service.pause(&bench.owner, &made.id).await.unwrap();
     assert_eq!(ending(&bench, &hands, &made).await, 1000);
 }
+
+#[tokio::test]
+async fn who_takes_an_idle_sandbox_while_it_is_looked_at_keeps_it() {
+    let hands = Hands::new();
+    let bench = bench(&hands).await;
+    let made = create(&bench, None, Some(120)).await;
+    let (handle, looks) = (bench.handle(&made), Arc::new(AtomicI64::new(0)));
+    let seen = looks.clone();
+    bench.backend.answers(move |request| {
+        if matches!(request, wire::Request::Processes) && seen.fetch_add(1, Ordering::Relaxed) == 0 {
+            assert!(handle.hold.take(&handle.activity));
+        }
+        None
+    });
+    assert_eq!(ending(&bench, &hands, &made).await, 240);
+    assert_eq!(looks.load(Ordering::Relaxed), 2);
+}

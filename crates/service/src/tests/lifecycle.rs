@@ -291,3 +291,26 @@ async fn a_timeout_longer_than_the_server_grants_is_refused() {
     let error = bench.service.create(&bench.owner, wish).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
 }
+
+#[tokio::test]
+async fn labels_do_not_grow_without_bound() {
+    let bench = Bench::new().await;
+    let made = bench.create().await;
+    let patch = |part: usize| {
+        (0..1000).map(|n| (format!("{part}-{n}"), Some("v".repeat(60)))).collect::<BTreeMap<_, _>>()
+    };
+    let mut kept = Labels::new();
+    let mut refused = None;
+    for part in 0..20 {
+        match bench.service.patch_labels(&bench.owner, &made.id, patch(part)).await {
+            Ok(sandbox) => kept = sandbox.labels,
+            Err(error) => refused = Some(error),
+        }
+    }
+    assert_eq!(refused.expect("there is a bound").kind(), ErrorKind::Invalid);
+    assert_eq!(bench.service.get(&bench.owner, &made.id).unwrap().labels, kept, "nothing half done");
+    // Taking some away is always possible.
+    let fewer = kept.keys().take(10).map(|name| (name.clone(), None)).collect();
+    let patched = bench.service.patch_labels(&bench.owner, &made.id, fewer).await.unwrap();
+    assert_eq!(patched.labels.len(), kept.len() - 10);
+}
