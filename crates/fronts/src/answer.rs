@@ -2,8 +2,11 @@
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
-use http::{HeaderValue, StatusCode, header};
+use http::{HeaderName, HeaderValue, StatusCode, header};
 use serde::Serialize;
+
+/// The header of our own in which a hint travels, so that bodies are exactly those of the references.
+const HINT: HeaderName = HeaderName::from_static("coracle-hint");
 
 #[derive(Serialize)]
 struct Body<'a> {
@@ -22,6 +25,13 @@ pub(crate) fn try_later(status: StatusCode, code: &str, message: &str, seconds: 
     let mut response = error(status, code, message);
     response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     response
+}
+
+/// Says apart from the message what somebody could do about it.
+pub(crate) fn add_hint(response: &mut Response, hint: Option<&str>) {
+    if let Some(hint) = hint.and_then(|hint| HeaderValue::try_from(hint).ok()) {
+        response.headers_mut().insert(HINT, hint);
+    }
 }
 
 pub(crate) async fn not_found() -> Response {

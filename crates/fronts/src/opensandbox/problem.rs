@@ -3,14 +3,11 @@
 use std::error::Error;
 
 use axum::response::{IntoResponse, Response};
-use http::{HeaderName, HeaderValue, StatusCode};
+use http::StatusCode;
 use service::{ErrorKind, ServiceError};
 
 use crate::answer;
 use crate::auth::Refusal;
-
-/// The header of our own in which a hint travels: the body is exactly that of the reference.
-const HINT: HeaderName = HeaderName::from_static("coracle-hint");
 
 /// An error answer: `{code, message}` and a status.
 #[derive(Debug)]
@@ -60,9 +57,7 @@ impl IntoResponse for Problem {
             Some(seconds) => answer::try_later(self.status, self.code, &self.message, seconds),
             None => answer::error(self.status, self.code, &self.message),
         };
-        if let Some(hint) = self.hint.and_then(|hint| HeaderValue::try_from(hint).ok()) {
-            response.headers_mut().insert(HINT, hint);
-        }
+        answer::add_hint(&mut response, self.hint.as_deref());
         response
     }
 }

@@ -125,7 +125,9 @@ fn failed(error: &ServiceError) -> Response {
         ErrorKind::Invalid => (StatusCode::CONFLICT, "NO_OPERATOR_KEY"),
         _ => (StatusCode::INTERNAL_SERVER_ERROR, "INTERNAL"),
     };
-    answer::error(status, code, &format!("{error}{hint}"))
+    let mut response = answer::error(status, code, &format!("{error}{hint}"));
+    answer::add_hint(&mut response, error.hint());
+    response
 }
 
 #[cfg(test)]
