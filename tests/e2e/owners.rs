@@ -149,7 +149,9 @@ fn keys_are_the_operators_business() {
     let mut one = tenants.client(key);
     let answer = one.post("/coracle/v1/keys", &json!({"owner": "default"})).expect("the server answers");
     assert_eq!(answer.status, 403, "{}", answer.text());
-    assert_eq!(one.get("/coracle/v1/keys").expect("the server answers").status, 403);
+    for path in ["/coracle/v1/keys", "/metrics"] {
+        assert_eq!(one.get(path).expect("the server answers").status, 403, "{path}");
+    }
     let listed = tenants.key(&["ls"]);
     assert_eq!(listed[0]["owner"], json!("one"), "{listed}");
     assert!(!listed.to_string().contains(key), "a key is shown once");

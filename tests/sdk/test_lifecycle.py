@@ -57,7 +57,7 @@ def test_a_create_that_cannot_be_is_refused_by_name(api, change, status, code):
 def test_what_comes_later_says_so(api):
     for change in [{"networkPolicy": {}}, {"extensions": {"coracle.network": "filtered"}}]:
         answer = api.post("/v1/sandboxes", json={**CREATE, **change})
-        assert "is not supported yet" in answer.json()["message"]
+        assert "comes with the network issue" in answer.json()["message"]
 
 
 def test_small_resources_are_in_force(new_box):

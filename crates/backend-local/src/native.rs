@@ -86,7 +86,7 @@ impl Native {
     fn plan(&self, id: &SandboxId, spec: &Spec) -> Result<JailPlan, BackendError> {
         if spec.network != Network::Off {
             let word = if spec.network == Network::On { "on" } else { "filtered" };
-            let message = format!("network `{word}` is not supported yet");
+            let message = format!("network `{word}` comes with the network issue");
             return Err(BackendError::Unsupported { message, hint: Some("use network `off`".to_owned()) });
         }
         let (resources, default) = (&spec.resources, &self.defaults.limits);

@@ -183,7 +183,7 @@ fn plan(args: &RunArgs, config: &Config) -> Result<JailPlan> {
     let network = Network::from(args.network);
     if network != Network::Off {
         let word = if network == Network::On { "on" } else { "filtered" };
-        return Err(anyhow!("network `{word}` is not supported yet")).hint("use `--network off`");
+        return Err(anyhow!("network `{word}` comes with the network issue")).hint("use `--network off`");
     }
     for mount in &args.mounts {
         std::fs::metadata(&mount.source)

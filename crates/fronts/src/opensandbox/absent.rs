@@ -50,7 +50,7 @@ pub(super) async fn policy(State(front): State<Front>, at: Addressed) -> Result<
 
 /// `PUT|PATCH|DELETE /sandboxes/{id}/networkpolicy`
 pub(super) async fn change_policy(State(front): State<Front>, at: Addressed) -> Problem {
-    not_yet(&front, &at, "changing the network policy is not supported yet")
+    not_yet(&front, &at, "changing the network policy comes with the network issue")
 }
 
 fn not_yet(front: &Front, at: &Addressed, message: &str) -> Problem {

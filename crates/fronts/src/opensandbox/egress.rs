@@ -37,7 +37,9 @@ pub(super) fn policy_of(sandbox: &Sandbox) -> PolicyBody {
 pub(super) fn answer(sandbox: &Sandbox, method: &Method, path: &str) -> Response {
     match (method, path) {
         (&Method::GET | &Method::HEAD, "/policy") => Json(policy_of(sandbox)).into_response(),
-        (_, "/policy") => plain(StatusCode::NOT_IMPLEMENTED, "changing the policy is not supported yet"),
+        (_, "/policy") => {
+            plain(StatusCode::NOT_IMPLEMENTED, "changing the policy comes with the network issue")
+        }
         (&Method::GET | &Method::HEAD, "/healthz") => plain(StatusCode::OK, "ok"),
         (_, path) if path == "/credential-vault" || path.starts_with("/credential-vault/") => {
             plain(StatusCode::NOT_IMPLEMENTED, "the credential vault is not offered by this server yet")

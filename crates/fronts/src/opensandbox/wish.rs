@@ -86,7 +86,7 @@ fn refuse_what_is_missing(body: &CreateBody) -> Result<(), Problem> {
         return Err(Problem::new(StatusCode::BAD_REQUEST, "VOLUME::UNSUPPORTED_BACKEND", message));
     }
     if body.network_policy.is_some() {
-        return Err(Problem::unsupported("a network policy is not supported yet"));
+        return Err(Problem::unsupported("a network policy comes with the network issue"));
     }
     if body.credential_proxy.as_ref().is_some_and(|proxy| proxy.enabled == Some(true)) {
         return Err(Problem::unsupported(
@@ -265,7 +265,7 @@ fn network(value: &str) -> Result<(), Wrong> {
     match value {
         "off" => Ok(()),
         "on" | "filtered" => {
-            let message = format!("extension `coracle.network`: `{value}` is not supported yet");
+            let message = format!("extension `coracle.network`: `{value}` comes with the network issue");
             Err(Wrong::Problem(Problem::unsupported(message)))
         }
         _ => Err(Wrong::Value(format!("`{value}` is not one of `off`, `on`, `filtered`"))),

@@ -15,7 +15,8 @@ use serde::Serialize;
 use serde_json::json;
 use service::{Events, LifeEvent, Told, Trouble};
 
-use super::{Front, refuse};
+use super::Front;
+use super::access::{Caller, Scope};
 use crate::{answer, auth};
 
 /// Keeps connections alive that would time out in silence.
@@ -41,11 +42,12 @@ struct Wish {
 /// `GET /coracle/v1/events`: from now on, or after the event of `?after=` or `Last-Event-ID`. With
 /// `follow=false` it ends when all that is there has been told. The operator is told of all
 /// sandboxes, everybody else of their own.
-pub(super) async fn events(State(front): State<Front>, uri: Uri, headers: HeaderMap) -> Response {
-    let whose = match front.scope(&headers) {
-        Ok(whose) => whose,
-        Err(refusal) => return refuse(refusal),
-    };
+pub(super) async fn events(
+    State(front): State<Front>,
+    Scope(whose): Scope,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Response {
     let wish = match Wish::parse(uri.query().unwrap_or_default(), &headers) {
         Ok(wish) => wish,
         Err(why) => return answer::error(StatusCode::BAD_REQUEST, "INVALID_PLACE", why),
@@ -137,11 +139,7 @@ impl Wish {
 }
 
 /// `GET /coracle/v1/errors`: the last requests that failed, the newest first.
-pub(super) async fn errors(State(front): State<Front>, headers: HeaderMap) -> Response {
-    let whose = match front.scope(&headers) {
-        Ok(whose) => whose,
-        Err(refusal) => return refuse(refusal),
-    };
+pub(super) async fn errors(State(front): State<Front>, Scope(whose): Scope) -> Response {
     let item = |trouble: Trouble| {
         json!({
             "time": time(trouble.time),
@@ -157,10 +155,7 @@ pub(super) async fn errors(State(front): State<Front>, headers: HeaderMap) -> Re
 }
 
 /// `GET /coracle/v1/capabilities`: what this host really offers.
-pub(super) async fn capabilities(State(front): State<Front>, headers: HeaderMap) -> Response {
-    if let Err(refusal) = front.scope(&headers) {
-        return refuse(refusal);
-    }
+pub(super) async fn capabilities(State(front): State<Front>, _: Caller) -> Response {
     let offered = front.service.capabilities();
     Json(json!({
         "pause": offered.pause,
@@ -169,13 +164,6 @@ pub(super) async fn capabilities(State(front): State<Front>, headers: HeaderMap)
         "weaker": offered.weaker,
     }))
     .into_response()
-}
-
-impl Front {
-    /// Whose affairs the caller may see: the operator everybody's, others their own.
-    fn scope(&self, headers: &HeaderMap) -> Result<Option<Owner>, auth::Refusal> {
-        self.owner(headers).map(|owner| (owner != Owner::single()).then_some(owner))
-    }
 }
 
 #[cfg(test)]

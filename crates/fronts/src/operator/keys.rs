@@ -6,7 +6,7 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection};
 use axum::extract::{Path, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use domain::Owner;
 use jiff::Timestamp;
@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use service::{ApiKey, ErrorKind, ServiceError};
 
-use super::{Front, refuse};
+use super::Front;
+use super::access::Operator;
 use crate::answer;
 
 #[derive(Deserialize)]
@@ -40,10 +41,7 @@ struct Shown {
 }
 
 /// `GET /coracle/v1/keys`
-pub(super) async fn list(State(front): State<Front>, headers: HeaderMap) -> Response {
-    if let Err(response) = operator(&front, &headers) {
-        return *response;
-    }
+pub(super) async fn list(State(front): State<Front>, _: Operator) -> Response {
     let keys: Vec<Shown> = front.service.keys().into_iter().map(|key| shown(key, None)).collect();
     Json(json!({ "items": keys })).into_response()
 }
@@ -51,12 +49,9 @@ pub(super) async fn list(State(front): State<Front>, headers: HeaderMap) -> Resp
 /// `POST /coracle/v1/keys`: hands out a key for an owner. This answer alone shows it.
 pub(super) async fn issue(
     State(front): State<Front>,
-    headers: HeaderMap,
+    _: Operator,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
-    if let Err(response) = operator(&front, &headers) {
-        return *response;
-    }
     let (owner, expires) = match body.ok().as_deref().map_or_else(|| Err("no body".to_owned()), parse) {
         Ok(wish) => wish,
         Err(why) => return answer::error(StatusCode::BAD_REQUEST, "INVALID_KEY_REQUEST", &why),
@@ -73,28 +68,14 @@ pub(super) async fn issue(
 /// `DELETE /coracle/v1/keys/{id}`: refuses the key from now on.
 pub(super) async fn revoke(
     State(front): State<Front>,
+    _: Operator,
     id: Result<Path<String>, PathRejection>,
-    headers: HeaderMap,
 ) -> Response {
-    if let Err(response) = operator(&front, &headers) {
-        return *response;
-    }
     let id = id.map(|Path(id)| id).unwrap_or_default();
     match front.service.revoke_key(&id).await {
         Ok(true) => StatusCode::NO_CONTENT.into_response(),
         Ok(false) => answer::error(StatusCode::NOT_FOUND, "KEY_NOT_FOUND", "there is no such key"),
         Err(error) => failed(&error),
-    }
-}
-
-fn operator(front: &Front, headers: &HeaderMap) -> Result<(), Box<Response>> {
-    match front.owner(headers) {
-        Ok(owner) if owner == Owner::single() => Ok(()),
-        Ok(_) => {
-            let message = "only the operator of the server may do this";
-            Err(Box::new(answer::error(StatusCode::FORBIDDEN, "FORBIDDEN", message)))
-        }
-        Err(refusal) => Err(Box::new(refuse(refusal))),
     }
 }
 

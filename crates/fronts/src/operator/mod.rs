@@ -1,6 +1,7 @@
 //! What no compatible API has: health, version, measurements, what holds for one sandbox, names,
 //! keys, and what becomes of sandboxes. Owners reach what is theirs; keys are the operator's alone.
 
+mod access;
 mod events;
 mod keys;
 mod names;
@@ -10,16 +11,16 @@ use std::sync::Arc;
 
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, delete, get, post};
 use axum::{Json, Router};
-use domain::{Owner, SandboxId};
+use domain::SandboxId;
 use serde::Serialize;
 use service::{ErrorKind, Sandbox, Service, Usage};
 
+use self::access::{Caller, Operator};
 use crate::answer;
-use crate::auth::{self, KEY_HEADERS, Refusal};
 use crate::settings::Settings;
 
 #[derive(Clone)]
@@ -58,11 +59,9 @@ async fn version() -> Json<serde_json::Value> {
     Json(serde_json::json!({ "version": env!("CARGO_PKG_VERSION") }))
 }
 
-/// `GET /metrics`: Prometheus text. With keys it asks for one, as `Authorization: Bearer` too.
-async fn measurements(State(front): State<Front>, headers: HeaderMap) -> Response {
-    if let Err(refusal) = front.owner(&headers) {
-        return refuse(refusal);
-    }
+/// `GET /metrics`: Prometheus text. It counts everybody's sandboxes, so with keys it asks for the
+/// operator's, as `Authorization: Bearer` too.
+async fn measurements(State(front): State<Front>, _: Operator) -> Response {
     let Some(handle) = &front.settings.metrics else {
         return answer::error(StatusCode::NOT_IMPLEMENTED, "NOT_MEASURED", "this server measures nothing");
     };
@@ -72,13 +71,9 @@ async fn measurements(State(front): State<Front>, headers: HeaderMap) -> Respons
 /// `GET /coracle/v1/sandboxes/{id}`: what this sandbox is made of and what really holds for it.
 async fn sandbox(
     State(front): State<Front>,
+    Caller(owner): Caller,
     id: Result<Path<String>, PathRejection>,
-    headers: HeaderMap,
 ) -> Response {
-    let owner = match front.owner(&headers) {
-        Ok(owner) => owner,
-        Err(refusal) => return refuse(refusal),
-    };
     let not_found = || answer::error(StatusCode::NOT_FOUND, "SANDBOX_NOT_FOUND", "there is no such sandbox");
     let id = id.map(|Path(id)| id).unwrap_or_default();
     let Ok(id) = SandboxId::parse(&id) else { return not_found() };
@@ -90,25 +85,6 @@ async fn sandbox(
         Err(error) if error.kind() == ErrorKind::NotFound => not_found(),
         Err(error) => answer::error(StatusCode::INTERNAL_SERVER_ERROR, "INTERNAL", &error.to_string()),
     }
-}
-
-impl Front {
-    fn owner(&self, headers: &HeaderMap) -> Result<Owner, Refusal> {
-        let bearer = auth::text(headers, "authorization").and_then(|value| value.strip_prefix("Bearer "));
-        match bearer.and_then(|key| self.service.owner_by_key(key)) {
-            Some(owner) => Ok(owner),
-            None => auth::caller(&self.service, headers, &KEY_HEADERS),
-        }
-    }
-}
-
-fn refuse(refusal: Refusal) -> Response {
-    let (status, code, message) = match refusal {
-        Refusal::NoKey => (StatusCode::UNAUTHORIZED, "MISSING_API_KEY", "an API key is needed"),
-        Refusal::WrongKey => (StatusCode::UNAUTHORIZED, "INVALID_API_KEY", "this API key is not known"),
-        Refusal::Page => (StatusCode::FORBIDDEN, "FORBIDDEN", "without an API key no web page is answered"),
-    };
-    answer::error(status, code, message)
 }
 
 #[derive(Serialize)]

@@ -1,0 +1,73 @@
+//! Who calls the API of operators, and what they may see: what its handlers start from.
+
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
+use domain::Owner;
+
+use super::Front;
+use crate::answer;
+use crate::auth::{self, KEY_HEADERS, Refusal};
+
+/// The owner behind the API key.
+pub(super) struct Caller(pub(super) Owner);
+
+/// The operator calls, the owner of the configured key.
+pub(super) struct Operator;
+
+/// Whose affairs the caller may see: the operator everybody's, others their own.
+pub(super) struct Scope(pub(super) Option<Owner>);
+
+impl Front {
+    pub(super) fn owner(&self, headers: &HeaderMap) -> Result<Owner, Refusal> {
+        let bearer = auth::text(headers, "authorization").and_then(|value| value.strip_prefix("Bearer "));
+        match bearer.and_then(|key| self.service.owner_by_key(key)) {
+            Some(owner) => Ok(owner),
+            None => auth::caller(&self.service, headers, &KEY_HEADERS),
+        }
+    }
+
+    pub(super) fn scope(&self, headers: &HeaderMap) -> Result<Option<Owner>, Refusal> {
+        self.owner(headers).map(|owner| (owner != Owner::single()).then_some(owner))
+    }
+}
+
+impl FromRequestParts<Front> for Caller {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, front: &Front) -> Result<Self, Response> {
+        front.owner(&parts.headers).map(Self).map_err(refuse)
+    }
+}
+
+impl FromRequestParts<Front> for Scope {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, front: &Front) -> Result<Self, Response> {
+        front.scope(&parts.headers).map(Self).map_err(refuse)
+    }
+}
+
+impl FromRequestParts<Front> for Operator {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, front: &Front) -> Result<Self, Response> {
+        match front.scope(&parts.headers).map_err(refuse)? {
+            None => Ok(Self),
+            Some(_) => {
+                let message = "only the operator of the server may do this";
+                Err(answer::error(StatusCode::FORBIDDEN, "FORBIDDEN", message))
+            }
+        }
+    }
+}
+
+fn refuse(refusal: Refusal) -> Response {
+    let (status, code, message) = match refusal {
+        Refusal::NoKey => (StatusCode::UNAUTHORIZED, "MISSING_API_KEY", "an API key is needed"),
+        Refusal::WrongKey => (StatusCode::UNAUTHORIZED, "INVALID_API_KEY", "this API key is not known"),
+        Refusal::Page => (StatusCode::FORBIDDEN, "FORBIDDEN", "without an API key no web page is answered"),
+    };
+    answer::error(status, code, message)
+}
