@@ -6,9 +6,12 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use backend::{AgentStream, Backend, BackendError, Capabilities, Death, Found, InForce, Usage};
+use backend::{
+    AgentStream, Backend, BackendError, Capabilities, Death, Found, FoundSnapshot, InForce, KeptFiles,
+    Progress, Usage,
+};
 use domain::spec::Access;
-use domain::{Bytes, Cause, Mount, Network, SandboxId, Spec};
+use domain::{Bytes, Cause, Mount, Network, SandboxId, SnapshotId, Spec};
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::io::Interest;
@@ -18,7 +21,7 @@ use tokio::time::Instant;
 
 use crate::jail::plan::{GuestPlan, JailPlan, LimitName, Limits, MountPlan, UserPlan};
 use crate::launcher::packet;
-use crate::launcher::protocol::{Answer, Ask, Question, Refusal, SOCKET, Tell, VERSION};
+use crate::launcher::protocol::{Answer, Ask, FoundKept, KeptBox, Question, Refusal, SOCKET, Tell, VERSION};
 
 /// What holds for sandboxes whose caller left something open.
 #[derive(Clone, Copy, Debug)]
@@ -103,6 +106,7 @@ impl Native {
         Ok(JailPlan {
             id: id.as_str().to_owned(),
             image: spec.image.clone(),
+            snapshot: spec.snapshot.as_ref().map(|snapshot| snapshot.as_str().to_owned()),
             limits: Limits {
                 memory: resources.memory.map_or(default.memory, |memory| memory.0),
                 cpus: resources.cpus.map_or(default.cpus, |cpus| cpus.0),
@@ -154,8 +158,8 @@ impl Backend for Native {
 
     async fn probe(&self) -> Result<Capabilities, BackendError> {
         match self.simple(Question::Report).await? {
-            Answer::Report { limits, weaker, pause } => {
-                Ok(Capabilities { pause, attach: false, limits, weaker })
+            Answer::Report { limits, weaker, pause, snapshot } => {
+                Ok(Capabilities { pause, attach: false, snapshot, limits, weaker })
             }
             _ => Err(unexpected()),
         }
@@ -231,6 +235,25 @@ impl Backend for Native {
     async fn attach(&self, _id: &SandboxId, _mount: &Mount) -> Result<(), BackendError> {
         let message = "a living sandbox takes no further mounts".to_owned();
         Err(BackendError::Unsupported { message, hint: Some("name them when it is created".to_owned()) })
+    }
+
+    async fn snapshot(&self, id: &SandboxId, snapshot: &SnapshotId) -> Result<KeptFiles, BackendError> {
+        let (id, snapshot) = (id.as_str().to_owned(), snapshot.as_str().to_owned());
+        match self.simple(Question::Snapshot { id, snapshot }).await? {
+            Answer::Kept(kept) => Ok(kept.into()),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn forget_snapshot(&self, snapshot: &SnapshotId) -> Result<(), BackendError> {
+        self.simple(Question::ForgetSnapshot { snapshot: snapshot.as_str().to_owned() }).await.map(drop)
+    }
+
+    async fn snapshots(&self) -> Result<Vec<FoundSnapshot>, BackendError> {
+        let Answer::Snapshots(all) = self.simple(Question::Snapshots).await? else {
+            return Err(unexpected());
+        };
+        Ok(all.into_iter().filter_map(found_snapshot).collect())
     }
 
     fn deaths(&self) -> mpsc::UnboundedReceiver<Death> {
@@ -343,6 +366,20 @@ fn register(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
 
 fn unexpected() -> BackendError {
     BackendError::Io { action: "understand the launcher", source: io::ErrorKind::InvalidData.into() }
+}
+
+fn found_snapshot(found: FoundKept) -> Option<FoundSnapshot> {
+    let progress = match found.kept {
+        Some(kept) => Progress::Complete(kept.into()),
+        None => Progress::Making(found.copied.map(|(done, total)| (Bytes(done), Bytes(total)))),
+    };
+    Some(FoundSnapshot { id: SnapshotId::parse(&found.id).ok()?, progress })
+}
+
+impl From<KeptBox> for KeptFiles {
+    fn from(kept: KeptBox) -> Self {
+        Self { image: kept.image, size: Bytes(kept.size), disk: Bytes(kept.disk) }
+    }
 }
 
 fn mount_plan(mount: &Mount) -> MountPlan {

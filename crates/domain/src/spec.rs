@@ -5,12 +5,15 @@ use std::path::PathBuf;
 
 use crate::guest::Guest;
 use crate::quantity::{Bytes, Cpus};
+use crate::snapshot::SnapshotId;
 
 /// Everything that is decided before a sandbox exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spec {
     /// The image as the client named it; the backend resolves aliases.
     pub image: String,
+    /// The snapshot whose files it begins with; the image is then the one that lies below them.
+    pub snapshot: Option<SnapshotId>,
     pub resources: Resources,
     pub network: Network,
     pub mounts: Vec<Mount>,
@@ -59,6 +62,7 @@ impl Spec {
     pub fn plain() -> Self {
         Self {
             image: "host".to_owned(),
+            snapshot: None,
             resources: Resources::default(),
             network: Network::Off,
             mounts: Vec::new(),

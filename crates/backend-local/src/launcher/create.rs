@@ -14,6 +14,7 @@ use rustix::pipe::PipeFlags;
 use wire::AgentConfig;
 
 use super::protocol::{Holds, Refusal, RefusalKind};
+use super::record::MadeOf;
 use super::{Launcher, PREPARED_DISK, Rights, Root};
 use crate::cgroups::{Groups, has_legacy_controllers};
 use crate::images::{self, ImageError, Resolved};
@@ -64,11 +65,16 @@ impl<T: Into<Refusal>> From<T> for NotBegun {
 impl Launcher {
     /// Starts making a sandbox.
     pub fn begin(&mut self, plan: &JailPlan) -> Result<Pending, NotBegun> {
-        let image = self.resolve(&plan.image)?;
+        let (image, restored) = match &plan.snapshot {
+            Some(snapshot) => self.image_below(snapshot)?,
+            None => (self.resolve(&plan.image)?, 0),
+        };
         self.tell_of_alias(&image);
-        let holds = self.judge(plan, &image)?;
+        let mut holds = self.judge(plan, &image)?;
+        self.tell_of_snapshot(plan, restored, &mut holds);
         self.check_mounts(plan)?;
-        let mut record = self.records.begin(&plan.id, plan.limits).at(Step::Record)?;
+        let mut record =
+            self.records.begin(&plan.id, plan.limits, MadeOf::of(&image, restored)).at(Step::Record)?;
         let begun = self.prepare(plan, &image).and_then(|(parts, status)| {
             let records = self.records.clone();
             let begun =
@@ -102,7 +108,7 @@ impl Launcher {
         Err(failure.into())
     }
 
-    fn resolve(&self, name: &str) -> Result<Resolved, Refusal> {
+    pub(super) fn resolve(&self, name: &str) -> Result<Resolved, Refusal> {
         images::resolve(&self.settings.image_state, &self.host, name, &self.aliases).map_err(refuse_image)
     }
 
@@ -391,7 +397,7 @@ impl Root {
     ) -> Result<Resources, JailError> {
         let base = self.ranges.allocate(&plan.id).map_err(io::Error::other).at(Step::UidRange)?.first;
         let groups = self.groups.make(&plan.id, &plan.limits, base).at(Step::Groups)?;
-        let prepared = match self.disks.pop() {
+        let prepared = match self.take_restored(&plan.id).or_else(|| self.disks.pop()) {
             Some(disk) => disk,
             None => self.volumes.prepare(PREPARED_DISK).map_err(disk_error).at(Step::Volume)?,
         };

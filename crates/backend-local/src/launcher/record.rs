@@ -10,14 +10,36 @@ use std::path::{Path, PathBuf};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
+use crate::images::{Resolved, Tree};
 use crate::jail::plan::Limits;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
     pub boot: String,
     pub limits: Limits,
+    /// Absent in records of older servers.
+    #[serde(default)]
+    pub made_of: Option<MadeOf>,
     /// Absent until the first process exists.
     pub process: Option<Process>,
+}
+
+/// What a sandbox's files were before it wrote any.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MadeOf {
+    /// The image after aliases.
+    pub image: String,
+    pub trees: Vec<TreeRecord>,
+    pub env: Vec<(String, String)>,
+    /// How many bytes it was given by a snapshot.
+    #[serde(default)]
+    pub restored: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TreeRecord {
+    pub mount_point: String,
+    pub lowers: Vec<PathBuf>,
 }
 
 /// Who the first process is. A pid alone is used again; with its start time and its pid
@@ -43,8 +65,8 @@ impl Records {
     }
 
     /// Writes down the intention; an id that has a record already is refused.
-    pub fn begin(&self, id: &str, limits: Limits) -> io::Result<Record> {
-        let record = Record { boot: boot_id()?, limits, process: None };
+    pub fn begin(&self, id: &str, limits: Limits, made_of: MadeOf) -> io::Result<Record> {
+        let record = Record { boot: boot_id()?, limits, made_of: Some(made_of), process: None };
         let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(self.path(id))?;
         file.write_all(&serde_json::to_vec(&record)?)?;
         Ok(record)
@@ -95,6 +117,21 @@ impl Record {
     }
 }
 
+impl MadeOf {
+    pub fn of(image: &Resolved, restored: u64) -> Self {
+        let tree =
+            |tree: &Tree| TreeRecord { mount_point: tree.mount_point.clone(), lowers: tree.lowers.clone() };
+        let trees = image.trees.iter().map(tree).collect();
+        Self { image: image.name.clone(), trees, env: image.env.clone(), restored }
+    }
+}
+
+impl From<TreeRecord> for Tree {
+    fn from(record: TreeRecord) -> Self {
+        Self { mount_point: record.mount_point, lowers: record.lowers }
+    }
+}
+
 impl Process {
     fn of(pid: Pid) -> io::Result<Self> {
         use std::os::unix::fs::MetadataExt;
@@ -129,7 +166,8 @@ mod tests {
     fn a_record_knows_its_process_again_and_no_other() {
         let own = rustix::process::getpid();
         let limits = Limits { memory: 1, cpus: 1, pids: 1, disk: 1 };
-        let mut record = Record { boot: boot_id().expect("linux"), limits, process: Process::of(own).ok() };
+        let mut record =
+            Record { boot: boot_id().expect("linux"), limits, made_of: None, process: Process::of(own).ok() };
         assert!(record.pidfd().is_some());
         let process = record.process.as_mut().expect("it has one");
         process.started += 1;

@@ -7,20 +7,21 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
-use domain::SandboxId;
+use domain::{SandboxId, SnapshotId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, Mode, Uid};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, socket_with};
 
 use super::create::{NotBegun, Pending};
 use super::end::Ending;
+use super::jobs::Job;
 use super::protocol::{Answer, Ask, Question, Refusal, RefusalKind, SOCKET, Tell, VERSION};
 use super::{Launcher, packet};
 use crate::cgroups::Freezing;
-use crate::jail::plan::LimitName;
+use crate::jail::plan::{JailPlan, LimitName};
 
 /// A connection; answers to it may still be owed after it was replaced.
-type Client = Rc<OwnedFd>;
+pub(super) type Client = Rc<OwnedFd>;
 
 struct Creating {
     client: Client,
@@ -61,7 +62,7 @@ const QUIET: i64 = 5_000_000;
 
 /// The state of the loop.
 pub struct Loop {
-    launcher: Launcher,
+    pub(super) launcher: Launcher,
     listener: OwnedFd,
     /// Readable or closed when the loop is to end.
     stop: OwnedFd,
@@ -69,6 +70,7 @@ pub struct Loop {
     creating: Vec<Creating>,
     changing: Vec<Changing>,
     dying: Vec<Dying>,
+    pub(super) jobs: Vec<Job>,
     stocked: bool,
 }
 
@@ -80,6 +82,7 @@ enum Ready {
     Created(usize),
     Changed(usize),
     Died(usize),
+    Over(usize),
     Nothing,
 }
 
@@ -106,6 +109,7 @@ impl Loop {
             creating: Vec::new(),
             changing: Vec::new(),
             dying: Vec::new(),
+            jobs: Vec::new(),
             stocked: false,
         })
     }
@@ -114,7 +118,10 @@ impl Loop {
     pub fn run(&mut self) -> io::Result<()> {
         loop {
             match self.wait()? {
-                Ready::Stop => return self.launcher.close(),
+                Ready::Stop => {
+                    self.abandon_jobs();
+                    return self.launcher.close();
+                }
                 Ready::Listener => {
                     let client = accept_with(&self.listener, SocketFlags::CLOEXEC);
                     self.welcome(client.map_err(Into::into));
@@ -123,6 +130,7 @@ impl Loop {
                 Ready::Created(place) => self.conclude(place),
                 Ready::Changed(place) => self.look_at_change(place),
                 Ready::Died(place) => self.dying[place].state = Waiting::Groups,
+                Ready::Over(place) => self.finish(place),
                 Ready::Nothing => {}
             }
             self.clear_dying();
@@ -140,6 +148,7 @@ impl Loop {
         watched.extend(
             self.changing.iter().map(|changing| PollFd::new(&changing.freezing.events, PollFlags::PRI)),
         );
+        watched.extend(self.jobs.iter().map(|job| PollFd::new(job.report(), PollFlags::IN)));
         let deaths = |dying: &Dying| matches!(dying.state, Waiting::Death);
         let waiting: Vec<usize> = (0..self.dying.len()).filter(|place| deaths(&self.dying[*place])).collect();
         for place in &waiting {
@@ -164,6 +173,7 @@ impl Loop {
             (Ready::Client, self.clients.len()),
             (Ready::Created, self.creating.len()),
             (Ready::Changed, self.changing.len()),
+            (Ready::Over, self.jobs.len()),
         ] {
             if place < count {
                 return Ok(kind(place));
@@ -220,17 +230,14 @@ impl Loop {
         }
     }
 
-    fn answer(&mut self, client: Client, ask: Ask) {
+    pub(super) fn answer(&mut self, client: Client, ask: Ask) {
+        let Some((client, ask)) = self.put_off(client, ask) else { return };
         let number = ask.number;
         let answer = match ask.question {
-            Question::Create(plan) => {
-                self.stocked = false;
-                match self.launcher.begin(&plan) {
-                    Ok(pending) => return self.creating.push(Creating { client, number, pending }),
-                    Err(NotBegun::Refused(refusal)) => Err(refusal),
-                    Err(NotBegun::Failed(refusal)) => return self.end(client, number, plan.id, Err(refusal)),
-                }
-            }
+            Question::Create(plan) if plan.snapshot.is_some() => return self.restore(client, number, plan),
+            Question::Snapshot { id, snapshot } => return self.snapshot(client, number, &id, &snapshot),
+            Question::ForgetSnapshot { snapshot } => self.forget(&snapshot),
+            Question::Create(plan) => return self.create(client, number, *plan),
             Question::Destroy { id } => return self.end(client, number, id, Ok(Answer::Done)),
             Question::Freeze { id, frozen } => match self.launcher.freeze(&id, frozen) {
                 Ok(freezing) => {
@@ -249,6 +256,16 @@ impl Loop {
         tell(&client, number, answer, None);
     }
 
+    /// Begins to make a sandbox.
+    pub(super) fn create(&mut self, client: Client, number: u64, plan: JailPlan) {
+        self.stocked = false;
+        match self.launcher.begin(&plan) {
+            Ok(pending) => self.creating.push(Creating { client, number, pending }),
+            Err(NotBegun::Refused(refusal)) => tell(&client, number, Err(refusal), None),
+            Err(NotBegun::Failed(refusal)) => self.end(client, number, plan.id, Err(refusal)),
+        }
+    }
+
     /// Questions that are answered at once.
     fn look(&self, question: Question) -> Result<Answer, Refusal> {
         match question {
@@ -258,7 +275,10 @@ impl Loop {
             Question::Usage { id } => self.launcher.usage(&id).map(Answer::Used).ok_or_else(Refusal::gone),
             Question::WasOutOfMemory { id } => Ok(Answer::Yes(self.launcher.was_out_of_memory(&id))),
             Question::Report => Ok(self.report()),
+            Question::Snapshots => self.found_snapshots(),
             Question::Create(_)
+            | Question::Snapshot { .. }
+            | Question::ForgetSnapshot { .. }
             | Question::Destroy { .. }
             | Question::Freeze { .. }
             | Question::Watch { .. } => {
@@ -274,6 +294,7 @@ impl Loop {
             limits: held.iter().map(|limit| limit.word().to_owned()).collect(),
             weaker: missing.iter().map(|limit| limit.without_groups()).collect(),
             pause: self.launcher.can_freeze(),
+            snapshot: self.launcher.can_keep(),
         }
     }
 
@@ -290,7 +311,7 @@ impl Loop {
     }
 
     /// Begins to end a sandbox; the answer is told when nothing is left of it.
-    fn end(&mut self, client: Client, number: u64, id: String, answer: Result<Answer, Refusal>) {
+    pub(super) fn end(&mut self, client: Client, number: u64, id: String, answer: Result<Answer, Refusal>) {
         let (pidfd, state) = match self.launcher.kill(&id) {
             Ok(Ending::Dying(pidfd)) => (Some(pidfd), Waiting::Death),
             Ok(Ending::Done) => (None, Waiting::Groups),
@@ -340,23 +361,38 @@ impl Loop {
 /// network: it is not believed.
 fn names_a_sandbox(question: &Question) -> bool {
     let id = match question {
-        Question::Create(plan) => &plan.id,
+        Question::Create(plan) => {
+            let snapshot = plan.snapshot.as_deref();
+            if snapshot.is_some_and(|snapshot| SnapshotId::parse(snapshot).is_err()) {
+                return false;
+            }
+            &plan.id
+        }
         Question::Destroy { id }
         | Question::Freeze { id, .. }
         | Question::Usage { id }
         | Question::Watch { id }
         | Question::WasOutOfMemory { id } => id,
-        Question::List | Question::Report => return true,
+        Question::Snapshot { id, snapshot } => {
+            return SandboxId::parse(id).is_ok() && SnapshotId::parse(snapshot).is_ok();
+        }
+        Question::ForgetSnapshot { snapshot } => return SnapshotId::parse(snapshot).is_ok(),
+        Question::List | Question::Snapshots | Question::Report => return true,
     };
     SandboxId::parse(id).is_ok()
 }
 
-fn failed(step: &str, error: &io::Error) -> Refusal {
+pub(super) fn failed(step: &str, error: &io::Error) -> Refusal {
     Refusal { kind: RefusalKind::Step(step.to_owned()), message: error.to_string(), hint: None }
 }
 
 /// Answers, unless the asker is gone; it will look at what exists when it comes back.
-fn tell(client: &Client, number: u64, answer: Result<Answer, Refusal>, descriptor: Option<&OwnedFd>) {
+pub(super) fn tell(
+    client: &Client,
+    number: u64,
+    answer: Result<Answer, Refusal>,
+    descriptor: Option<&OwnedFd>,
+) {
     let message = Tell { number, answer };
     if let Err(error) = packet::send(client.as_fd(), &message, descriptor.map(AsFd::as_fd)) {
         tracing::warn!(%error, "an answer found nobody");

@@ -6,12 +6,14 @@ use std::path::PathBuf;
 
 use backend::InForce;
 use domain::spec::Access;
-use domain::{Bytes, Cause, Cpus, Exit, Guest, Mount, Network, Phase, Resources, Spec, User};
+use domain::{Bytes, Cause, Cpus, Exit, Guest, Mount, Network, Phase, Resources, SnapshotId, Spec, User};
 use serde::{Deserialize, Serialize};
 
 #[derive(Serialize, Deserialize)]
 pub(super) struct SpecJson {
     image: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    snapshot: Option<String>,
     #[serde(default)]
     resources: ResourcesJson,
     network: NetworkJson,
@@ -121,6 +123,7 @@ impl SpecJson {
         };
         Self {
             image: spec.image.clone(),
+            snapshot: spec.snapshot.as_ref().map(|id| id.as_str().to_owned()),
             resources: ResourcesJson {
                 memory: spec.resources.memory.map(|bytes| bytes.0),
                 cpus: spec.resources.cpus.map(|cpus| cpus.0),
@@ -147,6 +150,7 @@ impl SpecJson {
         };
         Spec {
             image: self.image,
+            snapshot: self.snapshot.and_then(|id| SnapshotId::parse(&id).ok()),
             resources: Resources {
                 memory: self.resources.memory.map(Bytes),
                 cpus: self.resources.cpus.map(Cpus),
