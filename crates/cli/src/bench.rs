@@ -18,6 +18,7 @@ mod lifecycle;
 mod peers;
 mod report;
 mod server;
+mod snapshots;
 mod statistics;
 mod transfer;
 
@@ -46,11 +47,15 @@ struct Rounds {
     idle: usize,
     /// Bytes of the large file.
     file: u64,
+    /// Bytes that a sandbox has written before a snapshot is taken of it.
+    written: u64,
 }
 
 impl Rounds {
-    const FULL: Self = Self { many: 200, spaced: 50, burst: 100, idle: 1000, file: 1 << 30 };
-    const QUICK: Self = Self { many: 40, spaced: 10, burst: 20, idle: 100, file: 128 << 20 };
+    const FULL: Self =
+        Self { many: 200, spaced: 50, burst: 100, idle: 1000, file: 1 << 30, written: 2 << 30 };
+    const QUICK: Self =
+        Self { many: 40, spaced: 10, burst: 20, idle: 100, file: 128 << 20, written: 128 << 20 };
 }
 
 /// Lets time pass between two runs or two looks.
@@ -68,10 +73,12 @@ pub(crate) fn bench(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
     report.note(format!("prepared ahead: {volumes} volumes and {namespaces} net namespaces, no process"));
     let wanted = |name: &str| args.only.as_deref().is_none_or(|word| name.contains(word));
     type Measurement = fn(&Server, Rounds, &mut Report) -> Result<()>;
-    let measurements: [(&str, Measurement); 7] = [
+    let measurements: [(&str, Measurement); 9] = [
         ("create", lifecycle::create),
         ("exec", lifecycle::exec),
         ("burst", lifecycle::burst),
+        ("snapshot", snapshots::take),
+        ("restore", snapshots::restore),
         ("peers", peers::compare),
         ("transfer", transfer::transfer),
         ("memory", idle::memory),

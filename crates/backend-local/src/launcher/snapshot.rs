@@ -117,10 +117,15 @@ fn remove_halves(
 
 fn thaw(groups: &Hierarchies, id: &str) -> io::Result<()> {
     match groups.freeze(id, false) {
-        // The sandbox is gone, and with it everything that could stand still.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        // The sandbox is gone or going, and with it everything that could stand still.
+        Err(error) if error.kind() == io::ErrorKind::NotFound || is_dying(&error) => Ok(()),
         other => other.map(drop),
     }
+}
+
+/// Whether a group is being removed: its files then answer with ENODEV.
+fn is_dying(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error())
 }
 
 impl Launcher {
