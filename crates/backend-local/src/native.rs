@@ -182,8 +182,11 @@ impl Backend for Native {
         self.simple(question).await.map(drop)
     }
 
-    async fn destroy(&self, id: &SandboxId) -> Result<(), BackendError> {
-        self.simple(Question::Destroy { id: id.as_str().to_owned() }).await.map(drop)
+    async fn destroy(&self, id: &SandboxId) -> Result<Usage, BackendError> {
+        match self.simple(Question::Destroy { id: id.as_str().to_owned() }).await? {
+            Answer::Ended { cpu_micros } => Ok(Usage { cpu_micros, ..Usage::default() }),
+            _ => Err(unexpected()),
+        }
     }
 
     async fn list(&self) -> Result<Vec<Found>, BackendError> {

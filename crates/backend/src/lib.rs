@@ -28,7 +28,8 @@ pub trait Backend: Send + Sync {
     /// Stops every command; the agent still answers.
     async fn pause(&self, id: &SandboxId) -> Result<(), BackendError>;
     async fn resume(&self, id: &SandboxId) -> Result<(), BackendError>;
-    async fn destroy(&self, id: &SandboxId) -> Result<(), BackendError>;
+    /// Answers when nothing is left of it, with what it had used, as far as anybody knows.
+    async fn destroy(&self, id: &SandboxId) -> Result<Usage, BackendError>;
     async fn list(&self) -> Result<Vec<Found>, BackendError>;
     async fn dial(&self, id: &SandboxId) -> Result<AgentStream, BackendError>;
     async fn usage(&self, id: &SandboxId) -> Result<Usage, BackendError>;

@@ -18,6 +18,7 @@ mod events;
 mod faults;
 mod files;
 mod following;
+mod history;
 mod hold;
 mod listing;
 mod measure;
@@ -44,6 +45,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use backend::SharedBackend;
 use domain::{Key, Labels, Owner, Phase, Resources, SandboxId, Spec};
+use futures_util::StreamExt;
 
 use crate::clock::Clock;
 use crate::core::Core;
@@ -57,6 +59,7 @@ pub use error::{ErrorKind, FileError, FileFault, ServiceError};
 pub use events::{Events, LifeEvent, Told};
 pub use files::{Attributes, Change, Edit, FileInfo, FileKind, WatchEvent, WriteMode};
 pub use following::{Event, Following, Input};
+pub use history::{Hour, Sample, Used};
 pub use processes::{Ended, ProcessStatus, Reach};
 pub use quota::{Quota, Quotas};
 pub use sessions::{Busy, OpenSession, Run, SessionStatus};
@@ -68,9 +71,6 @@ pub use waiting::{Patience, Waited};
 
 /// The space of the names that people and programs give sandboxes on purpose.
 pub const NAMES: &str = "name";
-
-/// How long a backend may take to say what a sandbox uses.
-const USAGE: Duration = Duration::from_secs(10);
 
 /// The core. A clone is a handle to the same one.
 #[derive(Clone)]
@@ -170,6 +170,7 @@ impl Service {
         reconcile::reconcile(&core, records).await?;
         core.tasks.spawn(Arc::clone(&core).hear_of_deaths(deaths));
         core.tasks.spawn(reaper::reap(Arc::clone(&core)));
+        core.tasks.spawn(history::keep(Arc::clone(&core)));
         Ok(Self(core))
     }
 
@@ -284,7 +285,42 @@ impl Service {
 
     pub async fn usage(&self, owner: &Owner, id: &SandboxId) -> Result<Usage, ServiceError> {
         self.0.find(owner, id)?;
-        self.0.ask_backend("measure", id, USAGE, self.0.backend.usage(id)).await
+        self.0.usage_of(id).await
+    }
+
+    /// Every sandbox of one owner's, or of all, the newest first, with what it uses now.
+    pub async fn survey(&self, owner: Option<&Owner>) -> Vec<(Sandbox, Option<Usage>)> {
+        let mut handles = self.0.registry.all();
+        handles.retain(|handle| owner.is_none_or(|owner| handle.owner == *owner));
+        handles.sort_unstable_by(|one, other| other.created.cmp(&one.created).then(one.id.cmp(&other.id)));
+        let looks = futures_util::stream::iter(handles);
+        let look = |handle: Arc<Handle>| async move {
+            let usage = self.0.usage_of(&handle.id).await.ok();
+            (handle.current(), usage)
+        };
+        looks.map(look).buffered(history::AT_ONCE).collect().await
+    }
+
+    /// A sandbox of one owner's, or of anybody's, with what it uses now.
+    pub async fn inspect(
+        &self,
+        owner: Option<&Owner>,
+        id: &SandboxId,
+    ) -> Result<(Sandbox, Option<Usage>), ServiceError> {
+        let handle = self.0.visible(owner, id)?;
+        let usage = self.0.usage_of(id).await.ok();
+        Ok((handle.current(), usage))
+    }
+
+    /// What a sandbox of one owner's, or of anybody's, used in the last hour, the oldest sample first.
+    pub fn samples(&self, owner: Option<&Owner>, id: &SandboxId) -> Result<Vec<Sample>, ServiceError> {
+        self.0.visible(owner, id)?;
+        Ok(self.0.history.samples(id))
+    }
+
+    /// What sandboxes used in each of the last `count` hours, the newest first.
+    pub fn hours(&self, owner: Option<&Owner>, count: u64) -> Vec<Hour> {
+        self.0.history.hours(owner, self.0.clock.now().wall, count)
     }
 
     pub fn capabilities(&self) -> &Capabilities {

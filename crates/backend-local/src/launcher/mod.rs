@@ -265,6 +265,11 @@ impl Launcher {
         })
     }
 
+    /// The processor time that a sandbox has used.
+    pub fn cpu_micros(&self, id: &str) -> Option<u64> {
+        self.groups()?.cpu_micros(id)
+    }
+
     /// Whether this host enforces a limit for every sandbox.
     pub fn enforces(&self, limit: LimitName) -> bool {
         limit == LimitName::Disk || self.groups_for_new().is_some_and(|groups| groups.enforces(limit))

@@ -82,6 +82,10 @@ pub enum Answer {
     Created(Holds),
     Found(Vec<FoundBox>),
     Used(Used),
+    /// Nothing is left of the sandbox.
+    Ended {
+        cpu_micros: Option<u64>,
+    },
     Yes(bool),
     Report {
         limits: Vec<String>,

@@ -231,7 +231,10 @@ impl Loop {
                     Err(NotBegun::Failed(refusal)) => return self.end(client, number, plan.id, Err(refusal)),
                 }
             }
-            Question::Destroy { id } => return self.end(client, number, id, Ok(Answer::Done)),
+            Question::Destroy { id } => {
+                let cpu_micros = self.launcher.cpu_micros(&id);
+                return self.end(client, number, id, Ok(Answer::Ended { cpu_micros }));
+            }
             Question::Freeze { id, frozen } => match self.launcher.freeze(&id, frozen) {
                 Ok(freezing) => {
                     self.changing.push(Changing { client, number, freezing });

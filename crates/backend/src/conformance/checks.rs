@@ -131,7 +131,7 @@ async fn what_cannot_be_made_is_refused_and_leaves_nothing(subject: &dyn Subject
     assert_eq!(found(&backend, &id).await, None, "a refused create left something");
     for network in [Network::On, Network::Filtered] {
         match backend.create(&id, &Spec { network, ..Spec::plain() }).await {
-            Ok(_) => backend.destroy(&id).await.expect("a sandbox can be destroyed"),
+            Ok(_) => drop(backend.destroy(&id).await.expect("a sandbox can be destroyed")),
             Err(BackendError::Unsupported { .. }) => {}
             Err(error) => panic!("network {network:?}: {error:?}"),
         }

@@ -98,7 +98,8 @@ impl Server {
         if let Some(key) = key {
             web::secret_header(&mut headers, KEY_HEADER, key)?;
         }
-        Ok(Self(Api::new(&format!("{}/v1", url.trim_end_matches('/')), headers)?))
+        let api = Api::new(url, headers.clone())?;
+        Ok(Self(api.at(format!("{}/v1", api.base()), headers)))
     }
 
     pub(crate) async fn create(&self, wish: &NewSandbox) -> Result<SandboxInfo> {

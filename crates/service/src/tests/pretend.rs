@@ -143,10 +143,10 @@ impl Backend for Pretend {
         Ok(())
     }
 
-    async fn destroy(&self, id: &SandboxId) -> Result<(), BackendError> {
+    async fn destroy(&self, id: &SandboxId) -> Result<Usage, BackendError> {
         self.called("destroy")?;
         self.take_away(id);
-        Ok(())
+        Ok(Usage::default())
     }
 
     async fn list(&self) -> Result<Vec<Found>, BackendError> {
