@@ -35,6 +35,7 @@ pub(crate) struct Config {
     /// The name of this server among others on the host; part of cgroup names.
     pub instance: String,
     pub lines: Lines,
+    pub on_stop: OnStop,
     pub images: Images,
     pub limits: Limits,
     /// Whether a default limit that this host cannot enforce fails a create.
@@ -66,6 +67,14 @@ impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")
     }
+}
+
+/// What becomes of sandboxes when the server is told to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum OnStop {
+    /// They live on; the next server adopts them.
+    Keep,
+    Remove,
 }
 
 /// How output is cut into events, see docs/configuration.md.
@@ -189,6 +198,7 @@ impl Config {
                 None => derived_instance(&state_dir),
             },
             lines: check_lines(raw.lines.as_deref())?,
+            on_stop: check_on_stop(raw.on_stop.as_deref())?,
             images: check_images(raw.images)?,
             limits: check_limits(&raw.limits)?,
             require_limits: raw.require_limits.unwrap_or(true),
@@ -331,6 +341,14 @@ fn check_instance(name: String) -> Result<String> {
         bail!("`instance` is `{name}`, not 1 to 32 lower-case letters, digits and hyphens");
     }
     Ok(name)
+}
+
+fn check_on_stop(text: Option<&str>) -> Result<OnStop> {
+    match text {
+        None | Some("keep") => Ok(OnStop::Keep),
+        Some("remove") => Ok(OnStop::Remove),
+        Some(other) => bail!("`on_stop` is `{other}`, neither `keep` nor `remove`"),
+    }
 }
 
 fn check_lines(text: Option<&str>) -> Result<Lines> {

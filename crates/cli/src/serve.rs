@@ -30,7 +30,7 @@ use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::ServeArgs;
-use crate::config::Config;
+use crate::config::{Config, OnStop};
 use crate::output::WithHint;
 use handover::{Announce, Handover, Pass};
 
@@ -43,6 +43,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 const LAST_MOMENT: Duration = Duration::from_millis(500);
 /// How long the parts may take to end when they are asked to.
 const GRACE: Duration = Duration::from_secs(10);
+/// As above, for a server that has to remove its sandboxes first.
+const GRACE_TO_REMOVE: Duration = Duration::from_secs(300);
 
 pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode> {
     let config = Config::for_server(args)?;
@@ -234,8 +236,8 @@ async fn supervise(config: &Config, listeners: Listeners) -> Result<ExitCode> {
         }
     }
     // The server first: while it lives it asks the launcher.
-    end(&mut server).await;
-    end(&mut launcher).await;
+    end(&mut server, if config.on_stop == OnStop::Remove { GRACE_TO_REMOVE } else { GRACE }).await;
+    end(&mut launcher, GRACE).await;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -315,7 +317,7 @@ fn memfd(handover: &Handover) -> Result<OwnedFd> {
 }
 
 /// Asks a part to end and waits; one that does not is killed.
-async fn end(part: &mut Part) {
+async fn end(part: &mut Part, grace: Duration) {
     let Some(pid) = part.child.id().and_then(|id| rustix::process::Pid::from_raw(i32::try_from(id).ok()?))
     else {
         return;
@@ -323,7 +325,7 @@ async fn end(part: &mut Part) {
     if rustix::process::kill_process(pid, rustix::process::Signal::TERM).is_err() {
         return;
     }
-    if tokio::time::timeout(GRACE, part.child.wait()).await.is_err() {
+    if tokio::time::timeout(grace, part.child.wait()).await.is_err() {
         tracing::warn!(part = part.name, "did not end and is killed");
         if let Err(error) = part.child.kill().await {
             tracing::warn!(part = part.name, %error, "could not be killed");

@@ -184,6 +184,23 @@ impl Service {
         self.0.registry.all().iter().filter(|handle| alive(handle)).count()
     }
 
+    /// Removes every sandbox, of all owners. One that cannot be removed keeps none of the others;
+    /// it is left to the next start. Returns how many are left.
+    pub async fn remove_all(&self) -> usize {
+        let orders = futures_util::stream::iter(self.0.registry.all());
+        let orders = orders.map(|handle| async move {
+            let outcome = self.0.order(&handle, Command::Destroy).await;
+            match outcome {
+                Ok(_) | Err(ServiceError::NoSandbox(_)) => 0,
+                Err(error) => {
+                    tracing::error!(sandbox = %handle.id, error = %error::chain(&error), "it is left");
+                    1
+                }
+            }
+        });
+        orders.buffer_unordered(history::AT_ONCE).fold(0, |left, one| async move { left + one }).await
+    }
+
     /// Answers when a command can run. Dropping the future undoes it.
     pub async fn create(&self, owner: &Owner, wish: Create) -> Result<Sandbox, ServiceError> {
         let began = Instant::now();

@@ -25,6 +25,7 @@ const SETTINGS: &[(&str, Kind)] = &[
     ("public_address", Kind::Text),
     ("instance", Kind::Text),
     ("lines", Kind::Text),
+    ("on_stop", Kind::Text),
     ("require_limits", Kind::Switch),
     ("uid_base", Kind::Count),
     ("free_space_floor", Kind::Text),

@@ -14,6 +14,7 @@ pub(super) struct RawConfig {
     pub public_address: Option<String>,
     pub instance: Option<String>,
     pub lines: Option<String>,
+    pub on_stop: Option<String>,
     pub require_limits: Option<bool>,
     pub uid_base: Option<u32>,
     pub free_space_floor: Option<Amount>,

@@ -13,7 +13,7 @@ use backend_local::settings::{Lifetime, Maxima, MountRule, Settings};
 use linux::descriptors::Inherited;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Config, Lines, Most, Quota};
+use crate::config::{Config, Lines, Most, OnStop, Quota};
 
 /// The settings as one part needs them. It travels through memory only: it holds the API key.
 #[derive(Serialize, Deserialize)]
@@ -23,6 +23,7 @@ pub(crate) struct Handover {
     pub api_key: Option<String>,
     pub public_address: Option<String>,
     pub strip_line_ends: bool,
+    pub on_stop: OnStop,
     pub limits: Limits,
     pub maxima: Maxima,
     pub require_limits: bool,
@@ -59,6 +60,7 @@ impl Handover {
             api_key: config.api_key.as_ref().map(|key| key.expose().to_owned()),
             public_address: config.public_address.clone(),
             strip_line_ends: config.lines == Lines::Stripping,
+            on_stop: config.on_stop,
             limits: limits(config),
             maxima: maxima(&config.limits.most),
             require_limits: config.require_limits,

@@ -19,7 +19,7 @@ use service::{Quotas, Service};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::handover::{self, Announce, Handover, Received};
-use crate::config::{EVERYBODY_ELSE, Quota};
+use crate::config::{EVERYBODY_ELSE, OnStop, Quota};
 use crate::output::{Printer, WithHint};
 
 /// The exit code that tells the supervisor not to try again.
@@ -109,6 +109,9 @@ async fn run(
         fronts::serve(listener, connections, router, stop.clone()),
         fronts::serve_operators(operators, operators_router, stop),
     );
+    if handover.on_stop == OnStop::Remove {
+        service.remove_all().await;
+    }
     let staying = service.stop().await;
     if staying > 0 {
         let some =

@@ -16,7 +16,7 @@ pub(super) struct Pretend {
     world: Mutex<World>,
     /// How many sandboxes there are.
     population: watch::Sender<usize>,
-    deaths: (mpsc::UnboundedSender<Death>, Mutex<Option<mpsc::UnboundedReceiver<Death>>>),
+    pub(super) deaths: (mpsc::UnboundedSender<Death>, Mutex<Option<mpsc::UnboundedReceiver<Death>>>),
     /// Creates wait for a permit.
     pub(super) gate: Semaphore,
     /// How the main processes ended; `None` while they run.
@@ -80,7 +80,11 @@ impl Pretend {
     }
 
     pub(super) fn was_asked_to(&self, call: &str) -> bool {
-        self.world.lock().unwrap().calls.contains(&call)
+        self.times_asked_to(call) > 0
+    }
+
+    pub(super) fn times_asked_to(&self, call: &str) -> usize {
+        self.world.lock().unwrap().calls.iter().filter(|made| **made == call).count()
     }
 
     pub(super) fn kill(&self, id: &SandboxId, cause: Cause) {
@@ -150,6 +154,7 @@ impl Backend for Pretend {
     }
 
     async fn list(&self) -> Result<Vec<Found>, BackendError> {
+        self.called("list")?;
         let world = self.world.lock().unwrap();
         Ok(world
             .sandboxes
