@@ -1,9 +1,10 @@
-//! The operators' socket, and what sandboxes have used.
+//! What operators do: their socket, what was used, stopping, and starting without a memory.
 
 use std::os::unix::fs::MetadataExt;
 use std::process::{Command, Output};
 
 use e2e::binary::Programs;
+use e2e::host;
 use e2e::server::{Server, Start};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -109,4 +110,29 @@ fn a_living_sandbox_is_sampled() {
         samples.as_array().is_some_and(|samples| !samples.is_empty())
     });
     assert!(samples[0]["usage"]["memoryLimitBytes"].is_u64(), "{samples}");
+}
+
+#[test]
+fn a_server_that_is_to_leave_nothing_removes_its_sandboxes_when_it_stops() {
+    let mut server = Start::new().env("CORACLE_ON_STOP", "remove").start();
+    let made: Vec<String> = (0..5).map(|_| server.create().id.clone()).collect();
+    assert!(made.iter().all(|id| host::agent_of(id).is_some()));
+    assert!(server.terminate().success());
+    assert!(made.iter().all(|id| host::agent_of(id).is_none()), "it left sandboxes");
+}
+
+#[test]
+fn n109_sandboxes_that_nobody_remembers_are_removed_and_those_of_others_are_not() {
+    let (mut server, other) = (Server::start(), Server::start());
+    let orphans: Vec<String> = (0..3).map(|_| server.create().id.clone()).collect();
+    let mut unrelated = other.create();
+    server.kill();
+    for name in ["coracle.db", "coracle.db-wal", "coracle.db-shm"] {
+        std::fs::remove_file(server.state_directory().join("server").join(name)).ok();
+    }
+    assert!(orphans.iter().all(|id| host::agent_of(id).is_some()), "they outlive their server");
+    server.start_again(&Start::new());
+    // Their parent is the host's first process by now, which collects them in its own time.
+    e2e::eventually("no orphan is left", || orphans.iter().all(|id| host::agent_of(id).is_none()));
+    assert_eq!(unrelated.run("true").code, Some(0));
 }
