@@ -6,9 +6,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use backend::{AgentStream, Backend, BackendError, Capabilities, Death, Found, InForce, Usage};
-use domain::spec::Access;
-use domain::{Bytes, Cause, Mount, Network, SandboxId, Spec};
+use backend::{AgentStream, Backend, BackendError, Capabilities, Death, Found, InForce, Measures, Usage};
+use domain::{Access, Bytes, Cause, Mount, Network, SandboxId, Source, Spec};
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::io::Interest;
@@ -16,7 +15,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use crate::jail::plan::{GuestPlan, JailPlan, LimitName, Limits, MountPlan, UserPlan};
+use crate::jail::plan::{GuestPlan, JailPlan, LimitName, Limits, MountPlan, SourcePlan, UserPlan};
 use crate::launcher::packet;
 use crate::launcher::protocol::{Answer, Ask, Question, Refusal, SOCKET, Tell, VERSION};
 
@@ -154,8 +153,8 @@ impl Backend for Native {
 
     async fn probe(&self) -> Result<Capabilities, BackendError> {
         match self.simple(Question::Report).await? {
-            Answer::Report { limits, weaker, pause } => {
-                Ok(Capabilities { pause, attach: false, limits, weaker })
+            Answer::Report { limits, weaker, pause, attach } => {
+                Ok(Capabilities { pause, attach, limits, weaker })
             }
             _ => Err(unexpected()),
         }
@@ -231,9 +230,12 @@ impl Backend for Native {
         }
     }
 
-    async fn attach(&self, _id: &SandboxId, _mount: &Mount) -> Result<(), BackendError> {
-        let message = "a living sandbox takes no further mounts".to_owned();
-        Err(BackendError::Unsupported { message, hint: Some("name them when it is created".to_owned()) })
+    async fn attach(&self, id: &SandboxId, mounts: &[Mount]) -> Result<Measures, BackendError> {
+        let mounts = mounts.iter().map(mount_plan).collect();
+        match self.simple(Question::Attach { id: id.as_str().to_owned(), mounts }).await? {
+            Answer::Changed(measures) => Ok(measures),
+            _ => Err(unexpected()),
+        }
     }
 
     fn deaths(&self) -> mpsc::UnboundedReceiver<Death> {
@@ -348,11 +350,16 @@ fn unexpected() -> BackendError {
     BackendError::Io { action: "understand the launcher", source: io::ErrorKind::InvalidData.into() }
 }
 
-fn mount_plan(mount: &Mount) -> MountPlan {
+/// A mount as plain data.
+pub fn mount_plan(mount: &Mount) -> MountPlan {
     MountPlan {
-        source: mount.source.clone(),
+        source: match &mount.source {
+            Source::Host(path) => SourcePlan::Host(path.clone()),
+            Source::Volume(id) => SourcePlan::Volume(id.to_string()),
+        },
         target: mount.target.clone(),
         read_only: mount.access == Access::ReadOnly,
+        sub_path: mount.sub_path.clone(),
     }
 }
 

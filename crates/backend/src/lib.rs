@@ -33,8 +33,8 @@ pub trait Backend: Send + Sync {
     async fn list(&self) -> Result<Vec<Found>, BackendError>;
     async fn dial(&self, id: &SandboxId) -> Result<AgentStream, BackendError>;
     async fn usage(&self, id: &SandboxId) -> Result<Usage, BackendError>;
-    /// Makes a host directory visible inside a living sandbox.
-    async fn attach(&self, id: &SandboxId, mount: &Mount) -> Result<(), BackendError>;
+    /// Makes mounts visible inside a living sandbox: all of them, or none.
+    async fn attach(&self, id: &SandboxId, mounts: &[Mount]) -> Result<Measures, BackendError>;
     /// Sandboxes that end without `destroy`, as they end. There is one listener: the service.
     fn deaths(&self) -> mpsc::UnboundedReceiver<Death>;
 }
@@ -59,13 +59,16 @@ pub struct Capabilities {
     pub weaker: Vec<String>,
 }
 
+/// Entries that replace those of the same name in what is in force, or are new there.
+pub type Measures = Vec<(String, String)>;
+
 /// What really holds for one sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InForce {
     /// The image that was used, after aliases.
     pub image: String,
     /// Name and value of each measure, such as `memory` → `cgroup v1, 512Mi`.
-    pub measures: Vec<(String, String)>,
+    pub measures: Measures,
     /// Defaults that could not be enforced, each as a sentence.
     pub weaker: Vec<String>,
 }
@@ -108,6 +111,20 @@ pub struct Usage {
     pub oom_kills: Option<u64>,
 }
 
+/// What is wrong with a mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MountFault {
+    /// The operator does not allow its source.
+    NotAllowed,
+    NotFound,
+    /// A missing directory could not be made.
+    NotMade,
+    SubPath,
+    Target,
+    NoVolume,
+    Failed,
+}
+
 /// A backend could not do something.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
@@ -120,6 +137,9 @@ pub enum BackendError {
     /// The spec asks for more than one sandbox may have here.
     #[error("{message}")]
     TooMuch { message: String, hint: Option<String> },
+    /// Something cannot be mounted.
+    #[error("{message}")]
+    Mount { fault: MountFault, message: String, hint: Option<String> },
     #[error("there is no such image as `{0}`")]
     NoImage(String),
     #[error("there is no such sandbox")]
@@ -131,13 +151,26 @@ pub enum BackendError {
     Io { action: &'static str, source: std::io::Error },
 }
 
+impl InForce {
+    /// Takes in what has changed.
+    pub fn replace(&mut self, changed: Measures) {
+        for (name, value) in changed {
+            match self.measures.iter_mut().find(|(known, _)| *known == name) {
+                Some(known) => known.1 = value,
+                None => self.measures.push((name, value)),
+            }
+        }
+    }
+}
+
 impl BackendError {
     /// What somebody could do about it.
     pub fn hint(&self) -> Option<&str> {
         match self {
-            Self::Step { hint, .. } | Self::Unsupported { hint, .. } | Self::TooMuch { hint, .. } => {
-                hint.as_deref()
-            }
+            Self::Step { hint, .. }
+            | Self::Unsupported { hint, .. }
+            | Self::TooMuch { hint, .. }
+            | Self::Mount { hint, .. } => hint.as_deref(),
             Self::NoImage(_) => Some("`coracle image ls` lists the images"),
             // Why exactly stands in the log: it names paths of the host.
             Self::Exhausted(_) => {

@@ -54,7 +54,7 @@ use crate::registry::Handle;
 
 pub use agent_client::AgentError;
 pub use api_keys::ApiKey;
-pub use backend::{AgentStream, Capabilities, InForce, Usage};
+pub use backend::{AgentStream, Capabilities, InForce, MountFault, Usage};
 pub use error::{ErrorKind, FileError, FileFault, ServiceError};
 pub use events::{Events, LifeEvent, Told};
 pub use files::{Attributes, Change, Edit, FileInfo, FileKind, WatchEvent, WriteMode};

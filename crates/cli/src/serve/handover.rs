@@ -96,7 +96,7 @@ impl Handover {
             pool_bytes: None,
             free_space_floor: self.free_space_floor,
             prepared: self.prepared,
-            mounts: MountRule::Refuse,
+            mounts: MountRule::Below(Vec::new()),
             lifetime: Lifetime::Own,
             maxima: self.maxima,
         }

@@ -184,8 +184,8 @@ impl Backend for Pretend {
         Ok(Usage::default())
     }
 
-    async fn attach(&self, _id: &SandboxId, _mount: &Mount) -> Result<(), BackendError> {
-        Ok(())
+    async fn attach(&self, _id: &SandboxId, _mounts: &[Mount]) -> Result<backend::Measures, BackendError> {
+        Ok(Vec::new())
     }
 
     fn deaths(&self) -> mpsc::UnboundedReceiver<Death> {
