@@ -8,6 +8,7 @@ pub mod end;
 pub mod packet;
 pub mod protocol;
 pub mod record;
+pub mod resize;
 pub mod serve;
 pub mod stock;
 
