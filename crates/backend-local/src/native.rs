@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use backend::{AgentStream, Backend, BackendError, Capabilities, Death, Found, InForce, Measures, Usage};
-use domain::{Access, Bytes, Cause, Mount, Network, SandboxId, Source, Spec};
+use domain::{Access, Bytes, Cause, Mount, Network, Resources, SandboxId, Source, Spec};
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::io::Interest;
@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use crate::jail::plan::{GuestPlan, JailPlan, LimitName, Limits, MountPlan, SourcePlan, UserPlan};
 use crate::launcher::packet;
-use crate::launcher::protocol::{Answer, Ask, Question, Refusal, SOCKET, Tell, VERSION};
+use crate::launcher::protocol::{Answer, Ask, Question, Refusal, Resize, SOCKET, Tell, VERSION};
 
 /// What holds for sandboxes whose caller left something open.
 #[derive(Clone, Copy, Debug)]
@@ -88,27 +88,11 @@ impl Native {
             let message = format!("network `{word}` comes with the network issue");
             return Err(BackendError::Unsupported { message, hint: Some("use network `off`".to_owned()) });
         }
-        let (resources, default) = (&spec.resources, &self.defaults.limits);
-        let mut named = Vec::new();
-        let mut note = |is_named: bool, limit| {
-            if is_named {
-                named.push(limit)
-            }
-        };
-        note(resources.memory.is_some(), LimitName::Memory);
-        note(resources.cpus.is_some(), LimitName::Cpus);
-        note(resources.pids.is_some(), LimitName::Pids);
-        note(resources.disk.is_some(), LimitName::Disk);
         Ok(JailPlan {
             id: id.as_str().to_owned(),
             image: spec.image.clone(),
-            limits: Limits {
-                memory: resources.memory.map_or(default.memory, |memory| memory.0),
-                cpus: resources.cpus.map_or(default.cpus, |cpus| cpus.0),
-                pids: resources.pids.unwrap_or(default.pids),
-                disk: resources.disk.map_or(default.disk, |disk| disk.0),
-            },
-            named,
+            limits: self.limits(&spec.resources),
+            named: named(&spec.resources),
             require_limits: self.defaults.require_limits,
             mounts: spec.mounts.iter().map(mount_plan).collect(),
             env: spec.env.clone(),
@@ -117,6 +101,17 @@ impl Native {
             user: None,
             keep: false,
         })
+    }
+
+    /// All limits: those that the caller named, and for the others our own.
+    fn limits(&self, resources: &Resources) -> Limits {
+        let default = &self.defaults.limits;
+        Limits {
+            memory: resources.memory.map_or(default.memory, |memory| memory.0),
+            cpus: resources.cpus.map_or(default.cpus, |cpus| cpus.0),
+            pids: resources.pids.unwrap_or(default.pids),
+            disk: resources.disk.map_or(default.disk, |disk| disk.0),
+        }
     }
 
     /// Reports the end of a sandbox when its first process ends.
@@ -238,6 +233,26 @@ impl Backend for Native {
         }
     }
 
+    async fn resize(&self, id: &SandboxId, resources: &Resources) -> Result<Measures, BackendError> {
+        let resize = Resize {
+            id: id.as_str().to_owned(),
+            limits: self.limits(resources),
+            named: named(resources),
+            require_limits: self.defaults.require_limits,
+        };
+        match self.simple(Question::Resize(resize)).await? {
+            Answer::Changed(measures) => Ok(measures),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn resolve(&self, image: &str) -> Result<String, BackendError> {
+        match self.simple(Question::Resolve { image: image.to_owned() }).await? {
+            Answer::Resolved(name) => Ok(name),
+            _ => Err(unexpected()),
+        }
+    }
+
     fn deaths(&self) -> mpsc::UnboundedReceiver<Death> {
         let mut listener = self.listener.lock().expect("nothing panics while it holds this lock");
         listener.take().expect("the service asks for deaths once")
@@ -348,6 +363,17 @@ fn register(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
 
 fn unexpected() -> BackendError {
     BackendError::Io { action: "understand the launcher", source: io::ErrorKind::InvalidData.into() }
+}
+
+/// The limits that the caller named.
+fn named(resources: &Resources) -> Vec<LimitName> {
+    let all = [
+        (LimitName::Memory, resources.memory.is_some()),
+        (LimitName::Cpus, resources.cpus.is_some()),
+        (LimitName::Pids, resources.pids.is_some()),
+        (LimitName::Disk, resources.disk.is_some()),
+    ];
+    all.into_iter().filter_map(|(limit, named)| named.then_some(limit)).collect()
 }
 
 /// A mount as plain data.

@@ -6,7 +6,7 @@ pub mod conformance;
 
 use std::sync::Arc;
 
-use domain::{Bytes, Cause, Mount, SandboxId, Spec};
+use domain::{Bytes, Cause, Mount, Resources, SandboxId, Spec};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 
@@ -35,6 +35,11 @@ pub trait Backend: Send + Sync {
     async fn usage(&self, id: &SandboxId) -> Result<Usage, BackendError>;
     /// Makes mounts visible inside a living sandbox: all of them, or none.
     async fn attach(&self, id: &SandboxId, mounts: &[Mount]) -> Result<Measures, BackendError>;
+    /// Gives a living sandbox other limits, those that are left open as at its creation, and says
+    /// what holds now. What cannot be enforced fails, and then nobody knows which limits hold.
+    async fn resize(&self, id: &SandboxId, resources: &Resources) -> Result<Measures, BackendError>;
+    /// The image that a name stands for, as `InForce::image` would tell it.
+    async fn resolve(&self, image: &str) -> Result<String, BackendError>;
     /// Sandboxes that end without `destroy`, as they end. There is one listener: the service.
     fn deaths(&self) -> mpsc::UnboundedReceiver<Death>;
 }
@@ -71,6 +76,17 @@ pub struct InForce {
     pub measures: Measures,
     /// Defaults that could not be enforced, each as a sentence.
     pub weaker: Vec<String>,
+}
+
+impl InForce {
+    pub fn change(&mut self, measures: Measures) {
+        for (name, value) in measures {
+            match self.measures.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, former)) => *former = value,
+                None => self.measures.push((name, value)),
+            }
+        }
+    }
 }
 
 /// A sandbox as a backend finds it at start.

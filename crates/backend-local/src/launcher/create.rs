@@ -105,6 +105,11 @@ impl Launcher {
         Err(failure.into())
     }
 
+    /// The name of the image that another name stands for.
+    pub fn image_named(&self, name: &str) -> Result<String, Refusal> {
+        self.resolve(name).map(|image| image.name)
+    }
+
     fn resolve(&self, name: &str) -> Result<Resolved, Refusal> {
         images::resolve(&self.settings.image_state, &self.host, name, &self.aliases).map_err(refuse_image)
     }
@@ -125,12 +130,12 @@ impl Launcher {
         if plan.keep && self.settings.lifetime == Lifetime::Own {
             return Err(Refusal::unsupported("only a sandbox that ends with its maker is kept", None));
         }
-        self.check_amounts(plan)?;
+        self.check_amounts(&plan.limits, &plan.named)?;
         for limit in LimitName::ALL {
             if self.enforces(limit) && !(plan.keep && limit == LimitName::Disk) {
-                holds.measures.push((limit.word().to_owned(), self.describe(limit, plan)));
+                holds.measures.push((limit.word().to_owned(), self.describe(limit, &plan.limits)));
             } else if plan.named.contains(&limit) || plan.require_limits {
-                return Err(self.cannot_hold(limit, plan));
+                return Err(self.cannot_hold(limit, &plan.named));
             } else {
                 holds.weaker.push(self.missing(limit, plan));
             }
@@ -152,7 +157,7 @@ impl Launcher {
     }
 
     /// Refuses a plan because of a limit that cannot be held, and says what would help.
-    fn cannot_hold(&self, limit: LimitName, plan: &JailPlan) -> Refusal {
+    pub(super) fn cannot_hold(&self, limit: LimitName, named: &[LimitName]) -> Refusal {
         let mut message = format!("this host cannot enforce the limit on {}", limit.word());
         let mut hint = "`coracle doctor` says what is missing for it".to_owned();
         let served = self.settings.lifetime == Lifetime::Own;
@@ -166,7 +171,7 @@ impl Launcher {
             };
             hint = format!("{way}; {hint}");
         }
-        if !plan.named.contains(&limit) {
+        if !named.contains(&limit) {
             let without = if served {
                 "set `require_limits = false` in the configuration"
             } else {
@@ -184,8 +189,8 @@ impl Launcher {
         }
     }
 
-    fn describe(&self, limit: LimitName, plan: &JailPlan) -> String {
-        let (_, amount) = plan.limits.amount(limit);
+    pub(super) fn describe(&self, limit: LimitName, limits: &Limits) -> String {
+        let (_, amount) = limits.amount(limit);
         let by = match (&self.rights, limit) {
             (Rights::Root(root), LimitName::Disk) => match root.volumes.kind() {
                 Kind::Btrfs => "btrfs quota",
@@ -199,7 +204,7 @@ impl Launcher {
     }
 
     /// Refuses more than the operator allows, and a disk that could never be filled.
-    fn check_amounts(&self, plan: &JailPlan) -> Result<(), Refusal> {
+    pub(super) fn check_amounts(&self, limits: &Limits, named: &[LimitName]) -> Result<(), Refusal> {
         let Maxima { memory, cpus, pids, disk } = self.settings.maxima;
         let most = Limits {
             memory: memory.unwrap_or(u64::MAX),
@@ -208,18 +213,18 @@ impl Launcher {
             disk: disk.unwrap_or(u64::MAX),
         };
         for limit in LimitName::ALL {
-            let ((asked, shown), (most, bound)) = (plan.limits.amount(limit), most.amount(limit));
+            let ((asked, shown), (most, bound)) = (limits.amount(limit), most.amount(limit));
             if asked > most {
                 let message = format!("{} of {shown} is more than the {bound} allowed here", limit.word());
                 return Err(Refusal::too_much(message));
             }
         }
         let Rights::Root(root) = &self.rights else { return Ok(()) };
-        if plan.named.contains(&LimitName::Disk)
+        if named.contains(&LimitName::Disk)
             && let Some(pool) = root.volumes.capacity()
-            && plan.limits.disk > pool.0
+            && limits.disk > pool.0
         {
-            let shown = Bytes(plan.limits.disk);
+            let shown = Bytes(limits.disk);
             return Err(Refusal::too_much(format!("disk of {shown} is more than the {pool} of all disks")));
         }
         Ok(())

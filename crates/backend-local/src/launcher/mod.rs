@@ -10,6 +10,7 @@ mod mounts;
 pub mod packet;
 pub mod protocol;
 pub mod record;
+pub mod resize;
 pub mod serve;
 pub mod stock;
 

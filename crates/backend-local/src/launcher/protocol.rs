@@ -4,7 +4,7 @@
 use backend::{BackendError, Condition};
 use serde::{Deserialize, Serialize};
 
-use crate::jail::plan::{JailPlan, MountPlan};
+use crate::jail::plan::{JailPlan, LimitName, Limits, MountPlan};
 use crate::jail::step::JailError;
 use crate::range::RangeError;
 use crate::volumes::VolumeError;
@@ -45,6 +45,12 @@ pub enum Question {
     Usage {
         id: String,
     },
+    /// Answered `Changed`.
+    Resize(Resize),
+    /// Answered `Resolved`: the image that a name stands for.
+    Resolve {
+        image: String,
+    },
     /// Answered with a descriptor that becomes readable when the sandbox ends.
     Watch {
         id: String,
@@ -66,11 +72,23 @@ impl Question {
             | Self::Freeze { .. }
             | Self::List
             | Self::Usage { .. }
+            | Self::Resize(_)
+            | Self::Resolve { .. }
             | Self::Watch { .. }
             | Self::WasOutOfMemory { .. }
             | Self::Report => true,
         }
     }
+}
+
+/// Other limits for a living sandbox, all of them.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Resize {
+    pub id: String,
+    pub limits: Limits,
+    /// As in a plan.
+    pub named: Vec<LimitName>,
+    pub require_limits: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -93,6 +111,7 @@ pub enum Answer {
     Ended {
         cpu_micros: Option<u64>,
     },
+    Resolved(String),
     Yes(bool),
     Report {
         limits: Vec<String>,

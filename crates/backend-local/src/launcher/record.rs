@@ -65,6 +65,16 @@ impl Records {
         fs::OpenOptions::new().write(true).open(self.path(id))?.write_all(&serde_json::to_vec(record)?)
     }
 
+    /// Writes a record over one that is there, in one piece: who is killed meanwhile has written
+    /// all or nothing. Blanks cover what is left of a longer one.
+    pub fn replace(&self, id: &str, record: &Record) -> io::Result<()> {
+        let path = self.path(id);
+        let former = usize::try_from(fs::metadata(&path)?.len()).unwrap_or(0);
+        let mut json = serde_json::to_vec(record)?;
+        json.resize(json.len().max(former), b' ');
+        fs::OpenOptions::new().write(true).open(path)?.write_all(&json)
+    }
+
     /// The record of `id`, if it has a complete one.
     pub fn read(&self, id: &str) -> Option<Record> {
         serde_json::from_slice(&fs::read(self.path(id)).ok()?).ok()
@@ -148,6 +158,18 @@ mod tests {
         assert!(record.pidfd().is_none(), "another process with this pid");
         process_boot(&mut record);
         assert!(record.pidfd().is_none(), "another boot");
+    }
+
+    #[test]
+    fn a_shorter_record_takes_the_place_of_a_longer_one() {
+        let state = tempfile::tempdir().expect("a directory");
+        let records = Records::open(state.path()).expect("it is ours");
+        let long = Limits { memory: u64::MAX, cpus: 1000, pids: 1000, disk: u64::MAX };
+        let mut record = records.begin("a", long).expect("nobody has it");
+        record.limits = Limits { memory: 1, cpus: 2, pids: 3, disk: 4 };
+        records.replace("a", &record).expect("it is there");
+        assert_eq!(records.read("a").expect("it is whole").limits, record.limits);
+        assert!(records.replace("b", &record).is_err(), "there is none to replace");
     }
 
     fn process_boot(record: &mut Record) {

@@ -262,6 +262,7 @@ impl Loop {
                 Ok(attaching) => return self.mounting.push(Mounting { client, number, attaching }),
                 Err(refusal) => Err(refusal),
             },
+            Question::Resize(resize) => self.launcher.resize(&resize).map(Answer::Changed),
             Question::Watch { id } => {
                 let pidfd = self.launcher.pidfd(&id);
                 let answer = if pidfd.is_some() { Ok(Answer::Done) } else { Err(Refusal::gone()) };
@@ -281,7 +282,9 @@ impl Loop {
             Question::Usage { id } => self.launcher.usage(&id).map(Answer::Used).ok_or_else(Refusal::gone),
             Question::WasOutOfMemory { id } => Ok(Answer::Yes(self.launcher.was_out_of_memory(&id))),
             Question::Report => Ok(self.report()),
+            Question::Resolve { image } => self.launcher.image_named(&image).map(Answer::Resolved),
             Question::Create(_)
+            | Question::Resize(_)
             | Question::Destroy { .. }
             | Question::Freeze { .. }
             | Question::Attach { .. }
@@ -372,13 +375,14 @@ impl Loop {
 fn names_a_sandbox(question: &Question) -> bool {
     let id = match question {
         Question::Create(plan) => &plan.id,
+        Question::Resize(resize) => &resize.id,
         Question::Destroy { id }
         | Question::Freeze { id, .. }
         | Question::Attach { id, .. }
         | Question::Usage { id }
         | Question::Watch { id }
         | Question::WasOutOfMemory { id } => id,
-        Question::List | Question::Report => return true,
+        Question::List | Question::Resolve { .. } | Question::Report => return true,
     };
     SandboxId::parse(id).is_ok()
 }

@@ -5,8 +5,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 
-use backend::{AgentStream, Backend, BackendError, Capabilities, Condition, Death, Found, InForce, Usage};
-use domain::{Cause, Mount, SandboxId, Spec};
+use backend::{
+    AgentStream, Backend, BackendError, Capabilities, Condition, Death, Found, InForce, Measures, Usage,
+};
+use domain::{Cause, Mount, Resources, SandboxId, Spec};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::{Semaphore, mpsc, watch};
 use wire::process::{Ended, Exit, ProcessStatus};
@@ -132,7 +134,7 @@ impl Backend for Pretend {
         self.gate.acquire().await.unwrap().forget();
         self.called("create")?;
         self.put(id, Condition::Alive);
-        Ok(InForce { image: format!("real {}", spec.image), ..InForce::default() })
+        Ok(InForce { image: real(&spec.image), ..InForce::default() })
     }
 
     async fn pause(&self, id: &SandboxId) -> Result<(), BackendError> {
@@ -188,11 +190,26 @@ impl Backend for Pretend {
         Ok(Vec::new())
     }
 
+    async fn resize(&self, _id: &SandboxId, resources: &Resources) -> Result<Measures, BackendError> {
+        self.called("resize")?;
+        Ok(vec![("memory".to_owned(), format!("{:?}", resources.memory))])
+    }
+
+    async fn resolve(&self, image: &str) -> Result<String, BackendError> {
+        self.called("resolve")?;
+        Ok(real(image))
+    }
+
     fn deaths(&self) -> mpsc::UnboundedReceiver<Death> {
         // After a restart there are no deaths to tell in these tests.
         let first = self.deaths.1.lock().unwrap().take();
         first.unwrap_or_else(|| mpsc::unbounded_channel().1)
     }
+}
+
+/// The image that a name stands for: `alias of host` is another name of `host`.
+fn real(image: &str) -> String {
+    format!("real {}", image.trim_start_matches("alias of "))
 }
 
 /// One connection to an agent that starts whatever it is asked to, in name only.
@@ -217,7 +234,7 @@ impl PretendAgent {
             return;
         }
         match request {
-            Request::Ping => self.say(&Reply::Ok).await,
+            Request::Ping | Request::Adopt { .. } => self.say(&Reply::Ok).await,
             Request::Start(_) => self.say(&Reply::Started { pid: 7 }).await,
             Request::Processes => self.say(&Reply::Statuses(self.processes.clone())).await,
             Request::Status { process } => self.say(&Reply::Status(running(&process))).await,
