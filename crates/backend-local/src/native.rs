@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use backend::{AgentStream, Backend, BackendError, Capabilities, Death, Found, InForce, Usage};
+use backend::{AgentStream, Backend, BackendError, Capabilities, Death, Found, InForce, Measures, Usage};
 use domain::spec::Access;
 use domain::{Bytes, Cause, Mount, Network, SandboxId, Spec};
 use rustix::fs::{Mode, OFlags};
@@ -19,6 +19,7 @@ use tokio::time::Instant;
 use crate::jail::plan::{GuestPlan, JailPlan, LimitName, Limits, MountPlan, UserPlan};
 use crate::launcher::packet;
 use crate::launcher::protocol::{Answer, Ask, Question, Refusal, SOCKET, Tell, VERSION};
+use crate::network::Wish;
 
 /// What holds for sandboxes whose caller left something open.
 #[derive(Clone, Copy, Debug)]
@@ -84,11 +85,6 @@ impl Native {
     }
 
     fn plan(&self, id: &SandboxId, spec: &Spec) -> Result<JailPlan, BackendError> {
-        if spec.network != Network::Off {
-            let word = if spec.network == Network::On { "on" } else { "filtered" };
-            let message = format!("network `{word}` comes with the network issue");
-            return Err(BackendError::Unsupported { message, hint: Some("use network `off`".to_owned()) });
-        }
         let (resources, default) = (&spec.resources, &self.defaults.limits);
         let mut named = Vec::new();
         let mut note = |is_named: bool, limit| {
@@ -111,6 +107,7 @@ impl Native {
             },
             named,
             require_limits: self.defaults.require_limits,
+            network: wish(spec.network)?,
             mounts: spec.mounts.iter().map(mount_plan).collect(),
             env: spec.env.clone(),
             guest: guest_plan(spec),
@@ -154,8 +151,8 @@ impl Backend for Native {
 
     async fn probe(&self) -> Result<Capabilities, BackendError> {
         match self.simple(Question::Report).await? {
-            Answer::Report { limits, weaker, pause } => {
-                Ok(Capabilities { pause, attach: false, limits, weaker })
+            Answer::Report { limits, weaker, pause, network } => {
+                Ok(Capabilities { pause, attach: false, network, limits, weaker })
             }
             _ => Err(unexpected()),
         }
@@ -231,6 +228,14 @@ impl Backend for Native {
     async fn attach(&self, _id: &SandboxId, _mount: &Mount) -> Result<(), BackendError> {
         let message = "a living sandbox takes no further mounts".to_owned();
         Err(BackendError::Unsupported { message, hint: Some("name them when it is created".to_owned()) })
+    }
+
+    async fn connect(&self, id: &SandboxId, network: Network) -> Result<Measures, BackendError> {
+        let question = Question::Connect { id: id.as_str().to_owned(), network: wish(network)? };
+        match self.simple(question).await? {
+            Answer::Changed(measures) => Ok(measures),
+            _ => Err(unexpected()),
+        }
     }
 
     fn deaths(&self) -> mpsc::UnboundedReceiver<Death> {
@@ -343,6 +348,20 @@ fn register(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
 
 fn unexpected() -> BackendError {
     BackendError::Io { action: "understand the launcher", source: io::ErrorKind::InvalidData.into() }
+}
+
+/// What the launcher is asked for.
+fn wish(network: Network) -> Result<Wish, BackendError> {
+    match network {
+        Network::Off => Ok(Wish::Off),
+        Network::On => Ok(Wish::On),
+        Network::Auto => Ok(Wish::Auto),
+        Network::Filtered => {
+            let message = "network `filtered` comes with the egress filter".to_owned();
+            let hint = Some("use network `on` or `off`".to_owned());
+            Err(BackendError::Unsupported { message, hint })
+        }
+    }
 }
 
 fn mount_plan(mount: &Mount) -> MountPlan {

@@ -20,6 +20,7 @@ use backend_local::launcher::Launcher;
 use backend_local::launcher::record::Records;
 use backend_local::launcher::serve::Loop;
 use backend_local::native::{Defaults, Native};
+use backend_local::network::NetworkSettings;
 use backend_local::range::DEFAULT_BASE;
 use backend_local::settings::{Lifetime, Maxima, MountRule, Settings};
 use domain::{Bytes, SandboxId};
@@ -155,6 +156,7 @@ fn launch(state_dir: PathBuf, instance: &str) {
         free_space_floor: 0,
         prepared: 1,
         maxima: Maxima::default(),
+        network: NetworkSettings::default(),
         mounts: MountRule::Refuse,
         lifetime: Lifetime::Own,
     });

@@ -6,7 +6,7 @@ pub mod conformance;
 
 use std::sync::Arc;
 
-use domain::{Bytes, Cause, Mount, SandboxId, Spec};
+use domain::{Bytes, Cause, Mount, Network, SandboxId, Spec};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 
@@ -34,6 +34,8 @@ pub trait Backend: Send + Sync {
     async fn usage(&self, id: &SandboxId) -> Result<Usage, BackendError>;
     /// Makes a host directory visible inside a living sandbox.
     async fn attach(&self, id: &SandboxId, mount: &Mount) -> Result<(), BackendError>;
+    /// Gives a living sandbox that was made without one its network. Asking again changes nothing.
+    async fn connect(&self, id: &SandboxId, network: Network) -> Result<Measures, BackendError>;
     /// Sandboxes that end without `destroy`, as they end. There is one listener: the service.
     fn deaths(&self) -> mpsc::UnboundedReceiver<Death>;
 }
@@ -52,11 +54,16 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 pub struct Capabilities {
     pub pause: bool,
     pub attach: bool,
+    /// Whether a sandbox can reach other machines.
+    pub network: bool,
     /// The limits that are enforced, by name: `memory`, `cpus`, `pids`, `disk`.
     pub limits: Vec<String>,
     /// What holds less than it should here, each as a sentence.
     pub weaker: Vec<String>,
 }
+
+/// Entries that take the place of those of the same name in [`InForce::measures`].
+pub type Measures = Vec<(String, String)>;
 
 /// What really holds for one sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

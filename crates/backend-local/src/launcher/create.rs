@@ -23,6 +23,7 @@ use crate::jail::filters::Pair;
 use crate::jail::owners;
 use crate::jail::plan::{JailPlan, LimitName, Limits};
 use crate::jail::step::{At, Failure, JailError, Step};
+use crate::network::Reach;
 use crate::settings::{Lifetime, Maxima, MountRule};
 use crate::volumes::{Kind, VolumeError, tree_name};
 
@@ -66,10 +67,11 @@ impl Launcher {
     pub fn begin(&mut self, plan: &JailPlan) -> Result<Pending, NotBegun> {
         let image = self.resolve(&plan.image)?;
         self.tell_of_alias(&image);
-        let holds = self.judge(plan, &image)?;
+        let (reach, network) = self.reach(plan.network)?;
+        let holds = self.judge(plan, &image, network)?;
         self.check_mounts(plan)?;
         let mut record = self.records.begin(&plan.id, plan.limits).at(Step::Record)?;
-        let begun = self.prepare(plan, &image).and_then(|(parts, status)| {
+        let begun = self.prepare(plan, &image, reach).and_then(|(parts, status)| {
             let records = self.records.clone();
             let begun =
                 build::begin(&self.thread, parts, |pid| records.add_process(&plan.id, &mut record, pid))?;
@@ -117,7 +119,7 @@ impl Launcher {
     }
 
     /// Says what will be in force, or refuses what cannot be.
-    fn judge(&self, plan: &JailPlan, image: &Resolved) -> Result<Holds, Refusal> {
+    fn judge(&self, plan: &JailPlan, image: &Resolved, network: String) -> Result<Holds, Refusal> {
         let mut holds = Holds { image: image.name.clone(), ..Holds::default() };
         if plan.keep && self.settings.lifetime == Lifetime::Own {
             return Err(Refusal::unsupported("only a sandbox that ends with its maker is kept", None));
@@ -138,7 +140,7 @@ impl Launcher {
         for (name, value) in [
             ("users", users),
             ("kill", kill),
-            ("network", "off"),
+            ("network", network.as_str()),
             ("filter", "seccomp"),
             ("mount tree", "Landlock"),
             ("nested user namespaces", "off"),
@@ -230,12 +232,17 @@ impl Launcher {
     }
 
     /// Makes everything that has to exist before the first process does.
-    fn prepare(&mut self, plan: &JailPlan, image: &Resolved) -> Result<(Parts, OwnedFd), JailError> {
+    fn prepare(
+        &mut self,
+        plan: &JailPlan,
+        image: &Resolved,
+        reach: Reach,
+    ) -> Result<(Parts, OwnedFd), JailError> {
         let listen = self.bind_socket(&plan.id).at(Step::Socket)?;
         let (status, report) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).at(Step::Configuration)?;
         let trees: Vec<EntryTree> = image.trees.iter().map(entry_tree).collect();
         let mounts: Vec<EntryMount> = plan.mounts.iter().map(entry_mount).collect();
-        let resources = self.resources(plan, &trees, &mounts)?;
+        let resources = self.resources(plan, reach, &trees, &mounts)?;
         let mut inherited = Inherited::new(report.try_clone().at(Step::Configuration)?, listen);
         let mut commands = None;
         let (group, groups_fds) = match resources.groups {
@@ -256,6 +263,7 @@ impl Launcher {
             trees,
             volume: resources.volume,
             mounts,
+            resolv_conf: self.resolv_conf(reach),
             guest: plan.guest.clone(),
             agent: self.agent.try_clone().at(Step::Configuration)?,
             agent_tasks: groups_fds,
@@ -279,6 +287,7 @@ impl Launcher {
     fn resources(
         &mut self,
         plan: &JailPlan,
+        reach: Reach,
         trees: &[EntryTree],
         mounts: &[EntryMount],
     ) -> Result<Resources, JailError> {
@@ -288,7 +297,7 @@ impl Launcher {
             make_uppers(kept, trees).at_path(Step::Volume, kept)?;
         }
         match &mut self.rights {
-            Rights::Root(root) => root.resources(plan, trees, mounts, kept),
+            Rights::Root(root) => root.resources(plan, reach, trees, mounts, kept),
             Rights::User { uid, gid, groups } => {
                 let own = groups.as_ref().ok().filter(|groups| groups.can_make());
                 let made = own.map(|groups| groups.make(&plan.id, &plan.limits, *uid));
@@ -385,6 +394,7 @@ impl Root {
     fn resources(
         &mut self,
         plan: &JailPlan,
+        reach: Reach,
         trees: &[EntryTree],
         mounts: &[EntryMount],
         kept: Option<PathBuf>,
@@ -406,7 +416,7 @@ impl Root {
         let owners =
             mounts.iter().map(|mount| mount_owners(&mount.source, ids).at_path(Step::Mounts, &mount.source));
         let owners = owners.collect::<Result<_, _>>()?;
-        let namespace = self.nets.take().at(Step::NetNamespace)?;
+        let namespace = self.nets.take(reach).at(Step::NetNamespace)?;
         let home = self.nets.home().at(Step::NetNamespace)?;
         Ok(Resources {
             groups: Some(groups),

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::jail::plan::JailPlan;
 use crate::jail::step::JailError;
+use crate::network::Wish;
 use crate::range::RangeError;
 use crate::volumes::VolumeError;
 
@@ -48,6 +49,11 @@ pub enum Question {
     WasOutOfMemory {
         id: String,
     },
+    /// Gives a living sandbox its network.
+    Connect {
+        id: String,
+        network: Wish,
+    },
     /// What this host enforces.
     Report,
 }
@@ -63,6 +69,7 @@ impl Question {
             | Self::Usage { .. }
             | Self::Watch { .. }
             | Self::WasOutOfMemory { .. }
+            | Self::Connect { .. }
             | Self::Report => true,
         }
     }
@@ -83,12 +90,18 @@ pub enum Answer {
     Found(Vec<FoundBox>),
     Used(Used),
     Yes(bool),
+    /// What changed of what is in force.
+    Changed(Measures),
     Report {
         limits: Vec<String>,
         weaker: Vec<String>,
         pause: bool,
+        network: bool,
     },
 }
+
+/// Name and value of each measure.
+pub type Measures = Vec<(String, String)>;
 
 /// What is in force for a sandbox.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

@@ -18,6 +18,9 @@ pub struct Record {
     pub limits: Limits,
     /// Absent until the first process exists.
     pub process: Option<Process>,
+    /// Whether it was given its network when it lived already.
+    #[serde(default)]
+    pub connected: bool,
 }
 
 /// Who the first process is. A pid alone is used again; with its start time and its pid
@@ -44,7 +47,7 @@ impl Records {
 
     /// Writes down the intention; an id that has a record already is refused.
     pub fn begin(&self, id: &str, limits: Limits) -> io::Result<Record> {
-        let record = Record { boot: boot_id()?, limits, process: None };
+        let record = Record { boot: boot_id()?, limits, process: None, connected: false };
         let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(self.path(id))?;
         file.write_all(&serde_json::to_vec(&record)?)?;
         Ok(record)
@@ -57,6 +60,14 @@ impl Records {
         // Written over the intention, which is shorter: truncating first would make some
         // filesystems write the file out at once.
         fs::OpenOptions::new().write(true).open(self.path(id))?.write_all(&serde_json::to_vec(record)?)
+    }
+
+    /// Notes that a living sandbox has been given its network. A living one must never have a
+    /// torn record, so it is replaced; the draft lies outside, where nobody takes it for one.
+    pub fn set_connected(&self, id: &str, record: Record) -> io::Result<()> {
+        let draft = self.directory.with_extension("draft");
+        fs::write(&draft, serde_json::to_vec(&Record { connected: true, ..record })?)?;
+        fs::rename(draft, self.path(id))
     }
 
     /// The record of `id`, if it has a complete one.
@@ -129,7 +140,12 @@ mod tests {
     fn a_record_knows_its_process_again_and_no_other() {
         let own = rustix::process::getpid();
         let limits = Limits { memory: 1, cpus: 1, pids: 1, disk: 1 };
-        let mut record = Record { boot: boot_id().expect("linux"), limits, process: Process::of(own).ok() };
+        let mut record = Record {
+            boot: boot_id().expect("linux"),
+            limits,
+            process: Process::of(own).ok(),
+            connected: false,
+        };
         assert!(record.pidfd().is_some());
         let process = record.process.as_mut().expect("it has one");
         process.started += 1;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use backend_local::jail::plan::Limits;
+use backend_local::network::NetworkSettings;
 use backend_local::settings::{Lifetime, Maxima, MountRule, Settings};
 use linux::descriptors::Inherited;
 use serde::{Deserialize, Serialize};
@@ -41,6 +42,7 @@ pub(crate) struct Handover {
     pub strict_images: bool,
     pub free_space_floor: u64,
     pub prepared: usize,
+    pub network: NetworkSettings,
     pub announce: Announce,
 }
 
@@ -77,6 +79,7 @@ impl Handover {
             strict_images: config.images.strict,
             free_space_floor: config.free_space_floor.0,
             prepared: config.prepared.volumes.max(config.prepared.namespaces),
+            network: config.network.clone(),
             announce,
         }
     }
@@ -97,6 +100,7 @@ impl Handover {
             mounts: MountRule::Refuse,
             lifetime: Lifetime::Own,
             maxima: self.maxima,
+            network: self.network.clone(),
         }
     }
 }

@@ -37,6 +37,7 @@ struct ResourcesJson {
 enum NetworkJson {
     Off,
     On,
+    Auto,
     Filtered,
 }
 
@@ -130,6 +131,7 @@ impl SpecJson {
             network: match spec.network {
                 Network::Off => NetworkJson::Off,
                 Network::On => NetworkJson::On,
+                Network::Auto => NetworkJson::Auto,
                 Network::Filtered => NetworkJson::Filtered,
             },
             mounts: spec.mounts.iter().map(mount).collect(),
@@ -156,6 +158,7 @@ impl SpecJson {
             network: match self.network {
                 NetworkJson::Off => Network::Off,
                 NetworkJson::On => Network::On,
+                NetworkJson::Auto => Network::Auto,
                 NetworkJson::Filtered => Network::Filtered,
             },
             mounts: self.mounts.into_iter().map(mount).collect(),

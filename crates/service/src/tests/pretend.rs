@@ -5,8 +5,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 
-use backend::{AgentStream, Backend, BackendError, Capabilities, Condition, Death, Found, InForce, Usage};
-use domain::{Cause, Mount, SandboxId, Spec};
+use backend::{
+    AgentStream, Backend, BackendError, Capabilities, Condition, Death, Found, InForce, Measures, Usage,
+};
+use domain::{Cause, Mount, Network, SandboxId, Spec};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::{Semaphore, mpsc, watch};
 use wire::process::{Ended, Exit, ProcessStatus};
@@ -181,6 +183,10 @@ impl Backend for Pretend {
 
     async fn attach(&self, _id: &SandboxId, _mount: &Mount) -> Result<(), BackendError> {
         Ok(())
+    }
+
+    async fn connect(&self, _id: &SandboxId, _network: Network) -> Result<Measures, BackendError> {
+        Ok(Measures::new())
     }
 
     fn deaths(&self) -> mpsc::UnboundedReceiver<Death> {
