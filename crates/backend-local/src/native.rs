@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use crate::jail::plan::{GuestPlan, JailPlan, LimitName, Limits, MountPlan, SourcePlan, UserPlan};
 use crate::launcher::packet;
 use crate::launcher::protocol::{Answer, Ask, Question, Refusal, Resize, SOCKET, Tell, VERSION};
+use crate::network::Wish;
 
 /// What holds for sandboxes whose caller left something open.
 #[derive(Clone, Copy, Debug)]
@@ -83,17 +84,13 @@ impl Native {
     }
 
     fn plan(&self, id: &SandboxId, spec: &Spec) -> Result<JailPlan, BackendError> {
-        if spec.network != Network::Off {
-            let word = if spec.network == Network::On { "on" } else { "filtered" };
-            let message = format!("network `{word}` comes with the network issue");
-            return Err(BackendError::Unsupported { message, hint: Some("use network `off`".to_owned()) });
-        }
         Ok(JailPlan {
             id: id.as_str().to_owned(),
             image: spec.image.clone(),
             limits: self.limits(&spec.resources),
             named: named(&spec.resources),
             require_limits: self.defaults.require_limits,
+            network: wish(spec.network)?,
             mounts: spec.mounts.iter().map(mount_plan).collect(),
             env: spec.env.clone(),
             guest: guest_plan(spec),
@@ -148,8 +145,8 @@ impl Backend for Native {
 
     async fn probe(&self) -> Result<Capabilities, BackendError> {
         match self.simple(Question::Report).await? {
-            Answer::Report { limits, weaker, pause, attach } => {
-                Ok(Capabilities { pause, attach, limits, weaker })
+            Answer::Report { limits, weaker, pause, attach, network } => {
+                Ok(Capabilities { pause, attach, network, limits, weaker })
             }
             _ => Err(unexpected()),
         }
@@ -249,6 +246,14 @@ impl Backend for Native {
     async fn resolve(&self, image: &str) -> Result<String, BackendError> {
         match self.simple(Question::Resolve { image: image.to_owned() }).await? {
             Answer::Resolved(name) => Ok(name),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn connect(&self, id: &SandboxId, network: Network) -> Result<Measures, BackendError> {
+        let question = Question::Connect { id: id.as_str().to_owned(), network: wish(network)? };
+        match self.simple(question).await? {
+            Answer::Changed(measures) => Ok(measures),
             _ => Err(unexpected()),
         }
     }
@@ -374,6 +379,20 @@ fn named(resources: &Resources) -> Vec<LimitName> {
         (LimitName::Disk, resources.disk.is_some()),
     ];
     all.into_iter().filter_map(|(limit, named)| named.then_some(limit)).collect()
+}
+
+/// What the launcher is asked for.
+fn wish(network: Network) -> Result<Wish, BackendError> {
+    match network {
+        Network::Off => Ok(Wish::Off),
+        Network::On => Ok(Wish::On),
+        Network::Auto => Ok(Wish::Auto),
+        Network::Filtered => {
+            let message = "network `filtered` comes with the egress filter".to_owned();
+            let hint = Some("use network `on` or `off`".to_owned());
+            Err(BackendError::Unsupported { message, hint })
+        }
+    }
 }
 
 /// A mount as plain data.

@@ -6,7 +6,7 @@ pub mod conformance;
 
 use std::sync::Arc;
 
-use domain::{Bytes, Cause, Mount, Resources, SandboxId, Spec};
+use domain::{Bytes, Cause, Mount, Network, Resources, SandboxId, Spec};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 
@@ -40,6 +40,8 @@ pub trait Backend: Send + Sync {
     async fn resize(&self, id: &SandboxId, resources: &Resources) -> Result<Measures, BackendError>;
     /// The image that a name stands for, as `InForce::image` would tell it.
     async fn resolve(&self, image: &str) -> Result<String, BackendError>;
+    /// Gives a living sandbox that was made without one its network. Asking again changes nothing.
+    async fn connect(&self, id: &SandboxId, network: Network) -> Result<Measures, BackendError>;
     /// Sandboxes that end without `destroy`, as they end. There is one listener: the service.
     fn deaths(&self) -> mpsc::UnboundedReceiver<Death>;
 }
@@ -58,6 +60,8 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 pub struct Capabilities {
     pub pause: bool,
     pub attach: bool,
+    /// Whether a sandbox can reach other machines.
+    pub network: bool,
     /// The limits that are enforced, by name: `memory`, `cpus`, `pids`, `disk`.
     pub limits: Vec<String>,
     /// What holds less than it should here, each as a sentence.

@@ -196,7 +196,11 @@ hyphen needs `--` before it.";
 pub(crate) enum NetworkChoice {
     /// Loopback only
     Off,
+    /// Other machines, but not this host and its private networks
     On,
+    /// `on` where this host can do it, else `off`
+    Auto,
+    /// Not offered yet
     Filtered,
 }
 
@@ -205,6 +209,7 @@ impl From<NetworkChoice> for domain::Network {
         match choice {
             NetworkChoice::Off => Self::Off,
             NetworkChoice::On => Self::On,
+            NetworkChoice::Auto => Self::Auto,
             NetworkChoice::Filtered => Self::Filtered,
         }
     }

@@ -5,6 +5,7 @@
 //! Only `Config` travels.
 
 mod keys;
+mod network;
 mod raw;
 
 use std::collections::BTreeMap;
@@ -14,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use backend_local::network::NetworkSettings;
 use domain::{Bytes, Cpus};
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
@@ -51,6 +53,7 @@ pub(crate) struct Config {
     /// After how long without use a sandbox with a key may make room for another.
     pub park_after: Duration,
     pub prepared: Prepared,
+    pub network: NetworkSettings,
 }
 
 /// An API key. It never appears in what is printed.
@@ -214,6 +217,7 @@ impl Config {
                 .map(|amount| read("longest_timeout", &amount, values::duration))
                 .transpose()?,
             prepared: check_prepared(&raw.prepared)?,
+            network: network::check(raw.network)?,
             state_dir,
         };
         config.check_uids()?;

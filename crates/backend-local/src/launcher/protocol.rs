@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::jail::plan::{JailPlan, LimitName, Limits, MountPlan};
 use crate::jail::step::JailError;
+use crate::network::Wish;
 use crate::range::RangeError;
 use crate::volumes::VolumeError;
 
@@ -59,6 +60,11 @@ pub enum Question {
     WasOutOfMemory {
         id: String,
     },
+    /// Gives a living sandbox its network.
+    Connect {
+        id: String,
+        network: Wish,
+    },
     /// What this host enforces.
     Report,
 }
@@ -76,6 +82,7 @@ impl Question {
             | Self::Resolve { .. }
             | Self::Watch { .. }
             | Self::WasOutOfMemory { .. }
+            | Self::Connect { .. }
             | Self::Report => true,
         }
     }
@@ -103,8 +110,8 @@ pub enum Answer {
     Done,
     /// Comes with the sandbox's pidfd.
     Created(Holds),
-    /// What is in force now besides what was before.
-    Changed(Vec<(String, String)>),
+    /// What is in force now besides what was before, or instead.
+    Changed(Measures),
     Found(Vec<FoundBox>),
     Used(Used),
     /// Nothing is left of the sandbox.
@@ -119,8 +126,12 @@ pub enum Answer {
         pause: bool,
         #[serde(default)]
         attach: bool,
+        network: bool,
     },
 }
+
+/// Name and value of each measure.
+pub type Measures = Vec<(String, String)>;
 
 /// What is in force for a sandbox.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

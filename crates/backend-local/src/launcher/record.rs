@@ -24,6 +24,9 @@ pub struct Record {
     pub without_set_id: bool,
     /// Absent until the first process exists.
     pub process: Option<Process>,
+    /// Whether it was given its network when it lived already.
+    #[serde(default)]
+    pub connected: bool,
 }
 
 /// Who the first process is. A pid alone is used again; with its start time and its pid
@@ -50,7 +53,14 @@ impl Records {
 
     /// Writes down the intention; an id that has a record already is refused.
     pub fn begin(&self, id: &str, limits: Limits) -> io::Result<Record> {
-        let record = Record { boot: boot_id()?, limits, user: (0, 0), without_set_id: false, process: None };
+        let record = Record {
+            boot: boot_id()?,
+            limits,
+            user: (0, 0),
+            without_set_id: false,
+            process: None,
+            connected: false,
+        };
         let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(self.path(id))?;
         file.write_all(&serde_json::to_vec(&record)?)?;
         Ok(record)
@@ -151,6 +161,7 @@ mod tests {
             user: (0, 0),
             without_set_id: false,
             process: Process::of(own).ok(),
+            connected: false,
         };
         assert!(record.pidfd().is_some());
         let process = record.process.as_mut().expect("it has one");

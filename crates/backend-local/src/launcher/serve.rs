@@ -268,13 +268,14 @@ impl Loop {
                 let answer = if pidfd.is_some() { Ok(Answer::Done) } else { Err(Refusal::gone()) };
                 return tell(&client, number, answer, pidfd.as_ref());
             }
+            Question::Connect { id, network } => self.launcher.connect(&id, network).map(Answer::Changed),
             question => self.look(question),
         };
         tell(&client, number, answer, None);
     }
 
     /// Questions that are answered at once.
-    fn look(&self, question: Question) -> Result<Answer, Refusal> {
+    fn look(&mut self, question: Question) -> Result<Answer, Refusal> {
         match question {
             Question::List => {
                 self.launcher.found().map(Answer::Found).map_err(|error| failed("list", &error))
@@ -288,13 +289,14 @@ impl Loop {
             | Question::Destroy { .. }
             | Question::Freeze { .. }
             | Question::Attach { .. }
+            | Question::Connect { .. }
             | Question::Watch { .. } => {
                 Err(Refusal::unsupported("this question is answered elsewhere", None))
             }
         }
     }
 
-    fn report(&self) -> Answer {
+    fn report(&mut self) -> Answer {
         let (held, missing): (Vec<_>, Vec<_>) =
             LimitName::ALL.into_iter().partition(|limit| self.launcher.enforces(*limit));
         Answer::Report {
@@ -302,6 +304,7 @@ impl Loop {
             weaker: missing.iter().map(|limit| limit.without_groups()).collect(),
             pause: self.launcher.can_freeze(),
             attach: self.launcher.can_attach(),
+            network: self.launcher.has_network(),
         }
     }
 
@@ -381,6 +384,7 @@ fn names_a_sandbox(question: &Question) -> bool {
         | Question::Attach { id, .. }
         | Question::Usage { id }
         | Question::Watch { id }
+        | Question::Connect { id, .. }
         | Question::WasOutOfMemory { id } => id,
         Question::List | Question::Resolve { .. } | Question::Report => return true,
     };

@@ -204,6 +204,7 @@ impl NewSandbox {
             let name = match network {
                 Network::Off => "off",
                 Network::On => "on",
+                Network::Auto => "auto",
                 Network::Filtered => "filtered",
             };
             ("coracle.network", name.to_owned())

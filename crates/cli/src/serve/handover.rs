@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use backend_local::jail::plan::Limits;
+use backend_local::network::NetworkSettings;
 use backend_local::settings::{Lifetime, Maxima, MountRule, Settings};
 use linux::descriptors::Inherited;
 use serde::{Deserialize, Serialize};
@@ -42,6 +43,7 @@ pub(crate) struct Handover {
     pub strict_images: bool,
     pub free_space_floor: u64,
     pub prepared: usize,
+    pub network: NetworkSettings,
     pub announce: Announce,
 }
 
@@ -79,6 +81,7 @@ impl Handover {
             strict_images: config.images.strict,
             free_space_floor: config.free_space_floor.0,
             prepared: config.prepared.volumes.max(config.prepared.namespaces),
+            network: config.network.clone(),
             announce,
         }
     }
@@ -99,6 +102,7 @@ impl Handover {
             mounts: MountRule::Below(Vec::new()),
             lifetime: Lifetime::Own,
             maxima: self.maxima,
+            network: self.network.clone(),
         }
     }
 }

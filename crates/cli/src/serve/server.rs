@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use backend_local::native::{Defaults, Native};
+use backend_local::network::Wish;
 use futures_util::FutureExt;
 use linux::namespaces::{self, Setgroups};
 use rustix::process::Resource;
@@ -84,6 +85,11 @@ async fn run(
             fronts::Lines::Stripping
         } else {
             fronts::Lines::Preserving
+        },
+        default_network: match handover.network.default {
+            Wish::Off => domain::Network::Off,
+            Wish::On => domain::Network::On,
+            Wish::Auto => domain::Network::Auto,
         },
         json_body_limit: handover.json_body,
         concurrent_requests: handover.concurrent_requests,

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use backend::{
     AgentStream, Backend, BackendError, Capabilities, Condition, Death, Found, InForce, Measures, Usage,
 };
-use domain::{Cause, Mount, Resources, SandboxId, Spec};
+use domain::{Cause, Mount, Network, Resources, SandboxId, Spec};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::{Semaphore, mpsc, watch};
 use wire::process::{Ended, Exit, ProcessStatus};
@@ -198,6 +198,10 @@ impl Backend for Pretend {
     async fn resolve(&self, image: &str) -> Result<String, BackendError> {
         self.called("resolve")?;
         Ok(real(image))
+    }
+
+    async fn connect(&self, _id: &SandboxId, _network: Network) -> Result<Measures, BackendError> {
+        Ok(Measures::new())
     }
 
     fn deaths(&self) -> mpsc::UnboundedReceiver<Death> {
