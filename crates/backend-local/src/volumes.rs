@@ -112,6 +112,8 @@ pub enum VolumeError {
     OnlyMemory,
     #[error("a disk that is restored from an image of {image} bytes cannot have {limit}")]
     OtherSize { limit: u64, image: u64 },
+    #[error("a volume that is an image file keeps its size")]
+    FixedSize,
 }
 
 impl Default for Settings {
@@ -200,6 +202,16 @@ impl Volumes {
         match self {
             Self::Btrfs(pool) => Ok(pool.volume(id)),
             Self::Ext4(images) => images.volume(id),
+            Self::Tmpfs => Err(VolumeError::OnlyMemory),
+        }
+    }
+
+    /// Gives the volume of `id` another limit.
+    pub fn resize(&mut self, id: &str, limit: Bytes) -> Result<(), VolumeError> {
+        check_name(id)?;
+        match self {
+            Self::Btrfs(pool) => pool.resize(id, limit),
+            Self::Ext4(_) => Err(VolumeError::FixedSize),
             Self::Tmpfs => Err(VolumeError::OnlyMemory),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use backend::BackendError;
+use backend::{BackendError, MountFault};
 use domain::{Owner, Phase, ProcessId, Request, SandboxId, SessionId, SnapshotId};
 
 use crate::agent_client::AgentError;
@@ -125,6 +125,8 @@ pub enum ErrorKind {
     },
     Refused,
     Unsupported,
+    /// Something cannot be mounted.
+    Mount(MountFault),
     Internal,
 }
 
@@ -201,6 +203,7 @@ fn kind_of_backend(error: &BackendError) -> ErrorKind {
     match error {
         BackendError::Unsupported { .. } => ErrorKind::Unsupported,
         BackendError::NoImage(_) | BackendError::TooMuch { .. } => ErrorKind::Invalid,
+        BackendError::Mount { fault, .. } => ErrorKind::Mount(*fault),
         BackendError::Gone => ErrorKind::NotFound,
         BackendError::Exhausted(_) => exhausted(),
         BackendError::Step { .. } | BackendError::Io { .. } => ErrorKind::Internal,
@@ -223,6 +226,7 @@ impl ErrorKind {
             Self::Exhausted { .. } => "exhausted",
             Self::Refused => "refused",
             Self::Unsupported => "unsupported",
+            Self::Mount(_) => "mount",
             Self::Internal => "internal",
         }
     }

@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 
 use crate::core::{Core, io};
 use crate::tokens::random;
-use crate::{Outcome, Service, ServiceError, SnapshotProblem, USAGE};
+use crate::{Outcome, Service, ServiceError, SnapshotProblem};
 
 pub(crate) use making::settle;
 pub(crate) use shelf::{Shelf, Using};
@@ -128,7 +128,7 @@ impl Core {
     /// Refuses a snapshot that would hold more than its owner may have on disk.
     async fn check_quota(&self, owner: &Owner, id: &SandboxId) -> Result<(), ServiceError> {
         let Some(most) = self.config.quotas.of(owner).disk else { return Ok(()) };
-        let usage = self.ask_backend("measure", id, USAGE, self.backend.usage(id)).await?;
+        let usage = self.usage_of(id).await?;
         let holds = usage.disk.map_or(0, |disk| disk.0);
         let sum = self.registry.disk_of(owner).saturating_add(self.snapshots.size_of(owner));
         if sum.saturating_add(holds) > most.0 {

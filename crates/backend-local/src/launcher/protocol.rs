@@ -4,8 +4,9 @@
 use backend::{BackendError, Condition};
 use serde::{Deserialize, Serialize};
 
-use crate::jail::plan::JailPlan;
+use crate::jail::plan::{JailPlan, LimitName, Limits, MountPlan};
 use crate::jail::step::JailError;
+use crate::network::Wish;
 use crate::range::RangeError;
 use crate::volumes::VolumeError;
 
@@ -36,9 +37,20 @@ pub enum Question {
         id: String,
         frozen: bool,
     },
+    /// Adds mounts to a living sandbox: all of them, or none.
+    Attach {
+        id: String,
+        mounts: Vec<MountPlan>,
+    },
     List,
     Usage {
         id: String,
+    },
+    /// Answered `Changed`.
+    Resize(Resize),
+    /// Answered `Resolved`: the image that a name stands for.
+    Resolve {
+        image: String,
     },
     /// Answered with a descriptor that becomes readable when the sandbox ends.
     Watch {
@@ -57,6 +69,11 @@ pub enum Question {
         snapshot: String,
     },
     Snapshots,
+    /// Gives a living sandbox its network.
+    Connect {
+        id: String,
+        network: Wish,
+    },
     /// What this host enforces.
     Report,
 }
@@ -65,19 +82,32 @@ impl Question {
     /// Whether asking a second time does no harm when nobody knows what became of the first.
     pub fn may_be_repeated(&self) -> bool {
         match self {
-            Self::Create(_) => false,
+            Self::Create(_) | Self::Attach { .. } => false,
             Self::Destroy { .. }
             | Self::Freeze { .. }
             | Self::List
             | Self::Usage { .. }
+            | Self::Resize(_)
+            | Self::Resolve { .. }
             | Self::Watch { .. }
             | Self::WasOutOfMemory { .. }
             | Self::Snapshot { .. }
             | Self::ForgetSnapshot { .. }
             | Self::Snapshots
+            | Self::Connect { .. }
             | Self::Report => true,
         }
     }
+}
+
+/// Other limits for a living sandbox, all of them.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Resize {
+    pub id: String,
+    pub limits: Limits,
+    /// As in a plan.
+    pub named: Vec<LimitName>,
+    pub require_limits: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -92,8 +122,15 @@ pub enum Answer {
     Done,
     /// Comes with the sandbox's pidfd.
     Created(Holds),
+    /// What is in force now besides what was before, or instead.
+    Changed(Measures),
     Found(Vec<FoundBox>),
     Used(Used),
+    /// Nothing is left of the sandbox.
+    Ended {
+        cpu_micros: Option<u64>,
+    },
+    Resolved(String),
     Yes(bool),
     Kept(KeptBox),
     Snapshots(Vec<FoundKept>),
@@ -102,8 +139,14 @@ pub enum Answer {
         weaker: Vec<String>,
         pause: bool,
         snapshot: bool,
+        #[serde(default)]
+        attach: bool,
+        network: bool,
     },
 }
+
+/// Name and value of each measure.
+pub type Measures = Vec<(String, String)>;
 
 /// What is in force for a sandbox.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -171,12 +214,31 @@ pub enum RefusalKind {
     Unsupported,
     /// More was asked for than one sandbox may have.
     TooMuch,
+    Mount(MountFault),
     NoImage,
     Exhausted,
     Gone,
 }
 
+/// What is wrong with a mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MountFault {
+    NotAllowed,
+    NotFound,
+    NotMade,
+    SubPath,
+    Target,
+    NoVolume,
+    Failed,
+}
+
 impl Refusal {
+    pub fn mount(fault: MountFault, message: impl Into<String>, hint: Option<&str>) -> Self {
+        let kind = RefusalKind::Mount(fault);
+        Self { kind, message: message.into(), hint: hint.map(str::to_owned) }
+    }
+
     pub fn unsupported(message: impl Into<String>, hint: Option<&str>) -> Self {
         Self { kind: RefusalKind::Unsupported, message: message.into(), hint: hint.map(str::to_owned) }
     }
@@ -224,9 +286,24 @@ impl From<Refusal> for BackendError {
             RefusalKind::Step(step) => Self::Step { step, message, hint },
             RefusalKind::Unsupported => Self::Unsupported { message, hint },
             RefusalKind::TooMuch => Self::TooMuch { message, hint },
+            RefusalKind::Mount(fault) => Self::Mount { fault: fault.into(), message, hint },
             RefusalKind::NoImage => Self::NoImage(message),
             RefusalKind::Exhausted => Self::Exhausted(message),
             RefusalKind::Gone => Self::Gone,
+        }
+    }
+}
+
+impl From<MountFault> for backend::MountFault {
+    fn from(fault: MountFault) -> Self {
+        match fault {
+            MountFault::NotAllowed => Self::NotAllowed,
+            MountFault::NotFound => Self::NotFound,
+            MountFault::NotMade => Self::NotMade,
+            MountFault::SubPath => Self::SubPath,
+            MountFault::Target => Self::Target,
+            MountFault::NoVolume => Self::NoVolume,
+            MountFault::Failed => Self::Failed,
         }
     }
 }

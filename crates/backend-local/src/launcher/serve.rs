@@ -12,6 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, Mode, Uid};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, socket_with};
 
+use super::attach::Attaching;
 use super::create::{NotBegun, Pending};
 use super::end::Ending;
 use super::jobs::Job;
@@ -27,6 +28,13 @@ struct Creating {
     client: Client,
     number: u64,
     pending: Pending,
+}
+
+/// Mounts on their way into a living sandbox.
+struct Mounting {
+    client: Client,
+    number: u64,
+    attaching: Attaching,
 }
 
 /// A sandbox on its way out: one that somebody wants destroyed, or that failed to come up.
@@ -69,6 +77,7 @@ pub struct Loop {
     clients: Vec<Client>,
     creating: Vec<Creating>,
     changing: Vec<Changing>,
+    mounting: Vec<Mounting>,
     dying: Vec<Dying>,
     pub(super) jobs: Vec<Job>,
     stocked: bool,
@@ -81,6 +90,7 @@ enum Ready {
     Client(usize),
     Created(usize),
     Changed(usize),
+    Mounted(usize),
     Died(usize),
     Over(usize),
     Nothing,
@@ -108,6 +118,7 @@ impl Loop {
             clients: Vec::new(),
             creating: Vec::new(),
             changing: Vec::new(),
+            mounting: Vec::new(),
             dying: Vec::new(),
             jobs: Vec::new(),
             stocked: false,
@@ -129,6 +140,7 @@ impl Loop {
                 Ready::Client(place) => self.hear(place),
                 Ready::Created(place) => self.conclude(place),
                 Ready::Changed(place) => self.look_at_change(place),
+                Ready::Mounted(place) => self.conclude_mounting(place),
                 Ready::Died(place) => self.dying[place].state = Waiting::Groups,
                 Ready::Over(place) => self.finish(place),
                 Ready::Nothing => {}
@@ -147,6 +159,9 @@ impl Loop {
         );
         watched.extend(
             self.changing.iter().map(|changing| PollFd::new(&changing.freezing.events, PollFlags::PRI)),
+        );
+        watched.extend(
+            self.mounting.iter().map(|mounting| PollFd::new(&mounting.attaching.status, PollFlags::IN)),
         );
         watched.extend(self.jobs.iter().map(|job| PollFd::new(job.report(), PollFlags::IN)));
         let deaths = |dying: &Dying| matches!(dying.state, Waiting::Death);
@@ -173,6 +188,7 @@ impl Loop {
             (Ready::Client, self.clients.len()),
             (Ready::Created, self.creating.len()),
             (Ready::Changed, self.changing.len()),
+            (Ready::Mounted, self.mounting.len()),
             (Ready::Over, self.jobs.len()),
         ] {
             if place < count {
@@ -238,7 +254,10 @@ impl Loop {
             Question::Snapshot { id, snapshot } => return self.snapshot(client, number, &id, &snapshot),
             Question::ForgetSnapshot { snapshot } => self.forget(&snapshot),
             Question::Create(plan) => return self.create(client, number, *plan),
-            Question::Destroy { id } => return self.end(client, number, id, Ok(Answer::Done)),
+            Question::Destroy { id } => {
+                let cpu_micros = self.launcher.cpu_micros(&id);
+                return self.end(client, number, id, Ok(Answer::Ended { cpu_micros }));
+            }
             Question::Freeze { id, frozen } => match self.launcher.freeze(&id, frozen) {
                 Ok(freezing) => {
                     self.changing.push(Changing { client, number, freezing });
@@ -246,11 +265,17 @@ impl Loop {
                 }
                 Err(error) => Err(failed("freeze", &error)),
             },
+            Question::Attach { id, mounts } => match self.launcher.begin_attach(&id, &mounts) {
+                Ok(attaching) => return self.mounting.push(Mounting { client, number, attaching }),
+                Err(refusal) => Err(refusal),
+            },
+            Question::Resize(resize) => self.launcher.resize(&resize).map(Answer::Changed),
             Question::Watch { id } => {
                 let pidfd = self.launcher.pidfd(&id);
                 let answer = if pidfd.is_some() { Ok(Answer::Done) } else { Err(Refusal::gone()) };
                 return tell(&client, number, answer, pidfd.as_ref());
             }
+            Question::Connect { id, network } => self.launcher.connect(&id, network).map(Answer::Changed),
             question => self.look(question),
         };
         tell(&client, number, answer, None);
@@ -267,7 +292,7 @@ impl Loop {
     }
 
     /// Questions that are answered at once.
-    fn look(&self, question: Question) -> Result<Answer, Refusal> {
+    fn look(&mut self, question: Question) -> Result<Answer, Refusal> {
         match question {
             Question::List => {
                 self.launcher.found().map(Answer::Found).map_err(|error| failed("list", &error))
@@ -275,19 +300,23 @@ impl Loop {
             Question::Usage { id } => self.launcher.usage(&id).map(Answer::Used).ok_or_else(Refusal::gone),
             Question::WasOutOfMemory { id } => Ok(Answer::Yes(self.launcher.was_out_of_memory(&id))),
             Question::Report => Ok(self.report()),
+            Question::Resolve { image } => self.launcher.image_named(&image).map(Answer::Resolved),
             Question::Snapshots => self.found_snapshots(),
             Question::Create(_)
             | Question::Snapshot { .. }
             | Question::ForgetSnapshot { .. }
+            | Question::Resize(_)
             | Question::Destroy { .. }
             | Question::Freeze { .. }
+            | Question::Attach { .. }
+            | Question::Connect { .. }
             | Question::Watch { .. } => {
                 Err(Refusal::unsupported("this question is answered elsewhere", None))
             }
         }
     }
 
-    fn report(&self) -> Answer {
+    fn report(&mut self) -> Answer {
         let (held, missing): (Vec<_>, Vec<_>) =
             LimitName::ALL.into_iter().partition(|limit| self.launcher.enforces(*limit));
         Answer::Report {
@@ -295,6 +324,8 @@ impl Loop {
             weaker: missing.iter().map(|limit| limit.without_groups()).collect(),
             pause: self.launcher.can_freeze(),
             snapshot: self.launcher.can_keep(),
+            attach: self.launcher.can_attach(),
+            network: self.launcher.has_network(),
         }
     }
 
@@ -308,6 +339,12 @@ impl Loop {
             }
             Err(refusal) => self.end(client, number, id, Err(refusal)),
         }
+    }
+
+    fn conclude_mounting(&mut self, place: usize) {
+        let Mounting { client, number, attaching } = self.mounting.swap_remove(place);
+        let answer = self.launcher.conclude_attach(attaching).map(Answer::Changed);
+        tell(&client, number, answer, None);
     }
 
     /// Begins to end a sandbox; the answer is told when nothing is left of it.
@@ -368,16 +405,19 @@ fn names_a_sandbox(question: &Question) -> bool {
             }
             &plan.id
         }
+        Question::Resize(resize) => &resize.id,
         Question::Destroy { id }
         | Question::Freeze { id, .. }
+        | Question::Attach { id, .. }
         | Question::Usage { id }
         | Question::Watch { id }
+        | Question::Connect { id, .. }
         | Question::WasOutOfMemory { id } => id,
         Question::Snapshot { id, snapshot } => {
             return SandboxId::parse(id).is_ok() && SnapshotId::parse(snapshot).is_ok();
         }
         Question::ForgetSnapshot { snapshot } => return SnapshotId::parse(snapshot).is_ok(),
-        Question::List | Question::Snapshots | Question::Report => return true,
+        Question::List | Question::Snapshots | Question::Resolve { .. } | Question::Report => return true,
     };
     SandboxId::parse(id).is_ok()
 }

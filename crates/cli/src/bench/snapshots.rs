@@ -63,7 +63,8 @@ pub(crate) fn restore(server: &Server, rounds: Rounds, report: &mut Report) -> R
 fn written(client: &mut Client, bytes: u64) -> Result<Sandbox> {
     let mut sandbox = client.create(&json!({"coracle.disk": format!("{}Mi", (bytes >> 20) * 2)}))?;
     client.resolve(&mut sandbox)?;
-    client.run(&sandbox, &format!("head -c {bytes} /dev/zero > /root/file && sync /root/file"))?;
+    let text = format!("head -c {bytes} /dev/zero > /root/file && sync /root/file");
+    client.run(&sandbox, &json!(["sh", "-c", text]))?;
     Ok(sandbox)
 }
 

@@ -31,7 +31,7 @@ pub(super) async fn create(
     headers: HeaderMap,
     JsonBody(body): JsonBody<CreateBody>,
 ) -> Result<(StatusCode, Json<SandboxBody>), Problem> {
-    let Wish { create, name } = wish::parse(body)?;
+    let Wish { create, name } = wish::parse(body, front.settings.default_network)?;
     let restored = create.spec.snapshot.is_some();
     let sandbox = match key(&owner, &headers, name.as_deref())? {
         Some(key) => front.service.acquire(&key, create).await.map(|acquired| acquired.sandbox),

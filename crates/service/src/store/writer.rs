@@ -68,6 +68,11 @@ impl Writer {
                 Write::DeleteSnapshot(id, answer) => {
                     reply(answer, super::snapshots::delete(&self.connection, &id));
                 }
+                Write::Hours(hours) => {
+                    if let Err(error) = super::hours::write(&mut self.connection, &hours) {
+                        tracing::warn!(%error, "what was used last was not kept");
+                    }
+                }
                 Write::Close(done) => {
                     self.close();
                     // Nobody may be waiting any more.
