@@ -15,3 +15,4 @@ mod operators;
 mod owners;
 mod run;
 mod serving;
+mod snapshots;
