@@ -366,5 +366,6 @@ pub fn guest_plan(spec: &Spec) -> GuestPlan {
         default_user: spec.guest.default_user.clone(),
         default_directory: spec.guest.default_directory.clone(),
         directories: spec.guest.directories.clone(),
+        by_image: spec.guest == domain::Guest::root(),
     }
 }

@@ -407,11 +407,11 @@ pub(crate) enum KeyCommand {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ImageCommand {
-    /// Make an image from a directory or a root filesystem tar (plain, gzip or zstd)
+    /// Make an image from a root filesystem (a directory or a tar), a `docker save` tar or an OCI layout
     Import {
         /// What sandboxes will call it
         name: String,
-        /// The directory or the tar
+        /// The directory or the tar (plain, gzip or zstd)
         #[arg(value_name = "PATH")]
         source: PathBuf,
         #[command(flatten)]
@@ -422,7 +422,18 @@ pub(crate) enum ImageCommand {
         #[command(flatten)]
         state: StateArgs,
     },
-    /// Remove images that no sandbox uses
+    /// Show what an image is made of and how it wants to be started
+    Inspect {
+        name: String,
+        #[command(flatten)]
+        state: StateArgs,
+    },
+    /// Remove layers that nobody needs, and the least recently used images beyond `images.max_bytes`
+    Gc {
+        #[command(flatten)]
+        state: StateArgs,
+    },
+    /// Remove images; sandboxes that use one keep its files
     Rm {
         #[arg(required = true, value_name = "NAME")]
         names: Vec<String>,

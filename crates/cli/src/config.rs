@@ -82,6 +82,8 @@ pub(crate) struct Images {
     /// Refuse names that are only an alias.
     pub strict: bool,
     pub aliases: BTreeMap<String, String>,
+    /// What all layers together may hold before images that nobody uses go.
+    pub max_bytes: Option<Bytes>,
 }
 
 #[derive(Clone, Debug)]
@@ -347,7 +349,8 @@ fn check_images(raw: RawImages) -> Result<Images> {
             bail!("`images.aliases` has an empty name (`{alias}` = `{image}`)");
         }
     }
-    Ok(Images { strict: raw.strict.unwrap_or(false), aliases: raw.aliases })
+    let most = raw.max_bytes.as_ref().map(|amount| read("images.max_bytes", amount, values::bytes));
+    Ok(Images { strict: raw.strict.unwrap_or(false), aliases: raw.aliases, max_bytes: most.transpose()? })
 }
 
 fn check_limits(raw: &RawLimits) -> Result<Limits> {

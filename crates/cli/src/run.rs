@@ -222,6 +222,7 @@ fn plan(args: &RunArgs, config: &Config) -> Result<JailPlan> {
             default_user: "root".to_owned(),
             default_directory: "/root".to_owned(),
             directories: Vec::new(),
+            by_image: true,
         },
         max_processes: 8,
         user: match args.user {

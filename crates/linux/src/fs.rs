@@ -109,6 +109,13 @@ impl Root {
         Ok(rustix::fs::mknodat(&parent, name, FileType::Fifo, Mode::from_raw_mode(mode), 0)?)
     }
 
+    /// Makes what hides a name of the layers below in an overlay. Unlike other devices it may be
+    /// made by everybody. See mknod(2).
+    pub fn make_whiteout(&self, path: &Path) -> io::Result<()> {
+        let (parent, name) = self.parent(path)?;
+        Ok(rustix::fs::mknodat(&parent, name, FileType::CharacterDevice, Mode::empty(), 0)?)
+    }
+
     /// Renames within this root; what was at `to` is replaced.
     pub fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         self.rename_with(from, to, RenameFlags::empty())

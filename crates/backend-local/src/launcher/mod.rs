@@ -105,7 +105,7 @@ const FEWEST_FILES: u64 = 128;
 
 impl LauncherError {
     /// What somebody could do about it.
-    pub fn hint(&self) -> Option<&'static str> {
+    pub fn hint(&self) -> Option<&str> {
         match self {
             Self::FewFiles(_) => Some("raise it: `ulimit -Hn 65536`, or LimitNOFILE=65536 in the unit"),
             Self::Volumes(error) => error.hint(),

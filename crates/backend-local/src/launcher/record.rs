@@ -10,12 +10,16 @@ use std::path::{Path, PathBuf};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
+use crate::images::Digest;
 use crate::jail::plan::Limits;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
     pub boot: String,
     pub limits: Limits,
+    /// The layers of its image, which must stay as long as this record.
+    #[serde(default)]
+    pub layers: Vec<Digest>,
     /// Absent until the first process exists.
     pub process: Option<Process>,
 }
@@ -43,8 +47,8 @@ impl Records {
     }
 
     /// Writes down the intention; an id that has a record already is refused.
-    pub fn begin(&self, id: &str, limits: Limits) -> io::Result<Record> {
-        let record = Record { boot: boot_id()?, limits, process: None };
+    pub fn begin(&self, id: &str, limits: Limits, layers: Vec<Digest>) -> io::Result<Record> {
+        let record = Record { boot: boot_id()?, limits, layers, process: None };
         let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(self.path(id))?;
         file.write_all(&serde_json::to_vec(&record)?)?;
         Ok(record)
@@ -129,7 +133,8 @@ mod tests {
     fn a_record_knows_its_process_again_and_no_other() {
         let own = rustix::process::getpid();
         let limits = Limits { memory: 1, cpus: 1, pids: 1, disk: 1 };
-        let mut record = Record { boot: boot_id().expect("linux"), limits, process: Process::of(own).ok() };
+        let (boot, layers) = (boot_id().expect("linux"), Vec::new());
+        let mut record = Record { boot, limits, layers, process: Process::of(own).ok() };
         assert!(record.pidfd().is_some());
         let process = record.process.as_mut().expect("it has one");
         process.started += 1;

@@ -31,6 +31,7 @@ const SETTINGS: &[(&str, Kind)] = &[
     ("longest_timeout", Kind::Text),
     ("park_after", Kind::Text),
     ("images.strict", Kind::Switch),
+    ("images.max_bytes", Kind::Text),
     ("limits.memory", Kind::Text),
     ("limits.cpus", Kind::Text),
     ("limits.pids", Kind::Count),

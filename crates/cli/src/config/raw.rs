@@ -33,6 +33,7 @@ pub(super) struct RawConfig {
 #[serde(deny_unknown_fields)]
 pub(super) struct RawImages {
     pub strict: Option<bool>,
+    pub max_bytes: Option<Amount>,
     #[serde(default)]
     pub aliases: BTreeMap<String, String>,
 }
