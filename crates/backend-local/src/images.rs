@@ -42,7 +42,7 @@ pub use host::{HostImage, host_skeleton, premade_in_usr, remove_old_skeletons};
 pub use import::{Existing, Import, Unpacker, import};
 pub use manifest::architecture;
 pub use record::{ImageConfig, LayerRecord, Record};
-pub use store::{find, records, touch};
+pub use store::{find, layers, records, touch};
 pub use unpack::Source;
 
 /// The image that needs no import.

@@ -1,5 +1,7 @@
 //! The backend as the service sees it: a client of the launcher, and a dialler of agents.
 
+mod images;
+
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -20,6 +22,8 @@ use crate::jail::plan::{GuestPlan, JailPlan, LimitName, Limits, MountPlan, UserP
 use crate::launcher::packet;
 use crate::launcher::protocol::{Answer, Ask, Question, Refusal, SOCKET, Tell, VERSION};
 
+pub use self::images::Fetching;
+
 /// What holds for sandboxes whose caller left something open.
 #[derive(Clone, Copy, Debug)]
 pub struct Defaults {
@@ -34,6 +38,7 @@ pub struct Native {
     /// Where the launcher and the agents listen.
     run: Arc<OwnedFd>,
     defaults: Defaults,
+    fetching: Option<Fetching>,
     deaths: mpsc::UnboundedSender<Death>,
     listener: Mutex<Option<mpsc::UnboundedReceiver<Death>>>,
 }
@@ -80,7 +85,7 @@ impl Native {
         let run = Arc::new(rustix::fs::open(state_dir.join("run"), flags, Mode::empty())?);
         let (deaths, listener) = mpsc::unbounded_channel();
         let link = Arc::new(Link { run: Arc::clone(&run), state: Mutex::default() });
-        Ok(Self { link, run, defaults, deaths, listener: Mutex::new(Some(listener)) })
+        Ok(Self { link, run, defaults, fetching: None, deaths, listener: Mutex::new(Some(listener)) })
     }
 
     fn plan(&self, id: &SandboxId, spec: &Spec) -> Result<JailPlan, BackendError> {
@@ -233,6 +238,10 @@ impl Backend for Native {
         Err(BackendError::Unsupported { message, hint: Some("name them when it is created".to_owned()) })
     }
 
+    fn images(&self) -> Option<&dyn backend::Images> {
+        Some(self)
+    }
+
     fn deaths(&self) -> mpsc::UnboundedReceiver<Death> {
         let mut listener = self.listener.lock().expect("nothing panics while it holds this lock");
         listener.take().expect("the service asks for deaths once")
@@ -243,10 +252,19 @@ impl Link {
     /// Asks, and waits for a launcher that is being started again. A question that was sent but
     /// not answered is asked once more if asking twice does no harm.
     async fn ask(self: &Arc<Self>, question: Question) -> Result<(Answer, Option<OwnedFd>), BackendError> {
+        self.ask_with(question, None).await
+    }
+
+    /// As [`Link::ask`], with a descriptor that goes along.
+    async fn ask_with(
+        self: &Arc<Self>,
+        question: Question,
+        carried: Option<OwnedFd>,
+    ) -> Result<(Answer, Option<OwnedFd>), BackendError> {
         let given_up = Instant::now() + AWAY;
         let mut ask = Ask { version: VERSION, number: 0, question };
         loop {
-            let unheard = match self.ask_once(&mut ask).await {
+            let unheard = match self.ask_once(&mut ask, carried.as_ref()).await {
                 Ok((answer, descriptor)) => return Ok((answer?, descriptor)),
                 Err(unheard) => unheard,
             };
@@ -258,14 +276,14 @@ impl Link {
         }
     }
 
-    async fn ask_once(self: &Arc<Self>, ask: &mut Ask) -> Result<Told, Unheard> {
+    async fn ask_once(self: &Arc<Self>, ask: &mut Ask, carried: Option<&OwnedFd>) -> Result<Told, Unheard> {
         let before = |source| Unheard { stage: Stage::Before, source };
         let (told, heard) = oneshot::channel();
         let (socket, number) = self.enqueue(told).map_err(before)?;
         ask.number = number;
         loop {
             let mut guard = socket.writable().await.map_err(before)?;
-            match guard.try_io(|socket| packet::send(socket.as_fd(), ask, None)) {
+            match guard.try_io(|socket| packet::send(socket.as_fd(), ask, carried.map(AsFd::as_fd))) {
                 Ok(sent) => break sent.map_err(before)?,
                 Err(_would_block) => {}
             }

@@ -3,6 +3,7 @@
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
+pub mod images;
 
 use std::sync::Arc;
 
@@ -34,9 +35,15 @@ pub trait Backend: Send + Sync {
     async fn usage(&self, id: &SandboxId) -> Result<Usage, BackendError>;
     /// Makes a host directory visible inside a living sandbox.
     async fn attach(&self, id: &SandboxId, mount: &Mount) -> Result<(), BackendError>;
+    /// The images it keeps, if it keeps any.
+    fn images(&self) -> Option<&dyn Images> {
+        None
+    }
     /// Sandboxes that end without `destroy`, as they end. There is one listener: the service.
     fn deaths(&self) -> mpsc::UnboundedReceiver<Death>;
 }
+
+pub use images::{Credentials, Freed, ImageInfo, Images, Progress, Pull, Registry};
 
 pub type SharedBackend = Arc<dyn Backend>;
 
@@ -121,6 +128,9 @@ pub enum BackendError {
     TooMuch { message: String, hint: Option<String> },
     #[error("there is no such image as `{0}`")]
     NoImage(String),
+    /// An image could not be fetched or unpacked.
+    #[error("image `{image}` could not be pulled: {message}")]
+    Pull { image: String, message: String, hint: Option<String> },
     #[error("there is no such sandbox")]
     Gone,
     /// No room for another sandbox now; later there may be.
@@ -134,9 +144,10 @@ impl BackendError {
     /// What somebody could do about it.
     pub fn hint(&self) -> Option<&str> {
         match self {
-            Self::Step { hint, .. } | Self::Unsupported { hint, .. } | Self::TooMuch { hint, .. } => {
-                hint.as_deref()
-            }
+            Self::Step { hint, .. }
+            | Self::Unsupported { hint, .. }
+            | Self::TooMuch { hint, .. }
+            | Self::Pull { hint, .. } => hint.as_deref(),
             Self::NoImage(_) => Some("`coracle image ls` lists the images"),
             // Why exactly stands in the log: it names paths of the host.
             Self::Exhausted(_) => {

@@ -422,6 +422,19 @@ pub(crate) enum ImageCommand {
         #[command(flatten)]
         state: StateArgs,
     },
+    /// Fetch an image from a registry; `NAME@sha256:…` takes exactly that one
+    Pull {
+        /// `[registry[:port]/]path[:tag][@sha256:…]`
+        name: String,
+        /// Who asks the registry; the password comes with --password-stdin
+        #[arg(long, requires = "password_stdin")]
+        username: Option<String>,
+        /// Read the password from standard input
+        #[arg(long, requires = "username")]
+        password_stdin: bool,
+        #[command(flatten)]
+        state: StateArgs,
+    },
     /// Show what an image is made of and how it wants to be started
     Inspect {
         name: String,

@@ -169,6 +169,7 @@ fn settings(config: &Config, state: &Path) -> Settings {
         server_uid: None,
         aliases: config.images.aliases.clone(),
         strict_images: config.images.strict,
+        image_bytes: None,
         pool_bytes: None,
         free_space_floor: config.free_space_floor.0,
         prepared: 0,

@@ -41,6 +41,11 @@ impl Root {
         Ok(Self { directory: rustix::fs::openat(CWD, path, flags, Mode::empty())? })
     }
 
+    /// A directory that somebody else has opened.
+    pub fn from_descriptor(directory: OwnedFd) -> Self {
+        Self { directory }
+    }
+
     /// Opens what lies at `path` beneath; `mode` counts when `flags` may create it.
     pub fn open_with(&self, path: &Path, flags: OFlags, mode: u32) -> io::Result<File> {
         let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;

@@ -18,6 +18,7 @@ use crate::api_keys::{ApiKey, KeptKey, Keys};
 use crate::clock::{self, Clock};
 use crate::driver::{Answer, Command, Driver};
 use crate::events::Feed;
+use crate::images::Pulls;
 use crate::names::Names;
 use crate::reaper::Schedule;
 use crate::registry::{Handle, NoRoom, Registry};
@@ -40,6 +41,7 @@ pub(crate) struct Core {
     pub(crate) names: Names,
     pub(crate) events: Feed,
     pub(crate) troubles: Troubles,
+    pub(crate) pulls: Pulls,
     pub(crate) schedule: Schedule,
     pub(crate) mint: Mint,
     pub(crate) keys: RwLock<Keys>,
@@ -76,6 +78,7 @@ impl Core {
             names: Names::default(),
             events: Feed::new(kept.events),
             troubles: Troubles::default(),
+            pulls: Pulls::default(),
             schedule: Schedule::default(),
             mint,
             keys: RwLock::new(Keys::new(kept.keys)),
@@ -90,11 +93,12 @@ impl Core {
         self: &Arc<Self>,
         owner: &Owner,
         key: Option<&Key>,
-        wish: Create,
+        mut wish: Create,
     ) -> Result<Sandbox, ServiceError> {
         if self.stop.is_cancelled() {
             return Err(ServiceError::Stopping);
         }
+        self.settle_entrypoint(&mut wish.spec).await;
         let record = self.record(owner, key, wish)?;
         self.make_room().await;
         let (handle, driver) = Driver::new(self, record);

@@ -115,15 +115,7 @@ impl Store {
     }
 
     pub(super) fn layers(&self) -> Result<Vec<Digest>, ImageError> {
-        let path = self.path.join(LAYERS);
-        let entries = fs::read_dir(&path).during("list", &path)?;
-        let mut found = Vec::new();
-        for entry in entries {
-            let name = entry.during("list", &path)?.file_name();
-            let digest = name.to_str().and_then(|hex| Digest::parse(&format!("sha256:{hex}")).ok());
-            found.extend(digest);
-        }
-        Ok(found)
+        layers_in(&self.path)
     }
 
     /// How many bytes a layer holds.
@@ -184,6 +176,26 @@ pub(super) fn trees(state: &Path, record: &Record) -> Vec<PathBuf> {
     let layers = record.layers.iter().rev().filter(|layer| seen.insert(&layer.digest));
     let trees = layers.map(|layer| images.join(layer_path(&layer.digest)).join(TREE));
     trees.chain([images.join(BASE)]).collect()
+}
+
+/// The digests of all layers that are kept.
+pub fn layers(state: &Path) -> Result<Vec<Digest>, ImageError> {
+    layers_in(&directory_of(state))
+}
+
+fn layers_in(images: &Path) -> Result<Vec<Digest>, ImageError> {
+    let path = images.join(LAYERS);
+    let entries = match fs::read_dir(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.during("list", &path)?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let name = entry.during("list", &path)?.file_name();
+        let digest = name.to_str().and_then(|hex| Digest::parse(&format!("sha256:{hex}")).ok());
+        found.extend(digest);
+    }
+    Ok(found)
 }
 
 /// The image `name`, if there is one.

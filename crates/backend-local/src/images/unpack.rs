@@ -171,6 +171,10 @@ fn layer(
 fn make_place(draft: &Root, place: usize) -> Result<Root, ImageError> {
     let path = PathBuf::from(place.to_string());
     draft.make_directory(&path, 0o755).during("make", &path)?;
-    draft.set_mode(&path, 0o755).during("make", &path)?;
-    draft.directory(&path).during("open", &path)
+    let root = draft.directory(&path).during("open", &path)?;
+    // By its descriptor, whatever the umask: the worker has no `/proc` to do it otherwise.
+    rustix::fs::fchmod(&root, rustix::fs::Mode::from_raw_mode(0o755))
+        .map_err(std::io::Error::from)
+        .during("mark", &path)?;
+    Ok(root)
 }

@@ -560,7 +560,7 @@ fn disk_error(error: VolumeError) -> io::Error {
     io::Error::other(error)
 }
 
-fn refuse_image(error: ImageError) -> Refusal {
+pub(super) fn refuse_image(error: ImageError) -> Refusal {
     let hint = error.hint().map(str::to_owned);
     match error {
         ImageError::Unknown(name) => Refusal { kind: RefusalKind::NoImage, message: name, hint },

@@ -5,6 +5,7 @@
 
 pub mod create;
 pub mod end;
+pub mod images;
 pub mod packet;
 pub mod protocol;
 pub mod record;
@@ -30,11 +31,11 @@ use self::protocol::{BoxCondition, FoundBox, Used};
 use self::record::Records;
 use self::stock::NetStock;
 use crate::cgroups::{Freezing, Hierarchies};
-use crate::images::{self, Aliases, HostImage, ImageError, Unlisted};
+use crate::images::{Aliases, HostImage, ImageError, Unlisted};
 use crate::jail::filters::Filters;
 use crate::jail::plan::LimitName;
 use crate::range::{RangeError, Ranges};
-use crate::settings::Settings;
+use crate::settings::{Lifetime, Settings};
 use crate::volumes::{self, Prepared, VolumeError, Volumes};
 
 /// Makes and removes sandboxes on this host.
@@ -146,7 +147,7 @@ impl Launcher {
         let bin = state.join("bin");
         let agent = agent_program(&bin).map_err(failed("copy ourselves to", &bin))?;
         let run = open_directory(&state.join("run")).map_err(failed("open", &state.join("run")))?;
-        let host = images::host_skeleton(&state.join("host"))?;
+        let host = crate::images::host_skeleton(&state.join("host"))?;
         let aliases = aliases(&settings);
         let rights = if rustix::process::geteuid().is_root() {
             Rights::Root(Box::new(Root::open(&settings)?))
@@ -170,7 +171,11 @@ impl Launcher {
             run,
         };
         let in_use = || launcher.found().map(|found| !found.is_empty());
-        images::remove_old_skeletons(&state.join("host"), &launcher.host, in_use)?;
+        crate::images::remove_old_skeletons(&state.join("host"), &launcher.host, in_use)?;
+        if launcher.settings.lifetime == Lifetime::Own {
+            // What somebody left who was killed while he changed the images.
+            crate::images::collect_if_free(&launcher.settings.image_state, None)?;
+        }
         Ok(launcher)
     }
 

@@ -4,6 +4,7 @@
 use backend::{BackendError, Condition};
 use serde::{Deserialize, Serialize};
 
+use super::images::{ImageAnswer, ImageQuestion};
 use crate::jail::plan::JailPlan;
 use crate::jail::step::JailError;
 use crate::range::RangeError;
@@ -50,20 +51,22 @@ pub enum Question {
     },
     /// What this host enforces.
     Report,
+    Image(ImageQuestion),
 }
 
 impl Question {
     /// Whether asking a second time does no harm when nobody knows what became of the first.
     pub fn may_be_repeated(&self) -> bool {
         match self {
-            Self::Create(_) => false,
+            Self::Create(_) | Self::Image(ImageQuestion::Remove { .. }) => false,
             Self::Destroy { .. }
             | Self::Freeze { .. }
             | Self::List
             | Self::Usage { .. }
             | Self::Watch { .. }
             | Self::WasOutOfMemory { .. }
-            | Self::Report => true,
+            | Self::Report
+            | Self::Image(_) => true,
         }
     }
 }
@@ -83,6 +86,7 @@ pub enum Answer {
     Found(Vec<FoundBox>),
     Used(Used),
     Yes(bool),
+    Image(ImageAnswer),
     Report {
         limits: Vec<String>,
         weaker: Vec<String>,
@@ -141,6 +145,8 @@ pub enum RefusalKind {
     /// More was asked for than one sandbox may have.
     TooMuch,
     NoImage,
+    /// An image could not be unpacked, read or removed.
+    Image,
     Exhausted,
     Gone,
 }
@@ -190,6 +196,7 @@ impl From<Refusal> for BackendError {
             RefusalKind::Unsupported => Self::Unsupported { message, hint },
             RefusalKind::TooMuch => Self::TooMuch { message, hint },
             RefusalKind::NoImage => Self::NoImage(message),
+            RefusalKind::Image => Self::Pull { image: String::new(), message, hint },
             RefusalKind::Exhausted => Self::Exhausted(message),
             RefusalKind::Gone => Self::Gone,
         }

@@ -14,6 +14,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept
 
 use super::create::{NotBegun, Pending};
 use super::end::Ending;
+use super::images::{Change, ImageQuestion, MOST_CHANGES};
 use super::protocol::{Answer, Ask, Question, Refusal, RefusalKind, SOCKET, Tell, VERSION};
 use super::{Launcher, packet};
 use crate::cgroups::Freezing;
@@ -47,6 +48,13 @@ struct Changing {
     freezing: Freezing,
 }
 
+/// A change of the images that a process of its own makes.
+struct ChangingImages {
+    client: Client,
+    number: u64,
+    change: Change,
+}
+
 /// What an ending waits for.
 enum Waiting {
     Death,
@@ -68,6 +76,7 @@ pub struct Loop {
     clients: Vec<Client>,
     creating: Vec<Creating>,
     changing: Vec<Changing>,
+    images: Vec<ChangingImages>,
     dying: Vec<Dying>,
     stocked: bool,
 }
@@ -79,6 +88,7 @@ enum Ready {
     Client(usize),
     Created(usize),
     Changed(usize),
+    ImagesChanged(usize),
     Died(usize),
     Nothing,
 }
@@ -105,6 +115,7 @@ impl Loop {
             clients: Vec::new(),
             creating: Vec::new(),
             changing: Vec::new(),
+            images: Vec::new(),
             dying: Vec::new(),
             stocked: false,
         })
@@ -122,6 +133,10 @@ impl Loop {
                 Ready::Client(place) => self.hear(place),
                 Ready::Created(place) => self.conclude(place),
                 Ready::Changed(place) => self.look_at_change(place),
+                Ready::ImagesChanged(place) => {
+                    let ChangingImages { client, number, change } = self.images.swap_remove(place);
+                    tell(&client, number, change.conclude(), None);
+                }
                 Ready::Died(place) => self.dying[place].state = Waiting::Groups,
                 Ready::Nothing => {}
             }
@@ -140,6 +155,7 @@ impl Loop {
         watched.extend(
             self.changing.iter().map(|changing| PollFd::new(&changing.freezing.events, PollFlags::PRI)),
         );
+        watched.extend(self.images.iter().map(|image| PollFd::new(&image.change.pidfd, PollFlags::IN)));
         let deaths = |dying: &Dying| matches!(dying.state, Waiting::Death);
         let waiting: Vec<usize> = (0..self.dying.len()).filter(|place| deaths(&self.dying[*place])).collect();
         for place in &waiting {
@@ -164,6 +180,7 @@ impl Loop {
             (Ready::Client, self.clients.len()),
             (Ready::Created, self.creating.len()),
             (Ready::Changed, self.changing.len()),
+            (Ready::ImagesChanged, self.images.len()),
         ] {
             if place < count {
                 return Ok(kind(place));
@@ -212,15 +229,15 @@ impl Loop {
     fn hear(&mut self, place: usize) {
         let client = Rc::clone(&self.clients[place]);
         match packet::receive::<Ask>(client.as_fd()) {
-            Ok(Some((ask, _))) if ask.version == VERSION && names_a_sandbox(&ask.question) => {
-                self.answer(client, ask)
+            Ok(Some((ask, carried))) if ask.version == VERSION && names_a_sandbox(&ask.question) => {
+                self.answer(client, ask, carried)
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Ok(Some(_) | None) | Err(_) => drop(self.clients.remove(place)),
         }
     }
 
-    fn answer(&mut self, client: Client, ask: Ask) {
+    fn answer(&mut self, client: Client, ask: Ask, carried: Option<OwnedFd>) {
         let number = ask.number;
         let answer = match ask.question {
             Question::Create(plan) => {
@@ -244,9 +261,31 @@ impl Loop {
                 let answer = if pidfd.is_some() { Ok(Answer::Done) } else { Err(Refusal::gone()) };
                 return tell(&client, number, answer, pidfd.as_ref());
             }
+            Question::Image(question) => match self.launcher.look_at_images(&question) {
+                Some(answer) => answer,
+                None => return self.change_images(client, number, question, carried),
+            },
             question => self.look(question),
         };
         tell(&client, number, answer, None);
+    }
+
+    fn change_images(
+        &mut self,
+        client: Client,
+        number: u64,
+        question: ImageQuestion,
+        carried: Option<OwnedFd>,
+    ) {
+        if self.images.len() >= MOST_CHANGES {
+            let message = "too many changes of images wait for each other".to_owned();
+            let refusal = Refusal { kind: RefusalKind::Exhausted, message, hint: None };
+            return tell(&client, number, Err(refusal), None);
+        }
+        match self.launcher.change_images(question, carried) {
+            Ok(change) => self.images.push(ChangingImages { client, number, change }),
+            Err(error) => tell(&client, number, Err(failed("change the images", &error)), None),
+        }
     }
 
     /// Questions that are answered at once.
@@ -261,9 +300,8 @@ impl Loop {
             Question::Create(_)
             | Question::Destroy { .. }
             | Question::Freeze { .. }
-            | Question::Watch { .. } => {
-                Err(Refusal::unsupported("this question is answered elsewhere", None))
-            }
+            | Question::Watch { .. }
+            | Question::Image(_) => Err(Refusal::unsupported("this question is answered elsewhere", None)),
         }
     }
 
@@ -346,7 +384,7 @@ fn names_a_sandbox(question: &Question) -> bool {
         | Question::Usage { id }
         | Question::Watch { id }
         | Question::WasOutOfMemory { id } => id,
-        Question::List | Question::Report => return true,
+        Question::List | Question::Report | Question::Image(_) => return true,
     };
     SandboxId::parse(id).is_ok()
 }

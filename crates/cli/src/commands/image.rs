@@ -1,5 +1,6 @@
-//! `image import`, `ls`, `inspect`, `rm` and `gc`: the images in the state directory of this host.
+//! `image pull`, `import`, `ls`, `inspect`, `rm` and `gc`: the images in the state directory of this host.
 
+mod pull;
 mod shown;
 
 use std::path::Path;
@@ -19,6 +20,9 @@ pub(crate) fn image(command: &ImageCommand, printer: &Printer) -> Result<ExitCod
     match command {
         ImageCommand::Import { name, source, state } => {
             import(&Config::for_host(state)?, name, source, printer)?;
+        }
+        ImageCommand::Pull { name, username, password_stdin: _, state } => {
+            pull::pull(&Config::for_host(state)?, name, username.as_deref(), printer)?;
         }
         ImageCommand::Ls { state } => list(&Config::for_host(state)?.state_dir, printer)?,
         ImageCommand::Inspect { name, state } => {

@@ -14,6 +14,8 @@ enum Kind {
     Text,
     Count,
     Switch,
+    /// Several, with commas between them.
+    Words,
 }
 
 /// Every setting that a variable can hold. Tables of free names (`images.aliases`, `owners`)
@@ -32,6 +34,9 @@ const SETTINGS: &[(&str, Kind)] = &[
     ("park_after", Kind::Text),
     ("images.strict", Kind::Switch),
     ("images.max_bytes", Kind::Text),
+    ("images.pull", Kind::Text),
+    ("images.registries", Kind::Words),
+    ("images.plain_http", Kind::Words),
     ("limits.memory", Kind::Text),
     ("limits.cpus", Kind::Text),
     ("limits.pids", Kind::Count),
@@ -90,6 +95,10 @@ fn unknown<T>(name: &str) -> Result<T> {
 fn read(name: &str, text: &str, kind: Kind) -> Result<Value> {
     Ok(match kind {
         Kind::Text => Value::String(text.to_owned()),
+        Kind::Words => {
+            let words = text.split(',').map(str::trim).filter(|word| !word.is_empty());
+            Value::Array(words.map(|word| Value::String(word.to_owned())).collect())
+        }
         Kind::Count => match text.parse() {
             Ok(number) => Value::Integer(number),
             Err(_) => bail!("the variable `{name}` is `{text}`, which is not a number"),
@@ -166,6 +175,7 @@ mod tests {
                 (Kind::Count, _) => Value::Integer(1),
                 (Kind::Switch, _) => Value::Boolean(true),
                 (Kind::Text, _) => Value::String("1".to_owned()),
+                (Kind::Words, _) => Value::Array(vec![Value::String("1".to_owned())]),
             };
             let mut table = Table::new();
             insert(&mut table, setting, sample);

@@ -31,7 +31,9 @@ pub(super) async fn create(
     headers: HeaderMap,
     JsonBody(body): JsonBody<CreateBody>,
 ) -> Result<(StatusCode, Json<SandboxBody>), Problem> {
-    let Wish { create, name } = wish::parse(body)?;
+    let Wish { create, name, credentials } = wish::parse(body)?;
+    let ensured = front.service.ensure_image(&create.spec.image, credentials).await;
+    ensured.map_err(|error| not_pulled(error, &owner))?;
     let sandbox = match key(&owner, &headers, name.as_deref())? {
         Some(key) => front.service.acquire(&key, create).await.map(|acquired| acquired.sandbox),
         None => front.service.create(&owner, create).await,
@@ -65,6 +67,12 @@ fn not_created(error: ServiceError, owner: &Owner) -> Problem {
     let problem =
         Problem::from(error).coded(StatusCode::INTERNAL_SERVER_ERROR, "DOCKER::SANDBOX_START_FAILED");
     Problem { message, ..problem }
+}
+
+/// Whoever named the image is told what its registry said.
+fn not_pulled(error: ServiceError, owner: &Owner) -> Problem {
+    let message = problem::with_hint(&error, error.told_to(owner));
+    Problem { message, ..Problem::from(error) }
 }
 
 /// `GET /sandboxes`

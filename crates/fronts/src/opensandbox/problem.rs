@@ -94,6 +94,7 @@ impl From<ServiceError> for Problem {
             ErrorKind::Exhausted { .. } => {
                 (StatusCode::TOO_MANY_REQUESTS, "KUBERNETES::POOL_CAPACITY_EXHAUSTED")
             }
+            ErrorKind::Pull => (StatusCode::INTERNAL_SERVER_ERROR, "DOCKER::SANDBOX_IMAGE_PULL_FAILED"),
             ErrorKind::Refused => (StatusCode::BAD_GATEWAY, "BACKEND_CONNECTION_FAILED"),
             ErrorKind::NoProcess | ErrorKind::NoSession | ErrorKind::Internal => {
                 (StatusCode::INTERNAL_SERVER_ERROR, "SANDBOX::INTERNAL_ERROR")

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use domain::{Bytes, Cpus, Guest, Network, Resources, Spec};
 use http::StatusCode;
-use service::Create;
+use service::{Create, Credentials};
 
 use super::labels;
 use super::problem::Problem;
@@ -38,11 +38,12 @@ const EGRESS_VARIABLES: [&str; 11] = [
 pub(super) struct Wish {
     pub(super) create: Create,
     pub(super) name: Option<String>,
+    pub(super) credentials: Option<Credentials>,
 }
 
 pub(super) fn parse(body: CreateBody) -> Result<Wish, Problem> {
     refuse_what_is_missing(&body)?;
-    let image = image(&body)?;
+    let (image, credentials) = image(&body)?;
     let timeout = timeout(body.timeout)?;
     let mut resources = resources(body.resource_limits)?;
     let labels = body.metadata.unwrap_or_default();
@@ -62,13 +63,16 @@ pub(super) fn parse(body: CreateBody) -> Result<Wish, Problem> {
         network: Network::Off,
         mounts: Vec::new(),
         env: environment(body.env.unwrap_or_default())?,
-        entrypoint: entrypoint(body.entrypoint)?,
+        entrypoint: match extensions.entrypoint {
+            Entrypoint::Named => entrypoint(body.entrypoint)?,
+            Entrypoint::Image => Vec::new(),
+        },
         guest: Guest::root(),
     };
     let notes = serde_json::to_vec(&notes).expect("notes are maps of text and numbers");
     let idle_timeout = extensions.idle_timeout;
     let create = Create { origin: ORIGIN, spec, labels, notes, timeout, idle_timeout };
-    Ok(Wish { create, name: extensions.name })
+    Ok(Wish { create, name: extensions.name, credentials })
 }
 
 /// What this server does not offer yet is refused by name rather than ignored.
@@ -104,17 +108,16 @@ fn refuse_what_is_missing(body: &CreateBody) -> Result<(), Problem> {
     Ok(())
 }
 
-fn image(body: &CreateBody) -> Result<String, Problem> {
+fn image(body: &CreateBody) -> Result<(String, Option<Credentials>), Problem> {
     let image = body.image.as_ref().ok_or_else(|| Problem::invalid("`image` is missing"))?;
     if image.uri.trim().is_empty() || image.uri.len() > 512 {
         return Err(Problem::invalid("`image.uri` is empty or longer than 512 bytes"));
     }
-    if image.auth.is_some() {
-        return Err(Problem::unsupported(
-            "images are local: registries and `image.auth` are not offered yet",
-        ));
-    }
-    Ok(image.uri.clone())
+    let credentials = image
+        .auth
+        .as_ref()
+        .map(|auth| Credentials { username: auth.username.clone(), password: auth.password.clone() });
+    Ok((image.uri.clone(), credentials))
 }
 
 fn timeout(seconds: Option<i64>) -> Result<Option<Duration>, Problem> {
@@ -198,6 +201,16 @@ struct Extensions {
     pids: Option<u32>,
     renew_on_access: Option<u64>,
     name: Option<String>,
+    entrypoint: Entrypoint,
+}
+
+/// Whose main process is started. The reference demands one in every request, so a client that
+/// wants the image's own says so beside it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Entrypoint {
+    #[default]
+    Named,
+    Image,
 }
 
 impl Extensions {
@@ -229,6 +242,8 @@ impl Extensions {
             "coracle.idle-timeout" => {
                 self.idle_timeout = Some(Duration::from_secs(number(value, 1..=u64::MAX)?))
             }
+            "coracle.entrypoint" if value == "image" => self.entrypoint = Entrypoint::Image,
+            "coracle.entrypoint" => return Err(Wrong::Value(format!("`{value}` is not `image`"))),
             "coracle.key" => self.name = Some(value.to_owned()),
             "coracle.network" => network(value)?,
             "access.renew.extend.seconds" => self.renew_on_access = Some(number(value, 300..=86_400)?),

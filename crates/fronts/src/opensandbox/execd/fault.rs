@@ -75,7 +75,7 @@ impl From<ServiceError> for Fault {
             ErrorKind::Busy => (StatusCode::CONFLICT, "RUNTIME_ERROR"),
             ErrorKind::Exhausted { .. } => (StatusCode::TOO_MANY_REQUESTS, "SERVICE_UNAVAILABLE"),
             ErrorKind::Unsupported => (StatusCode::NOT_IMPLEMENTED, "NOT_SUPPORTED"),
-            ErrorKind::File(_) | ErrorKind::Refused | ErrorKind::Internal => {
+            ErrorKind::File(_) | ErrorKind::Refused | ErrorKind::Pull | ErrorKind::Internal => {
                 (StatusCode::INTERNAL_SERVER_ERROR, "RUNTIME_ERROR")
             }
         };
