@@ -8,9 +8,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use backend::{AgentStream, Backend, BackendError, Capabilities, Death, Found, InForce, Usage};
-use domain::spec::Access;
-use domain::{Bytes, Cause, Mount, Network, SandboxId, Spec};
+use backend::{AgentStream, Backend, BackendError, Capabilities, Death, Found, InForce, Measures, Usage};
+use domain::{Access, Bytes, Cause, Mount, Network, Resources, SandboxId, Source, Spec};
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::io::Interest;
@@ -18,9 +17,10 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use crate::jail::plan::{GuestPlan, JailPlan, LimitName, Limits, MountPlan, UserPlan};
+use crate::jail::plan::{GuestPlan, JailPlan, LimitName, Limits, MountPlan, SourcePlan, UserPlan};
 use crate::launcher::packet;
-use crate::launcher::protocol::{Answer, Ask, Question, Refusal, SOCKET, Tell, VERSION};
+use crate::launcher::protocol::{Answer, Ask, Question, Refusal, Resize, SOCKET, Tell, VERSION};
+use crate::network::Wish;
 
 pub use self::images::Fetching;
 
@@ -89,33 +89,13 @@ impl Native {
     }
 
     fn plan(&self, id: &SandboxId, spec: &Spec) -> Result<JailPlan, BackendError> {
-        if spec.network != Network::Off {
-            let word = if spec.network == Network::On { "on" } else { "filtered" };
-            let message = format!("network `{word}` comes with the network issue");
-            return Err(BackendError::Unsupported { message, hint: Some("use network `off`".to_owned()) });
-        }
-        let (resources, default) = (&spec.resources, &self.defaults.limits);
-        let mut named = Vec::new();
-        let mut note = |is_named: bool, limit| {
-            if is_named {
-                named.push(limit)
-            }
-        };
-        note(resources.memory.is_some(), LimitName::Memory);
-        note(resources.cpus.is_some(), LimitName::Cpus);
-        note(resources.pids.is_some(), LimitName::Pids);
-        note(resources.disk.is_some(), LimitName::Disk);
         Ok(JailPlan {
             id: id.as_str().to_owned(),
             image: spec.image.clone(),
-            limits: Limits {
-                memory: resources.memory.map_or(default.memory, |memory| memory.0),
-                cpus: resources.cpus.map_or(default.cpus, |cpus| cpus.0),
-                pids: resources.pids.unwrap_or(default.pids),
-                disk: resources.disk.map_or(default.disk, |disk| disk.0),
-            },
-            named,
+            limits: self.limits(&spec.resources),
+            named: named(&spec.resources),
             require_limits: self.defaults.require_limits,
+            network: wish(spec.network)?,
             mounts: spec.mounts.iter().map(mount_plan).collect(),
             env: spec.env.clone(),
             guest: guest_plan(spec),
@@ -123,6 +103,17 @@ impl Native {
             user: None,
             keep: false,
         })
+    }
+
+    /// All limits: those that the caller named, and for the others our own.
+    fn limits(&self, resources: &Resources) -> Limits {
+        let default = &self.defaults.limits;
+        Limits {
+            memory: resources.memory.map_or(default.memory, |memory| memory.0),
+            cpus: resources.cpus.map_or(default.cpus, |cpus| cpus.0),
+            pids: resources.pids.unwrap_or(default.pids),
+            disk: resources.disk.map_or(default.disk, |disk| disk.0),
+        }
     }
 
     /// Reports the end of a sandbox when its first process ends.
@@ -159,8 +150,8 @@ impl Backend for Native {
 
     async fn probe(&self) -> Result<Capabilities, BackendError> {
         match self.simple(Question::Report).await? {
-            Answer::Report { limits, weaker, pause } => {
-                Ok(Capabilities { pause, attach: false, limits, weaker })
+            Answer::Report { limits, weaker, pause, attach, network } => {
+                Ok(Capabilities { pause, attach, network, limits, weaker })
             }
             _ => Err(unexpected()),
         }
@@ -187,8 +178,11 @@ impl Backend for Native {
         self.simple(question).await.map(drop)
     }
 
-    async fn destroy(&self, id: &SandboxId) -> Result<(), BackendError> {
-        self.simple(Question::Destroy { id: id.as_str().to_owned() }).await.map(drop)
+    async fn destroy(&self, id: &SandboxId) -> Result<Usage, BackendError> {
+        match self.simple(Question::Destroy { id: id.as_str().to_owned() }).await? {
+            Answer::Ended { cpu_micros } => Ok(Usage { cpu_micros, ..Usage::default() }),
+            _ => Err(unexpected()),
+        }
     }
 
     async fn list(&self) -> Result<Vec<Found>, BackendError> {
@@ -233,9 +227,40 @@ impl Backend for Native {
         }
     }
 
-    async fn attach(&self, _id: &SandboxId, _mount: &Mount) -> Result<(), BackendError> {
-        let message = "a living sandbox takes no further mounts".to_owned();
-        Err(BackendError::Unsupported { message, hint: Some("name them when it is created".to_owned()) })
+    async fn attach(&self, id: &SandboxId, mounts: &[Mount]) -> Result<Measures, BackendError> {
+        let mounts = mounts.iter().map(mount_plan).collect();
+        match self.simple(Question::Attach { id: id.as_str().to_owned(), mounts }).await? {
+            Answer::Changed(measures) => Ok(measures),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn resize(&self, id: &SandboxId, resources: &Resources) -> Result<Measures, BackendError> {
+        let resize = Resize {
+            id: id.as_str().to_owned(),
+            limits: self.limits(resources),
+            named: named(resources),
+            require_limits: self.defaults.require_limits,
+        };
+        match self.simple(Question::Resize(resize)).await? {
+            Answer::Changed(measures) => Ok(measures),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn resolve(&self, image: &str) -> Result<String, BackendError> {
+        match self.simple(Question::Resolve { image: image.to_owned() }).await? {
+            Answer::Resolved(name) => Ok(name),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn connect(&self, id: &SandboxId, network: Network) -> Result<Measures, BackendError> {
+        let question = Question::Connect { id: id.as_str().to_owned(), network: wish(network)? };
+        match self.simple(question).await? {
+            Answer::Changed(measures) => Ok(measures),
+            _ => Err(unexpected()),
+        }
     }
 
     fn images(&self) -> Option<&dyn backend::Images> {
@@ -363,11 +388,41 @@ fn unexpected() -> BackendError {
     BackendError::Io { action: "understand the launcher", source: io::ErrorKind::InvalidData.into() }
 }
 
-fn mount_plan(mount: &Mount) -> MountPlan {
+/// The limits that the caller named.
+fn named(resources: &Resources) -> Vec<LimitName> {
+    let all = [
+        (LimitName::Memory, resources.memory.is_some()),
+        (LimitName::Cpus, resources.cpus.is_some()),
+        (LimitName::Pids, resources.pids.is_some()),
+        (LimitName::Disk, resources.disk.is_some()),
+    ];
+    all.into_iter().filter_map(|(limit, named)| named.then_some(limit)).collect()
+}
+
+/// What the launcher is asked for.
+fn wish(network: Network) -> Result<Wish, BackendError> {
+    match network {
+        Network::Off => Ok(Wish::Off),
+        Network::On => Ok(Wish::On),
+        Network::Auto => Ok(Wish::Auto),
+        Network::Filtered => {
+            let message = "network `filtered` comes with the egress filter".to_owned();
+            let hint = Some("use network `on` or `off`".to_owned());
+            Err(BackendError::Unsupported { message, hint })
+        }
+    }
+}
+
+/// A mount as plain data.
+pub fn mount_plan(mount: &Mount) -> MountPlan {
     MountPlan {
-        source: mount.source.clone(),
+        source: match &mount.source {
+            Source::Host(path) => SourcePlan::Host(path.clone()),
+            Source::Volume(id) => SourcePlan::Volume(id.to_string()),
+        },
         target: mount.target.clone(),
         read_only: mount.access == Access::ReadOnly,
+        sub_path: mount.sub_path.clone(),
     }
 }
 

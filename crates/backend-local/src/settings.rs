@@ -6,6 +6,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::network::NetworkSettings;
+
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Settings {
     /// Everything we keep lies below it.
@@ -34,6 +36,7 @@ pub struct Settings {
     pub mounts: MountRule,
     pub lifetime: Lifetime,
     pub maxima: Maxima,
+    pub network: NetworkSettings,
 }
 
 /// The most that one sandbox may be given; `None` where everything may be asked for.
@@ -46,11 +49,12 @@ pub struct Maxima {
     pub disk: Option<u64>,
 }
 
-/// Whether a plan may mount directories of the host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Which directories of the host a plan may mount.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MountRule {
-    Refuse,
+    /// Only those below these directories, whose paths hold no links; none if there are none.
+    Below(Vec<PathBuf>),
     /// The caller is somebody who could read and write there anyway.
     Allow,
 }

@@ -7,7 +7,7 @@ pub mod images;
 
 use std::sync::Arc;
 
-use domain::{Bytes, Cause, Mount, SandboxId, Spec};
+use domain::{Bytes, Cause, Mount, Network, Resources, SandboxId, Spec};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 
@@ -29,12 +29,20 @@ pub trait Backend: Send + Sync {
     /// Stops every command; the agent still answers.
     async fn pause(&self, id: &SandboxId) -> Result<(), BackendError>;
     async fn resume(&self, id: &SandboxId) -> Result<(), BackendError>;
-    async fn destroy(&self, id: &SandboxId) -> Result<(), BackendError>;
+    /// Answers when nothing is left of it, with what it had used, as far as anybody knows.
+    async fn destroy(&self, id: &SandboxId) -> Result<Usage, BackendError>;
     async fn list(&self) -> Result<Vec<Found>, BackendError>;
     async fn dial(&self, id: &SandboxId) -> Result<AgentStream, BackendError>;
     async fn usage(&self, id: &SandboxId) -> Result<Usage, BackendError>;
-    /// Makes a host directory visible inside a living sandbox.
-    async fn attach(&self, id: &SandboxId, mount: &Mount) -> Result<(), BackendError>;
+    /// Makes mounts visible inside a living sandbox: all of them, or none.
+    async fn attach(&self, id: &SandboxId, mounts: &[Mount]) -> Result<Measures, BackendError>;
+    /// Gives a living sandbox other limits, those that are left open as at its creation, and says
+    /// what holds now. What cannot be enforced fails, and then nobody knows which limits hold.
+    async fn resize(&self, id: &SandboxId, resources: &Resources) -> Result<Measures, BackendError>;
+    /// The image that a name stands for, as `InForce::image` would tell it.
+    async fn resolve(&self, image: &str) -> Result<String, BackendError>;
+    /// Gives a living sandbox that was made without one its network. Asking again changes nothing.
+    async fn connect(&self, id: &SandboxId, network: Network) -> Result<Measures, BackendError>;
     /// The images it keeps, if it keeps any.
     fn images(&self) -> Option<&dyn Images> {
         None
@@ -59,11 +67,16 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 pub struct Capabilities {
     pub pause: bool,
     pub attach: bool,
+    /// Whether a sandbox can reach other machines.
+    pub network: bool,
     /// The limits that are enforced, by name: `memory`, `cpus`, `pids`, `disk`.
     pub limits: Vec<String>,
     /// What holds less than it should here, each as a sentence.
     pub weaker: Vec<String>,
 }
+
+/// Entries that replace those of the same name in what is in force, or are new there.
+pub type Measures = Vec<(String, String)>;
 
 /// What really holds for one sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -71,9 +84,20 @@ pub struct InForce {
     /// The image that was used, after aliases.
     pub image: String,
     /// Name and value of each measure, such as `memory` → `cgroup v1, 512Mi`.
-    pub measures: Vec<(String, String)>,
+    pub measures: Measures,
     /// Defaults that could not be enforced, each as a sentence.
     pub weaker: Vec<String>,
+}
+
+impl InForce {
+    pub fn change(&mut self, measures: Measures) {
+        for (name, value) in measures {
+            match self.measures.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, former)) => *former = value,
+                None => self.measures.push((name, value)),
+            }
+        }
+    }
 }
 
 /// A sandbox as a backend finds it at start.
@@ -114,6 +138,20 @@ pub struct Usage {
     pub oom_kills: Option<u64>,
 }
 
+/// What is wrong with a mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MountFault {
+    /// The operator does not allow its source.
+    NotAllowed,
+    NotFound,
+    /// A missing directory could not be made.
+    NotMade,
+    SubPath,
+    Target,
+    NoVolume,
+    Failed,
+}
+
 /// A backend could not do something.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
@@ -126,6 +164,9 @@ pub enum BackendError {
     /// The spec asks for more than one sandbox may have here.
     #[error("{message}")]
     TooMuch { message: String, hint: Option<String> },
+    /// Something cannot be mounted.
+    #[error("{message}")]
+    Mount { fault: MountFault, message: String, hint: Option<String> },
     #[error("there is no such image as `{0}`")]
     NoImage(String),
     /// An image could not be fetched or unpacked.
@@ -140,6 +181,18 @@ pub enum BackendError {
     Io { action: &'static str, source: std::io::Error },
 }
 
+impl InForce {
+    /// Takes in what has changed.
+    pub fn replace(&mut self, changed: Measures) {
+        for (name, value) in changed {
+            match self.measures.iter_mut().find(|(known, _)| *known == name) {
+                Some(known) => known.1 = value,
+                None => self.measures.push((name, value)),
+            }
+        }
+    }
+}
+
 impl BackendError {
     /// What somebody could do about it.
     pub fn hint(&self) -> Option<&str> {
@@ -147,6 +200,7 @@ impl BackendError {
             Self::Step { hint, .. }
             | Self::Unsupported { hint, .. }
             | Self::TooMuch { hint, .. }
+            | Self::Mount { hint, .. }
             | Self::Pull { hint, .. } => hint.as_deref(),
             Self::NoImage(_) => Some("`coracle image ls` lists the images"),
             // Why exactly stands in the log: it names paths of the host.

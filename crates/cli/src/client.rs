@@ -13,6 +13,7 @@ mod lifecycle;
 mod operator;
 mod sandbox;
 mod terminal;
+mod way;
 
 pub(crate) use commands::{Execution, Wish};
 pub(crate) use events::{Ending, Event, Failure};
@@ -20,7 +21,7 @@ pub(crate) use files::{FileInfo, Kind};
 pub(crate) use http::Refused;
 pub(crate) use keys::KeyInfo;
 pub(crate) use lifecycle::{NewSandbox, SandboxInfo, Server};
-pub(crate) use operator::Report;
+pub(crate) use operator::{Hour, Report, Sample};
 pub(crate) use sandbox::Sandbox;
 pub(crate) use terminal::{FromTerminal, Terminal, ToTerminal};
 

@@ -5,6 +5,7 @@
 //! Only `Config` travels.
 
 mod keys;
+mod network;
 mod raw;
 
 use std::collections::BTreeMap;
@@ -14,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use backend_local::network::NetworkSettings;
 use domain::{Bytes, Cpus};
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
@@ -35,6 +37,7 @@ pub(crate) struct Config {
     /// The name of this server among others on the host; part of cgroup names.
     pub instance: String,
     pub lines: Lines,
+    pub on_stop: OnStop,
     pub images: Images,
     pub limits: Limits,
     /// Whether a default limit that this host cannot enforce fails a create.
@@ -50,6 +53,7 @@ pub(crate) struct Config {
     /// After how long without use a sandbox with a key may make room for another.
     pub park_after: Duration,
     pub prepared: Prepared,
+    pub network: NetworkSettings,
 }
 
 /// An API key. It never appears in what is printed.
@@ -66,6 +70,14 @@ impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")
     }
+}
+
+/// What becomes of sandboxes when the server is told to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum OnStop {
+    /// They live on; the next server adopts them.
+    Keep,
+    Remove,
 }
 
 /// How output is cut into events, see docs/configuration.md.
@@ -195,6 +207,7 @@ impl Config {
                 None => derived_instance(&state_dir),
             },
             lines: check_lines(raw.lines.as_deref())?,
+            on_stop: check_on_stop(raw.on_stop.as_deref())?,
             images: check_images(raw.images)?,
             limits: check_limits(&raw.limits)?,
             require_limits: raw.require_limits.unwrap_or(true),
@@ -210,6 +223,7 @@ impl Config {
                 .map(|amount| read("longest_timeout", &amount, values::duration))
                 .transpose()?,
             prepared: check_prepared(&raw.prepared)?,
+            network: network::check(raw.network)?,
             state_dir,
         };
         config.check_uids()?;
@@ -337,6 +351,14 @@ fn check_instance(name: String) -> Result<String> {
         bail!("`instance` is `{name}`, not 1 to 32 lower-case letters, digits and hyphens");
     }
     Ok(name)
+}
+
+fn check_on_stop(text: Option<&str>) -> Result<OnStop> {
+    match text {
+        None | Some("keep") => Ok(OnStop::Keep),
+        Some("remove") => Ok(OnStop::Remove),
+        Some(other) => bail!("`on_stop` is `{other}`, neither `keep` nor `remove`"),
+    }
 }
 
 fn check_lines(text: Option<&str>) -> Result<Lines> {

@@ -16,13 +16,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow};
-use backend_local::jail::plan::{GuestPlan, JailPlan, LimitName, Limits, MountPlan};
+use backend_local::jail::plan::{GuestPlan, JailPlan, LimitName, Limits};
 use backend_local::launcher::Launcher;
 use backend_local::launcher::create::NotBegun;
 use backend_local::launcher::protocol::{Holds, Refusal};
+use backend_local::network::{NetworkSettings, Wish};
 use backend_local::settings::{Lifetime, Maxima, MountRule, Settings};
-use domain::spec::Access;
-use domain::{Bytes, Identity, Network};
+use domain::{Bytes, Identity, Network, Source};
 use linux::namespaces::{self, Namespaces};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::FlockOperation;
@@ -177,18 +177,25 @@ fn settings(config: &Config, state: &Path) -> Settings {
         lifetime: Lifetime::Ours,
         // They bound what clients of a server may ask for; here the caller is the operator.
         maxima: Maxima::default(),
+        // One sandbox, made once: nothing is prepared ahead.
+        network: NetworkSettings { default: Wish::Off, ..config.network.clone() },
     }
 }
 
 fn plan(args: &RunArgs, config: &Config) -> Result<JailPlan> {
-    let network = Network::from(args.network);
-    if network != Network::Off {
-        let word = if network == Network::On { "on" } else { "filtered" };
-        return Err(anyhow!("network `{word}` comes with the network issue")).hint("use `--network off`");
-    }
+    let network = match Network::from(args.network) {
+        Network::Off => Wish::Off,
+        Network::On => Wish::On,
+        Network::Auto => Wish::Auto,
+        Network::Filtered => {
+            let message = "network `filtered` comes with the egress filter";
+            return Err(anyhow!(message)).hint("use `--network on` or `--network off`");
+        }
+    };
     for mount in &args.mounts {
-        std::fs::metadata(&mount.source)
-            .with_context(|| format!("`{}` cannot be mounted", mount.source.display()))
+        let Source::Host(source) = &mount.source else { continue };
+        std::fs::metadata(source)
+            .with_context(|| format!("`{}` cannot be mounted", source.display()))
             .hint("the form is `--mount SOURCE:TARGET[:ro]`, with a SOURCE that exists on this host")?;
     }
     let defaults = handover::limits(config);
@@ -200,11 +207,6 @@ fn plan(args: &RunArgs, config: &Config) -> Result<JailPlan> {
     ];
     let mut entropy = [0; 20];
     rustix::rand::getrandom(&mut entropy, rustix::rand::GetRandomFlags::empty())?;
-    let mounts = args.mounts.iter().map(|mount| MountPlan {
-        source: mount.source.clone(),
-        target: mount.target.clone(),
-        read_only: mount.access == Access::ReadOnly,
-    });
     Ok(JailPlan {
         id: domain::SandboxId::from_entropy(entropy).to_string(),
         image: args.image.clone(),
@@ -216,7 +218,8 @@ fn plan(args: &RunArgs, config: &Config) -> Result<JailPlan> {
         },
         named: asked.into_iter().filter_map(|(named, limit)| named.then_some(limit)).collect(),
         require_limits: args.require_limits,
-        mounts: mounts.collect(),
+        mounts: args.mounts.iter().map(backend_local::native::mount_plan).collect(),
+        network,
         env: BTreeMap::new(),
         guest: GuestPlan {
             users: Vec::new(),

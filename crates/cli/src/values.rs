@@ -7,8 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use domain::spec::Access;
-use domain::{Bytes, Cpus, Identity, Mount, SandboxId};
+use domain::{Access, Bytes, Cpus, Identity, Mount, SandboxId};
 
 /// One end of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,7 +81,7 @@ pub(crate) fn mount(text: &str) -> Result<Mount, String> {
         return Err(wrong("the destination is not an absolute path"));
     }
     let source = std::path::absolute(source).map_err(|error| format!("`{source}`: {error}"))?;
-    Ok(Mount { source, target: target.to_owned(), access })
+    Ok(Mount::host(source, target, access))
 }
 
 /// Reads `NAME=VALUE`; a bare `NAME` takes the caller's own value.
@@ -152,6 +151,8 @@ pub(crate) fn place(text: &str) -> Result<Place, String> {
 
 #[cfg(test)]
 mod tests {
+    use domain::Source;
+
     use super::*;
 
     #[test]
@@ -175,7 +176,7 @@ mod tests {
     #[test]
     fn mounts_name_source_destination_and_access() {
         let read_only = mount("/data:/mnt/data:ro").expect("a right mount");
-        assert_eq!(read_only.source, Path::new("/data"));
+        assert_eq!(read_only.source, Source::Host("/data".into()));
         assert_eq!(read_only.target, "/mnt/data");
         assert_eq!(read_only.access, Access::ReadOnly);
         assert_eq!(mount("/data:/mnt").expect("a right mount").access, Access::ReadWrite);
@@ -187,7 +188,8 @@ mod tests {
     #[test]
     fn a_relative_mount_source_becomes_absolute() {
         let mount = mount("some/where:/mnt").expect("a right mount");
-        assert_eq!(mount.source, std::env::current_dir().expect("a directory").join("some/where"));
+        let expected = std::env::current_dir().expect("a directory").join("some/where");
+        assert_eq!(mount.source, Source::Host(expected));
     }
 
     #[test]

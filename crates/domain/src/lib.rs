@@ -11,6 +11,7 @@ pub mod process;
 pub mod quantity;
 pub mod sandbox;
 pub mod spec;
+pub mod volume;
 
 pub use guest::{Guest, User};
 pub use journal::{Position, Retention, Stream};
@@ -19,4 +20,5 @@ pub use lifecycle::{Cause, Phase, Request, Verdict};
 pub use process::{Exit, Identity, ProcessId, SessionId};
 pub use quantity::{Bytes, Cpus};
 pub use sandbox::{Labels, NotAnOwner, Owner, SandboxId};
-pub use spec::{Mount, Network, Resources, Spec};
+pub use spec::{Network, Resources, Spec};
+pub use volume::{Access, Mount, Source, VolumeId};

@@ -1,10 +1,10 @@
 //! What a sandbox is to be made of.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use crate::guest::Guest;
 use crate::quantity::{Bytes, Cpus};
+use crate::volume::Mount;
 
 /// Everything that is decided before a sandbox exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,22 +36,11 @@ pub struct Resources {
 pub enum Network {
     /// Its own loopback and nothing else.
     Off,
+    /// Other machines, but not this host and what is near it.
     On,
+    /// `On` where that is possible, else `Off`.
+    Auto,
     Filtered,
-}
-
-/// A directory of the host that is visible inside.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mount {
-    pub source: PathBuf,
-    pub target: String,
-    pub access: Access,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    ReadOnly,
-    ReadWrite,
 }
 
 impl Spec {

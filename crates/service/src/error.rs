@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use backend::BackendError;
+use backend::{BackendError, MountFault};
 use domain::{Owner, Phase, ProcessId, Request, SandboxId, SessionId};
 
 use crate::agent_client::AgentError;
@@ -104,6 +104,8 @@ pub enum ErrorKind {
     Unsupported,
     /// An image could not be fetched.
     Pull,
+    /// Something cannot be mounted.
+    Mount(MountFault),
     Internal,
 }
 
@@ -179,6 +181,7 @@ fn kind_of_backend(error: &BackendError) -> ErrorKind {
         BackendError::Unsupported { .. } => ErrorKind::Unsupported,
         BackendError::Pull { .. } => ErrorKind::Pull,
         BackendError::NoImage(_) | BackendError::TooMuch { .. } => ErrorKind::Invalid,
+        BackendError::Mount { fault, .. } => ErrorKind::Mount(*fault),
         BackendError::Gone => ErrorKind::NotFound,
         BackendError::Exhausted(_) => exhausted(),
         BackendError::Step { .. } | BackendError::Io { .. } => ErrorKind::Internal,
@@ -200,6 +203,7 @@ impl ErrorKind {
             Self::Refused => "refused",
             Self::Unsupported => "unsupported",
             Self::Pull => "pull",
+            Self::Mount(_) => "mount",
             Self::Internal => "internal",
         }
     }

@@ -6,6 +6,7 @@
 
 mod columns;
 mod events;
+mod hours;
 mod rows;
 mod writer;
 
@@ -19,8 +20,8 @@ use tokio::sync::{mpsc, oneshot};
 pub(crate) use rows::Record;
 use rows::Row;
 
-use crate::LifeEvent;
 use crate::api_keys::{ApiKey, KeptKey};
+use crate::{Hour, LifeEvent};
 
 /// How many writes may wait for the thread.
 const QUEUE: usize = 256;
@@ -34,6 +35,7 @@ const MIGRATIONS: &[(u32, &str)] = &[
     (2, include_str!("store/migrations/0002_keys.sql")),
     (3, include_str!("store/migrations/0003_api_keys.sql")),
     (4, include_str!("store/migrations/0004_events.sql")),
+    (5, include_str!("store/migrations/0005_hours.sql")),
 ];
 
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +68,7 @@ pub(crate) struct Kept {
     pub(crate) keys: Vec<KeptKey>,
     /// The oldest first.
     pub(crate) events: Vec<LifeEvent>,
+    pub(crate) hours: Vec<Hour>,
 }
 
 /// A handle to the thread that writes.
@@ -82,6 +85,7 @@ enum Write {
     InsertKey(KeptKey, Answer),
     DeleteKey(String, Answer),
     Events(Vec<LifeEvent>),
+    Hours(Vec<Hour>),
     Close(oneshot::Sender<()>),
 }
 
@@ -94,6 +98,7 @@ impl Store {
             records: read_records(&connection)?,
             keys: read_keys(&connection)?,
             events: events::read(&connection)?,
+            hours: hours::read(&connection)?,
         };
         let (queue, writes) = mpsc::channel(QUEUE);
         writer::spawn(connection, connect(path)?, writes)?;
@@ -137,6 +142,13 @@ impl Store {
     pub(crate) async fn keep_events(&self, events: Vec<LifeEvent>) {
         if self.queue.send(Write::Events(events)).await.is_err() {
             tracing::warn!("the store is closed; some events were not kept");
+        }
+    }
+
+    /// As [`Store::keep_events`], for what was used.
+    pub(crate) async fn keep_hours(&self, hours: Vec<Hour>) {
+        if self.queue.send(Write::Hours(hours)).await.is_err() {
+            tracing::warn!("the store is closed; what was used last was not kept");
         }
     }
 

@@ -10,6 +10,8 @@ use std::path::PathBuf;
 use domain::{Bytes, Cpus};
 use serde::{Deserialize, Serialize};
 
+use crate::network::Wish;
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JailPlan {
     pub id: String,
@@ -19,6 +21,7 @@ pub struct JailPlan {
     pub named: Vec<LimitName>,
     /// Whether a default limit that cannot be enforced fails the create as well.
     pub require_limits: bool,
+    pub network: Wish,
     pub mounts: Vec<MountPlan>,
     pub env: BTreeMap<String, String>,
     pub guest: GuestPlan,
@@ -53,9 +56,20 @@ pub enum LimitName {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountPlan {
-    pub source: PathBuf,
+    pub source: SourcePlan,
     pub target: String,
     pub read_only: bool,
+    /// A directory beneath the source that is shown instead of all of it.
+    #[serde(default)]
+    pub sub_path: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SourcePlan {
+    Host(PathBuf),
+    /// A volume, by its id.
+    Volume(String),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

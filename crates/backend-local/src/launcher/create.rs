@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use domain::Bytes;
@@ -13,17 +12,19 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::pipe::PipeFlags;
 use wire::AgentConfig;
 
+use super::mounts::Gathered;
 use super::protocol::{Holds, Refusal, RefusalKind};
 use super::{Launcher, PREPARED_DISK, Rights, Root};
 use crate::cgroups::{Groups, has_legacy_controllers};
 use crate::images::{self, ImageError, Resolved};
-use crate::jail::build::{self, Begun, NetworkPart, Owners, Ownership, Parts};
-use crate::jail::enter::{COMMAND_CAPABILITIES, Entry, EntryMount, EntryTree, EntryVolume, make_uppers};
+use crate::jail::build::{self, Begun, NetworkPart, Ownership, Parts};
+use crate::jail::enter::{COMMAND_CAPABILITIES, Entry, EntryTree, EntryVolume, make_uppers};
 use crate::jail::filters::Pair;
-use crate::jail::owners;
 use crate::jail::plan::{GuestPlan, JailPlan, LimitName, Limits};
+use crate::jail::sources::Opened;
 use crate::jail::step::{At, Failure, JailError, Step};
-use crate::settings::{Lifetime, Maxima, MountRule};
+use crate::network::Reach;
+use crate::settings::{Lifetime, Maxima};
 use crate::volumes::{Kind, VolumeError, tree_name};
 
 /// How an ordinary user gets groups with controllers.
@@ -66,15 +67,19 @@ impl Launcher {
     pub fn begin(&mut self, plan: &JailPlan) -> Result<Pending, NotBegun> {
         let image = self.resolve(&plan.image)?;
         self.tell_of_alias(&image);
-        let holds = self.judge(plan, &image)?;
-        self.check_mounts(plan)?;
+        let (reach, network) = self.reach(plan.network)?;
+        let mut holds = self.judge(plan, &image, network)?;
+        let mut gathered = self.gather_mounts(&plan.mounts)?;
+        holds.measures.append(&mut gathered.measures);
         let mut record = self.records.begin(&plan.id, plan.limits, image.layers()).at(Step::Record)?;
         if !image.is_whole() {
             // Removed a moment ago. From here on the record keeps others from doing so.
             return Err(NotBegun::Failed(refuse_image(ImageError::Unknown(plan.image.clone()))));
         }
         self.note_use(&image);
-        let begun = self.prepare(plan, &image).and_then(|(parts, status)| {
+        record.user = default_ids(plan);
+        record.without_set_id = self.refuses_set_id(plan);
+        let begun = self.prepare(plan, &image, reach, gathered).and_then(|(parts, status)| {
             let records = self.records.clone();
             let begun =
                 build::begin(&self.thread, parts, |pid| records.add_process(&plan.id, &mut record, pid))?;
@@ -107,6 +112,11 @@ impl Launcher {
         Err(failure.into())
     }
 
+    /// The name of the image that another name stands for.
+    pub fn image_named(&self, name: &str) -> Result<String, Refusal> {
+        self.resolve(name).map(|image| image.name)
+    }
+
     fn resolve(&self, name: &str) -> Result<Resolved, Refusal> {
         images::resolve(&self.settings.image_state, &self.host, name, &self.aliases).map_err(refuse_image)
     }
@@ -130,20 +140,20 @@ impl Launcher {
     }
 
     /// Says what will be in force, or refuses what cannot be.
-    fn judge(&self, plan: &JailPlan, image: &Resolved) -> Result<Holds, Refusal> {
+    fn judge(&self, plan: &JailPlan, image: &Resolved, network: String) -> Result<Holds, Refusal> {
         let mut holds = Holds { image: image.name.clone(), ..Holds::default() };
         if plan.keep && self.settings.lifetime == Lifetime::Own {
             return Err(Refusal::unsupported("only a sandbox that ends with its maker is kept", None));
         }
-        self.check_amounts(plan)?;
+        self.check_amounts(&plan.limits, &plan.named)?;
         if self.image_user(plan, image) == ImageUser::Ignored {
             holds.weaker.push("the image's user is left out: this sandbox has no other than root".to_owned());
         }
         for limit in LimitName::ALL {
             if self.enforces(limit) && !(plan.keep && limit == LimitName::Disk) {
-                holds.measures.push((limit.word().to_owned(), self.describe(limit, plan)));
+                holds.measures.push((limit.word().to_owned(), self.describe(limit, &plan.limits)));
             } else if plan.named.contains(&limit) || plan.require_limits {
-                return Err(self.cannot_hold(limit, plan));
+                return Err(self.cannot_hold(limit, &plan.named));
             } else {
                 holds.weaker.push(self.missing(limit, plan));
             }
@@ -154,7 +164,7 @@ impl Launcher {
         for (name, value) in [
             ("users", users),
             ("kill", kill),
-            ("network", "off"),
+            ("network", network.as_str()),
             ("filter", "seccomp"),
             ("mount tree", "Landlock"),
             ("nested user namespaces", "off"),
@@ -165,7 +175,7 @@ impl Launcher {
     }
 
     /// Refuses a plan because of a limit that cannot be held, and says what would help.
-    fn cannot_hold(&self, limit: LimitName, plan: &JailPlan) -> Refusal {
+    pub(super) fn cannot_hold(&self, limit: LimitName, named: &[LimitName]) -> Refusal {
         let mut message = format!("this host cannot enforce the limit on {}", limit.word());
         let mut hint = "`coracle doctor` says what is missing for it".to_owned();
         let served = self.settings.lifetime == Lifetime::Own;
@@ -179,7 +189,7 @@ impl Launcher {
             };
             hint = format!("{way}; {hint}");
         }
-        if !plan.named.contains(&limit) {
+        if !named.contains(&limit) {
             let without = if served {
                 "set `require_limits = false` in the configuration"
             } else {
@@ -197,8 +207,8 @@ impl Launcher {
         }
     }
 
-    fn describe(&self, limit: LimitName, plan: &JailPlan) -> String {
-        let (_, amount) = plan.limits.amount(limit);
+    pub(super) fn describe(&self, limit: LimitName, limits: &Limits) -> String {
+        let (_, amount) = limits.amount(limit);
         let by = match (&self.rights, limit) {
             (Rights::Root(root), LimitName::Disk) => match root.volumes.kind() {
                 Kind::Btrfs => "btrfs quota",
@@ -212,7 +222,7 @@ impl Launcher {
     }
 
     /// Refuses more than the operator allows, and a disk that could never be filled.
-    fn check_amounts(&self, plan: &JailPlan) -> Result<(), Refusal> {
+    pub(super) fn check_amounts(&self, limits: &Limits, named: &[LimitName]) -> Result<(), Refusal> {
         let Maxima { memory, cpus, pids, disk } = self.settings.maxima;
         let most = Limits {
             memory: memory.unwrap_or(u64::MAX),
@@ -221,37 +231,36 @@ impl Launcher {
             disk: disk.unwrap_or(u64::MAX),
         };
         for limit in LimitName::ALL {
-            let ((asked, shown), (most, bound)) = (plan.limits.amount(limit), most.amount(limit));
+            let ((asked, shown), (most, bound)) = (limits.amount(limit), most.amount(limit));
             if asked > most {
                 let message = format!("{} of {shown} is more than the {bound} allowed here", limit.word());
                 return Err(Refusal::too_much(message));
             }
         }
         let Rights::Root(root) = &self.rights else { return Ok(()) };
-        if plan.named.contains(&LimitName::Disk)
+        if named.contains(&LimitName::Disk)
             && let Some(pool) = root.volumes.capacity()
-            && plan.limits.disk > pool.0
+            && limits.disk > pool.0
         {
-            let shown = Bytes(plan.limits.disk);
+            let shown = Bytes(limits.disk);
             return Err(Refusal::too_much(format!("disk of {shown} is more than the {pool} of all disks")));
         }
         Ok(())
     }
 
-    fn check_mounts(&self, plan: &JailPlan) -> Result<(), Refusal> {
-        if self.settings.mounts == MountRule::Refuse && !plan.mounts.is_empty() {
-            return Err(Refusal::unsupported("this server mounts no host directories", None));
-        }
-        Ok(())
-    }
-
     /// Makes everything that has to exist before the first process does.
-    fn prepare(&mut self, plan: &JailPlan, image: &Resolved) -> Result<(Parts, OwnedFd), JailError> {
+    fn prepare(
+        &mut self,
+        plan: &JailPlan,
+        image: &Resolved,
+        reach: Reach,
+        gathered: Gathered,
+    ) -> Result<(Parts, OwnedFd), JailError> {
         let listen = self.bind_socket(&plan.id).at(Step::Socket)?;
         let (status, report) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).at(Step::Configuration)?;
         let trees: Vec<EntryTree> = image.trees.iter().map(entry_tree).collect();
-        let mounts: Vec<EntryMount> = plan.mounts.iter().map(entry_mount).collect();
-        let resources = self.resources(plan, &trees, &mounts)?;
+        let Gathered { entries: mounts, opened, .. } = gathered;
+        let resources = self.resources(plan, reach, &trees, opened)?;
         let mut inherited = Inherited::new(report.try_clone().at(Step::Configuration)?, listen);
         let mut commands = None;
         let (group, groups_fds) = match resources.groups {
@@ -272,6 +281,7 @@ impl Launcher {
             trees,
             volume: resources.volume,
             mounts,
+            resolv_conf: self.resolv_conf(reach),
             guest: GuestPlan { default_directory: usual_directory(plan, image), ..plan.guest.clone() },
             agent: self.agent.try_clone().at(Step::Configuration)?,
             agent_tasks: groups_fds,
@@ -295,8 +305,9 @@ impl Launcher {
     fn resources(
         &mut self,
         plan: &JailPlan,
+        reach: Reach,
         trees: &[EntryTree],
-        mounts: &[EntryMount],
+        mounts: Vec<Opened>,
     ) -> Result<Resources, JailError> {
         let kept = plan.keep.then(|| self.kept(&plan.id));
         if let Some(kept) = &kept {
@@ -304,7 +315,7 @@ impl Launcher {
             make_uppers(kept, trees).at_path(Step::Volume, kept)?;
         }
         match &mut self.rights {
-            Rights::Root(root) => root.resources(plan, trees, mounts, kept),
+            Rights::Root(root) => root.resources(plan, reach, trees, mounts, kept),
             Rights::User { uid, gid, groups } => {
                 let own = groups.as_ref().ok().filter(|groups| groups.can_make());
                 let made = own.map(|groups| groups.make(&plan.id, &plan.limits, *uid));
@@ -357,8 +368,7 @@ impl Launcher {
     /// Where a sandbox writes to directories of the host, set-id bits are refused: the host's
     /// users could run what root inside, who is a real user there, has made.
     fn filters(&self, plan: &JailPlan) -> &Pair {
-        let writes_outside = plan.keep || plan.mounts.iter().any(|mount| !mount.read_only);
-        if writes_outside { &self.filters.without_set_id } else { &self.filters.usual }
+        if self.refuses_set_id(plan) { &self.filters.without_set_id } else { &self.filters.usual }
     }
 
     fn agent_config(&self, plan: &JailPlan, image: &Resolved, inherited: &Inherited) -> AgentConfig {
@@ -438,8 +448,9 @@ impl Root {
     fn resources(
         &mut self,
         plan: &JailPlan,
+        reach: Reach,
         trees: &[EntryTree],
-        mounts: &[EntryMount],
+        mounts: Vec<Opened>,
         kept: Option<PathBuf>,
     ) -> Result<Resources, JailError> {
         let base = self.ranges.allocate(&plan.id).map_err(io::Error::other).at(Step::UidRange)?.first;
@@ -453,13 +464,7 @@ impl Root {
         for tree in trees.iter().filter(|tree| tree.name != "root" && tree.name != "usr") {
             volume.add_tree(&tree.name).map_err(disk_error).at(Step::Volume)?;
         }
-        let default_user = plan.guest.users.iter().find(|user| user.name == plan.guest.default_user);
-        let default_ids = default_user.map_or((0, 0), |user| (user.uid, user.gid));
-        let ids = plan.user.unwrap_or(default_ids);
-        let owners =
-            mounts.iter().map(|mount| mount_owners(&mount.source, ids).at_path(Step::Mounts, &mount.source));
-        let owners = owners.collect::<Result<_, _>>()?;
-        let namespace = self.nets.take().at(Step::NetNamespace)?;
+        let namespace = self.nets.take(reach).at(Step::NetNamespace)?;
         let home = self.nets.home().at(Step::NetNamespace)?;
         Ok(Resources {
             groups: Some(groups),
@@ -468,26 +473,20 @@ impl Root {
             cgroup_namespace: self.groups.allows_namespace(),
             ownership: Ownership::Range {
                 base,
+                user: default_ids(plan),
                 volume: kept.unwrap_or(volume.disk),
                 journal: volume.journal,
-                mounts: owners,
+                mounts,
             },
             setgroups: Setgroups::Allow,
         })
     }
 }
 
-/// Who owns a host directory inside: the user that commands start as. But root's stays root's, or
-/// any user inside would act as root there.
-fn mount_owners(source: &Path, (user, group): (u32, u32)) -> io::Result<Owners> {
-    let facts = std::fs::metadata(source)?;
-    // An owner from the ids of sandboxes would collide with the map of every other id.
-    if facts.uid() >= owners::IDS || facts.gid() >= owners::IDS {
-        return Err(io::Error::other("the directory belongs to no ordinary user of this host"));
-    }
-    let user = if facts.uid() == 0 { 0 } else { user };
-    let group = if facts.gid() == 0 { 0 } else { group };
-    Ok(Owners { uid: facts.uid(), gid: facts.gid(), user, group })
+/// As whom the commands of a plan start.
+fn default_ids(plan: &JailPlan) -> (u32, u32) {
+    let default_user = plan.guest.users.iter().find(|user| user.name == plan.guest.default_user);
+    plan.user.unwrap_or(default_user.map_or((0, 0), |user| (user.uid, user.gid)))
 }
 
 /// The agent's descriptors in the order of their numbers, from 3 on.
@@ -550,10 +549,6 @@ fn entry_tree(tree: &images::Tree) -> EntryTree {
         name: tree_name(&tree.mount_point),
         lowers: tree.lowers.clone(),
     }
-}
-
-fn entry_mount(mount: &crate::jail::plan::MountPlan) -> EntryMount {
-    EntryMount { source: mount.source.clone(), target: mount.target.clone(), read_only: mount.read_only }
 }
 
 fn disk_error(error: VolumeError) -> io::Error {

@@ -5,8 +5,9 @@ use backend::{BackendError, Condition};
 use serde::{Deserialize, Serialize};
 
 use super::images::{ImageAnswer, ImageQuestion};
-use crate::jail::plan::JailPlan;
+use crate::jail::plan::{JailPlan, LimitName, Limits, MountPlan};
 use crate::jail::step::JailError;
+use crate::network::Wish;
 use crate::range::RangeError;
 use crate::volumes::VolumeError;
 
@@ -37,9 +38,20 @@ pub enum Question {
         id: String,
         frozen: bool,
     },
+    /// Adds mounts to a living sandbox: all of them, or none.
+    Attach {
+        id: String,
+        mounts: Vec<MountPlan>,
+    },
     List,
     Usage {
         id: String,
+    },
+    /// Answered `Changed`.
+    Resize(Resize),
+    /// Answered `Resolved`: the image that a name stands for.
+    Resolve {
+        image: String,
     },
     /// Answered with a descriptor that becomes readable when the sandbox ends.
     Watch {
@@ -48,6 +60,11 @@ pub enum Question {
     /// Whether the agent of a dead sandbox was killed for lack of memory.
     WasOutOfMemory {
         id: String,
+    },
+    /// Gives a living sandbox its network.
+    Connect {
+        id: String,
+        network: Wish,
     },
     /// What this host enforces.
     Report,
@@ -58,17 +75,30 @@ impl Question {
     /// Whether asking a second time does no harm when nobody knows what became of the first.
     pub fn may_be_repeated(&self) -> bool {
         match self {
-            Self::Create(_) | Self::Image(ImageQuestion::Remove { .. }) => false,
+            Self::Create(_) | Self::Attach { .. } | Self::Image(ImageQuestion::Remove { .. }) => false,
             Self::Destroy { .. }
             | Self::Freeze { .. }
             | Self::List
             | Self::Usage { .. }
+            | Self::Resize(_)
+            | Self::Resolve { .. }
             | Self::Watch { .. }
             | Self::WasOutOfMemory { .. }
+            | Self::Connect { .. }
             | Self::Report
             | Self::Image(_) => true,
         }
     }
+}
+
+/// Other limits for a living sandbox, all of them.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Resize {
+    pub id: String,
+    pub limits: Limits,
+    /// As in a plan.
+    pub named: Vec<LimitName>,
+    pub require_limits: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -83,16 +113,29 @@ pub enum Answer {
     Done,
     /// Comes with the sandbox's pidfd.
     Created(Holds),
+    /// What is in force now besides what was before, or instead.
+    Changed(Measures),
     Found(Vec<FoundBox>),
     Used(Used),
+    /// Nothing is left of the sandbox.
+    Ended {
+        cpu_micros: Option<u64>,
+    },
+    Resolved(String),
     Yes(bool),
     Image(ImageAnswer),
     Report {
         limits: Vec<String>,
         weaker: Vec<String>,
         pause: bool,
+        #[serde(default)]
+        attach: bool,
+        network: bool,
     },
 }
+
+/// Name and value of each measure.
+pub type Measures = Vec<(String, String)>;
 
 /// What is in force for a sandbox.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -144,6 +187,7 @@ pub enum RefusalKind {
     Unsupported,
     /// More was asked for than one sandbox may have.
     TooMuch,
+    Mount(MountFault),
     NoImage,
     /// An image could not be unpacked, read or removed.
     Image,
@@ -151,7 +195,25 @@ pub enum RefusalKind {
     Gone,
 }
 
+/// What is wrong with a mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MountFault {
+    NotAllowed,
+    NotFound,
+    NotMade,
+    SubPath,
+    Target,
+    NoVolume,
+    Failed,
+}
+
 impl Refusal {
+    pub fn mount(fault: MountFault, message: impl Into<String>, hint: Option<&str>) -> Self {
+        let kind = RefusalKind::Mount(fault);
+        Self { kind, message: message.into(), hint: hint.map(str::to_owned) }
+    }
+
     pub fn unsupported(message: impl Into<String>, hint: Option<&str>) -> Self {
         Self { kind: RefusalKind::Unsupported, message: message.into(), hint: hint.map(str::to_owned) }
     }
@@ -195,10 +257,25 @@ impl From<Refusal> for BackendError {
             RefusalKind::Step(step) => Self::Step { step, message, hint },
             RefusalKind::Unsupported => Self::Unsupported { message, hint },
             RefusalKind::TooMuch => Self::TooMuch { message, hint },
+            RefusalKind::Mount(fault) => Self::Mount { fault: fault.into(), message, hint },
             RefusalKind::NoImage => Self::NoImage(message),
             RefusalKind::Image => Self::Pull { image: String::new(), message, hint },
             RefusalKind::Exhausted => Self::Exhausted(message),
             RefusalKind::Gone => Self::Gone,
+        }
+    }
+}
+
+impl From<MountFault> for backend::MountFault {
+    fn from(fault: MountFault) -> Self {
+        match fault {
+            MountFault::NotAllowed => Self::NotAllowed,
+            MountFault::NotFound => Self::NotFound,
+            MountFault::NotMade => Self::NotMade,
+            MountFault::SubPath => Self::SubPath,
+            MountFault::Target => Self::Target,
+            MountFault::NoVolume => Self::NoVolume,
+            MountFault::Failed => Self::Failed,
         }
     }
 }

@@ -12,6 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, Mode, Uid};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, socket_with};
 
+use super::attach::Attaching;
 use super::create::{NotBegun, Pending};
 use super::end::Ending;
 use super::images::{Change, ImageQuestion, MOST_CHANGES};
@@ -27,6 +28,13 @@ struct Creating {
     client: Client,
     number: u64,
     pending: Pending,
+}
+
+/// Mounts on their way into a living sandbox.
+struct Mounting {
+    client: Client,
+    number: u64,
+    attaching: Attaching,
 }
 
 /// A sandbox on its way out: one that somebody wants destroyed, or that failed to come up.
@@ -77,6 +85,7 @@ pub struct Loop {
     creating: Vec<Creating>,
     changing: Vec<Changing>,
     images: Vec<ChangingImages>,
+    mounting: Vec<Mounting>,
     dying: Vec<Dying>,
     stocked: bool,
 }
@@ -89,6 +98,7 @@ enum Ready {
     Created(usize),
     Changed(usize),
     ImagesChanged(usize),
+    Mounted(usize),
     Died(usize),
     Nothing,
 }
@@ -116,6 +126,7 @@ impl Loop {
             creating: Vec::new(),
             changing: Vec::new(),
             images: Vec::new(),
+            mounting: Vec::new(),
             dying: Vec::new(),
             stocked: false,
         })
@@ -137,6 +148,7 @@ impl Loop {
                     let ChangingImages { client, number, change } = self.images.swap_remove(place);
                     tell(&client, number, change.conclude(), None);
                 }
+                Ready::Mounted(place) => self.conclude_mounting(place),
                 Ready::Died(place) => self.dying[place].state = Waiting::Groups,
                 Ready::Nothing => {}
             }
@@ -156,6 +168,9 @@ impl Loop {
             self.changing.iter().map(|changing| PollFd::new(&changing.freezing.events, PollFlags::PRI)),
         );
         watched.extend(self.images.iter().map(|image| PollFd::new(&image.change.pidfd, PollFlags::IN)));
+        watched.extend(
+            self.mounting.iter().map(|mounting| PollFd::new(&mounting.attaching.status, PollFlags::IN)),
+        );
         let deaths = |dying: &Dying| matches!(dying.state, Waiting::Death);
         let waiting: Vec<usize> = (0..self.dying.len()).filter(|place| deaths(&self.dying[*place])).collect();
         for place in &waiting {
@@ -181,6 +196,7 @@ impl Loop {
             (Ready::Created, self.creating.len()),
             (Ready::Changed, self.changing.len()),
             (Ready::ImagesChanged, self.images.len()),
+            (Ready::Mounted, self.mounting.len()),
         ] {
             if place < count {
                 return Ok(kind(place));
@@ -248,7 +264,10 @@ impl Loop {
                     Err(NotBegun::Failed(refusal)) => return self.end(client, number, plan.id, Err(refusal)),
                 }
             }
-            Question::Destroy { id } => return self.end(client, number, id, Ok(Answer::Done)),
+            Question::Destroy { id } => {
+                let cpu_micros = self.launcher.cpu_micros(&id);
+                return self.end(client, number, id, Ok(Answer::Ended { cpu_micros }));
+            }
             Question::Freeze { id, frozen } => match self.launcher.freeze(&id, frozen) {
                 Ok(freezing) => {
                     self.changing.push(Changing { client, number, freezing });
@@ -256,6 +275,11 @@ impl Loop {
                 }
                 Err(error) => Err(failed("freeze", &error)),
             },
+            Question::Attach { id, mounts } => match self.launcher.begin_attach(&id, &mounts) {
+                Ok(attaching) => return self.mounting.push(Mounting { client, number, attaching }),
+                Err(refusal) => Err(refusal),
+            },
+            Question::Resize(resize) => self.launcher.resize(&resize).map(Answer::Changed),
             Question::Watch { id } => {
                 let pidfd = self.launcher.pidfd(&id);
                 let answer = if pidfd.is_some() { Ok(Answer::Done) } else { Err(Refusal::gone()) };
@@ -265,6 +289,7 @@ impl Loop {
                 Some(answer) => answer,
                 None => return self.change_images(client, number, question, carried),
             },
+            Question::Connect { id, network } => self.launcher.connect(&id, network).map(Answer::Changed),
             question => self.look(question),
         };
         tell(&client, number, answer, None);
@@ -289,7 +314,7 @@ impl Loop {
     }
 
     /// Questions that are answered at once.
-    fn look(&self, question: Question) -> Result<Answer, Refusal> {
+    fn look(&mut self, question: Question) -> Result<Answer, Refusal> {
         match question {
             Question::List => {
                 self.launcher.found().map(Answer::Found).map_err(|error| failed("list", &error))
@@ -297,21 +322,27 @@ impl Loop {
             Question::Usage { id } => self.launcher.usage(&id).map(Answer::Used).ok_or_else(Refusal::gone),
             Question::WasOutOfMemory { id } => Ok(Answer::Yes(self.launcher.was_out_of_memory(&id))),
             Question::Report => Ok(self.report()),
+            Question::Resolve { image } => self.launcher.image_named(&image).map(Answer::Resolved),
             Question::Create(_)
+            | Question::Resize(_)
             | Question::Destroy { .. }
             | Question::Freeze { .. }
+            | Question::Attach { .. }
+            | Question::Connect { .. }
             | Question::Watch { .. }
             | Question::Image(_) => Err(Refusal::unsupported("this question is answered elsewhere", None)),
         }
     }
 
-    fn report(&self) -> Answer {
+    fn report(&mut self) -> Answer {
         let (held, missing): (Vec<_>, Vec<_>) =
             LimitName::ALL.into_iter().partition(|limit| self.launcher.enforces(*limit));
         Answer::Report {
             limits: held.iter().map(|limit| limit.word().to_owned()).collect(),
             weaker: missing.iter().map(|limit| limit.without_groups()).collect(),
             pause: self.launcher.can_freeze(),
+            attach: self.launcher.can_attach(),
+            network: self.launcher.has_network(),
         }
     }
 
@@ -325,6 +356,12 @@ impl Loop {
             }
             Err(refusal) => self.end(client, number, id, Err(refusal)),
         }
+    }
+
+    fn conclude_mounting(&mut self, place: usize) {
+        let Mounting { client, number, attaching } = self.mounting.swap_remove(place);
+        let answer = self.launcher.conclude_attach(attaching).map(Answer::Changed);
+        tell(&client, number, answer, None);
     }
 
     /// Begins to end a sandbox; the answer is told when nothing is left of it.
@@ -379,12 +416,15 @@ impl Loop {
 fn names_a_sandbox(question: &Question) -> bool {
     let id = match question {
         Question::Create(plan) => &plan.id,
+        Question::Resize(resize) => &resize.id,
         Question::Destroy { id }
         | Question::Freeze { id, .. }
+        | Question::Attach { id, .. }
         | Question::Usage { id }
         | Question::Watch { id }
+        | Question::Connect { id, .. }
         | Question::WasOutOfMemory { id } => id,
-        Question::List | Question::Report | Question::Image(_) => return true,
+        Question::List | Question::Resolve { .. } | Question::Report | Question::Image(_) => return true,
     };
     SandboxId::parse(id).is_ok()
 }

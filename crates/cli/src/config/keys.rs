@@ -14,8 +14,8 @@ enum Kind {
     Text,
     Count,
     Switch,
-    /// Several, with commas between them.
-    Words,
+    /// Texts; in a variable with commas between them.
+    List,
 }
 
 /// Every setting that a variable can hold. Tables of free names (`images.aliases`, `owners`)
@@ -27,6 +27,7 @@ const SETTINGS: &[(&str, Kind)] = &[
     ("public_address", Kind::Text),
     ("instance", Kind::Text),
     ("lines", Kind::Text),
+    ("on_stop", Kind::Text),
     ("require_limits", Kind::Switch),
     ("uid_base", Kind::Count),
     ("free_space_floor", Kind::Text),
@@ -35,8 +36,8 @@ const SETTINGS: &[(&str, Kind)] = &[
     ("images.strict", Kind::Switch),
     ("images.max_bytes", Kind::Text),
     ("images.pull", Kind::Text),
-    ("images.registries", Kind::Words),
-    ("images.plain_http", Kind::Words),
+    ("images.registries", Kind::List),
+    ("images.plain_http", Kind::List),
     ("limits.memory", Kind::Text),
     ("limits.cpus", Kind::Text),
     ("limits.pids", Kind::Count),
@@ -52,6 +53,12 @@ const SETTINGS: &[(&str, Kind)] = &[
     ("limits.json_body", Kind::Text),
     ("prepared.volumes", Kind::Count),
     ("prepared.namespaces", Kind::Count),
+    ("network.default", Kind::Text),
+    ("network.range", Kind::Text),
+    ("network.range6", Kind::Text),
+    ("network.resolvers", Kind::List),
+    ("network.allow", Kind::List),
+    ("network.deny", Kind::List),
 ];
 
 /// Variables with our prefix that are not settings of the server: the client's address, the
@@ -95,14 +102,14 @@ fn unknown<T>(name: &str) -> Result<T> {
 fn read(name: &str, text: &str, kind: Kind) -> Result<Value> {
     Ok(match kind {
         Kind::Text => Value::String(text.to_owned()),
-        Kind::Words => {
-            let words = text.split(',').map(str::trim).filter(|word| !word.is_empty());
-            Value::Array(words.map(|word| Value::String(word.to_owned())).collect())
-        }
         Kind::Count => match text.parse() {
             Ok(number) => Value::Integer(number),
             Err(_) => bail!("the variable `{name}` is `{text}`, which is not a number"),
         },
+        Kind::List => {
+            let texts = text.split(',').map(str::trim).filter(|text| !text.is_empty());
+            Value::Array(texts.map(|text| Value::String(text.to_owned())).collect())
+        }
         Kind::Switch => match text {
             "true" | "1" => Value::Boolean(true),
             "false" | "0" => Value::Boolean(false),
@@ -173,9 +180,9 @@ mod tests {
         for (setting, kind) in SETTINGS {
             let sample = match (kind, *setting) {
                 (Kind::Count, _) => Value::Integer(1),
+                (Kind::List, _) => Value::Array(vec![Value::String("1".to_owned())]),
                 (Kind::Switch, _) => Value::Boolean(true),
                 (Kind::Text, _) => Value::String("1".to_owned()),
-                (Kind::Words, _) => Value::Array(vec![Value::String("1".to_owned())]),
             };
             let mut table = Table::new();
             insert(&mut table, setting, sample);

@@ -14,6 +14,7 @@ pub(super) struct RawConfig {
     pub public_address: Option<String>,
     pub instance: Option<String>,
     pub lines: Option<String>,
+    pub on_stop: Option<String>,
     pub require_limits: Option<bool>,
     pub uid_base: Option<u32>,
     pub free_space_floor: Option<Amount>,
@@ -27,6 +28,8 @@ pub(super) struct RawConfig {
     pub prepared: RawPrepared,
     #[serde(default)]
     pub owners: BTreeMap<String, RawQuota>,
+    #[serde(default)]
+    pub network: RawNetwork,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -76,6 +79,17 @@ pub(super) struct RawQuota {
 pub(super) struct RawPrepared {
     pub volumes: Option<usize>,
     pub namespaces: Option<usize>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawNetwork {
+    pub default: Option<String>,
+    pub range: Option<String>,
+    pub range6: Option<String>,
+    pub resolvers: Option<Vec<String>>,
+    pub allow: Option<Vec<String>>,
+    pub deny: Option<Vec<String>>,
 }
 
 /// A quantity: text with a unit, or a bare number as TOML has it.

@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use backend_local::jail::plan::Limits;
+use backend_local::network::NetworkSettings;
 use backend_local::settings::{Lifetime, Maxima, MountRule, Settings};
 use linux::descriptors::Inherited;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Config, Lines, Most, Quota};
+use crate::config::{Config, Lines, Most, OnStop, Quota};
 
 /// The settings as one part needs them. It travels through memory only: it holds the API key.
 #[derive(Serialize, Deserialize)]
@@ -23,6 +24,7 @@ pub(crate) struct Handover {
     pub api_key: Option<String>,
     pub public_address: Option<String>,
     pub strip_line_ends: bool,
+    pub on_stop: OnStop,
     pub limits: Limits,
     pub maxima: Maxima,
     pub require_limits: bool,
@@ -44,6 +46,7 @@ pub(crate) struct Handover {
     pub plain_registries: Vec<String>,
     pub free_space_floor: u64,
     pub prepared: usize,
+    pub network: NetworkSettings,
     pub announce: Announce,
 }
 
@@ -62,6 +65,7 @@ impl Handover {
             api_key: config.api_key.as_ref().map(|key| key.expose().to_owned()),
             public_address: config.public_address.clone(),
             strip_line_ends: config.lines == Lines::Stripping,
+            on_stop: config.on_stop,
             limits: limits(config),
             maxima: maxima(&config.limits.most),
             require_limits: config.require_limits,
@@ -83,6 +87,7 @@ impl Handover {
             plain_registries: config.images.plain.clone(),
             free_space_floor: config.free_space_floor.0,
             prepared: config.prepared.volumes.max(config.prepared.namespaces),
+            network: config.network.clone(),
             announce,
         }
     }
@@ -101,9 +106,10 @@ impl Handover {
             pool_bytes: None,
             free_space_floor: self.free_space_floor,
             prepared: self.prepared,
-            mounts: MountRule::Refuse,
+            mounts: MountRule::Below(Vec::new()),
             lifetime: Lifetime::Own,
             maxima: self.maxima,
+            network: self.network.clone(),
         }
     }
 }

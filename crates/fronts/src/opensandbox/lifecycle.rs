@@ -31,7 +31,7 @@ pub(super) async fn create(
     headers: HeaderMap,
     JsonBody(body): JsonBody<CreateBody>,
 ) -> Result<(StatusCode, Json<SandboxBody>), Problem> {
-    let Wish { create, name, credentials } = wish::parse(body)?;
+    let Wish { create, name, credentials } = wish::parse(body, front.settings.default_network)?;
     let ensured = front.service.ensure_image(&create.spec.image, credentials).await;
     ensured.map_err(|error| not_pulled(error, &owner))?;
     let sandbox = match key(&owner, &headers, name.as_deref())? {

@@ -4,7 +4,7 @@ use std::error::Error;
 
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
-use service::{ErrorKind, ServiceError};
+use service::{ErrorKind, MountFault, ServiceError};
 
 use crate::answer;
 use crate::auth::Refusal;
@@ -87,6 +87,7 @@ impl From<ServiceError> for Problem {
             ErrorKind::Invalid | ErrorKind::File(_) => {
                 (StatusCode::BAD_REQUEST, "SANDBOX::INVALID_PARAMETER")
             }
+            ErrorKind::Mount(fault) => (StatusCode::BAD_REQUEST, mount_code(fault)),
             ErrorKind::Unsupported => (StatusCode::BAD_REQUEST, "SANDBOX::API_NOT_SUPPORTED"),
             ErrorKind::Conflict { .. } | ErrorKind::Busy => {
                 (StatusCode::CONFLICT, "DOCKER::SANDBOX_NOT_RUNNING")
@@ -101,9 +102,27 @@ impl From<ServiceError> for Problem {
             }
         };
         report(&error);
-        let problem = Self::new(status, code, with_hint(&error, error.to_string()));
+        let message = match error.kind() {
+            // Its words are about what this client asked for.
+            ErrorKind::Mount(_) => chain(&error),
+            _ => error.to_string(),
+        };
+        let problem = Self::new(status, code, with_hint(&error, message));
         let hint = error.hint().map(str::to_owned);
         Self { hint, retry_after: retry_after(&error), ..problem }
+    }
+}
+
+/// The reference's word for what is wrong with a mount.
+fn mount_code(fault: MountFault) -> &'static str {
+    match fault {
+        MountFault::NotAllowed => "VOLUME::HOST_PATH_NOT_ALLOWED",
+        MountFault::NotFound => "VOLUME::HOST_PATH_NOT_FOUND",
+        MountFault::NotMade => "VOLUME::HOST_PATH_CREATE_FAILED",
+        MountFault::SubPath => "VOLUME::INVALID_SUB_PATH",
+        MountFault::Target => "VOLUME::INVALID_MOUNT_PATH",
+        MountFault::NoVolume => "VOLUME::PVC_NOT_FOUND",
+        MountFault::Failed => "VOLUME::PVC_INSPECT_FAILED",
     }
 }
 

@@ -41,7 +41,8 @@ pub(super) struct Wish {
     pub(super) credentials: Option<Credentials>,
 }
 
-pub(super) fn parse(body: CreateBody) -> Result<Wish, Problem> {
+/// Reads a body; `default` is the network of one that names none.
+pub(super) fn parse(body: CreateBody, default: Network) -> Result<Wish, Problem> {
     refuse_what_is_missing(&body)?;
     let (image, credentials) = image(&body)?;
     let timeout = timeout(body.timeout)?;
@@ -60,7 +61,7 @@ pub(super) fn parse(body: CreateBody) -> Result<Wish, Problem> {
     let spec = Spec {
         image,
         resources,
-        network: Network::Off,
+        network: extensions.network.unwrap_or(default),
         mounts: Vec::new(),
         env: environment(body.env.unwrap_or_default())?,
         entrypoint: match extensions.entrypoint {
@@ -90,7 +91,7 @@ fn refuse_what_is_missing(body: &CreateBody) -> Result<(), Problem> {
         return Err(Problem::new(StatusCode::BAD_REQUEST, "VOLUME::UNSUPPORTED_BACKEND", message));
     }
     if body.network_policy.is_some() {
-        return Err(Problem::unsupported("a network policy comes with the network issue"));
+        return Err(Problem::unsupported("a network policy comes with the egress filter"));
     }
     if body.credential_proxy.as_ref().is_some_and(|proxy| proxy.enabled == Some(true)) {
         return Err(Problem::unsupported(
@@ -201,6 +202,7 @@ struct Extensions {
     pids: Option<u32>,
     renew_on_access: Option<u64>,
     name: Option<String>,
+    network: Option<Network>,
     entrypoint: Entrypoint,
 }
 
@@ -245,7 +247,7 @@ impl Extensions {
             "coracle.entrypoint" if value == "image" => self.entrypoint = Entrypoint::Image,
             "coracle.entrypoint" => return Err(Wrong::Value(format!("`{value}` is not `image`"))),
             "coracle.key" => self.name = Some(value.to_owned()),
-            "coracle.network" => network(value)?,
+            "coracle.network" => self.network = Some(network(value)?),
             "access.renew.extend.seconds" => self.renew_on_access = Some(number(value, 300..=86_400)?),
             "poolRef" => {
                 let message = "pools are not offered by this server";
@@ -276,14 +278,16 @@ fn number(text: &str, range: std::ops::RangeInclusive<u64>) -> Result<u64, Wrong
     })
 }
 
-fn network(value: &str) -> Result<(), Wrong> {
+fn network(value: &str) -> Result<Network, Wrong> {
     match value {
-        "off" => Ok(()),
-        "on" | "filtered" => {
-            let message = format!("extension `coracle.network`: `{value}` comes with the network issue");
+        "off" => Ok(Network::Off),
+        "on" => Ok(Network::On),
+        "auto" => Ok(Network::Auto),
+        "filtered" => {
+            let message = "extension `coracle.network`: `filtered` comes with the egress filter";
             Err(Wrong::Problem(Problem::unsupported(message)))
         }
-        _ => Err(Wrong::Value(format!("`{value}` is not one of `off`, `on`, `filtered`"))),
+        _ => Err(Wrong::Value(format!("`{value}` is not one of `auto`, `off`, `on`, `filtered`"))),
     }
 }
 
@@ -301,7 +305,7 @@ mod tests {
         for (name, value) in change.as_object().unwrap() {
             body[name] = value.clone();
         }
-        parse(serde_json::from_value(body).unwrap()).map(|wish| wish.create)
+        parse(serde_json::from_value(body).unwrap(), Network::Off).map(|wish| wish.create)
     }
 
     #[test]
