@@ -49,15 +49,18 @@ impl Launcher {
         }
     }
 
-    /// Whether a sandbox that asks for a network gets one.
-    pub fn has_network(&mut self) -> bool {
-        self.way_out().is_ok()
+    /// Whether a sandbox that asks for a network would get one. Nothing is changed for the answer.
+    pub fn has_network(&self) -> bool {
+        match &self.rights {
+            Rights::Root(root) => root.nets.uplink.look().is_ok(),
+            Rights::User { .. } => false,
+        }
     }
 
     /// Takes over the packet filter that an earlier launcher left, and says once if sandboxes
     /// that leave the choice open stay without a network.
     pub(super) fn open_network(&mut self) -> io::Result<()> {
-        let lives = !self.found()?.is_empty();
+        let lives = self.some_live()?;
         if let Rights::Root(root) = &mut self.rights {
             root.nets.uplink.take_over(lives).map_err(io::Error::other)?;
         }
@@ -72,11 +75,16 @@ impl Launcher {
 
     /// Takes the packet filter away, unless a sandbox lives that needs it.
     pub(super) fn close_network(&mut self) -> io::Result<()> {
-        let lives = !self.found()?.is_empty();
+        let lives = self.some_live()?;
         match &mut self.rights {
             Rights::Root(root) if !lives => root.nets.uplink.remove().map_err(io::Error::other),
             Rights::Root(_) | Rights::User { .. } => Ok(()),
         }
+    }
+
+    /// Whether a sandbox lives. Remains of dead ones have no use for a network.
+    fn some_live(&self) -> io::Result<bool> {
+        Ok(self.records.list()?.iter().any(|id| self.pidfd(id).is_some()))
     }
 
     /// What a new sandbox finds as its resolv.conf, if it is to have one of ours.

@@ -97,6 +97,16 @@ impl Uplink {
         installed
     }
 
+    /// As [`Uplink::ready`], without a change to the host.
+    pub fn look(&self) -> Result<(), Down> {
+        if !forwards("ipv4/ip_forward") {
+            return Err(Down::NoForwarding);
+        }
+        filter::table_exists(&self.table).map_err(Down::Filter)?;
+        let mut routing = Routing::open().map_err(Down::Links)?;
+        self.choose_range(&mut routing).map(drop)
+    }
+
     fn install(&self) -> Result<(), Down> {
         let Some(up) = &self.up else { return Ok(()) };
         let table = guard::for_host(&self.table, &self.links, &self.settings, &up.range, &up.upstreams);
