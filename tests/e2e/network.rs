@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use e2e::host;
-use e2e::run::{Run, User};
+use e2e::run::{ORDINARY, Run, User};
 use e2e::sandbox::{Ran, Sandbox};
 use e2e::server::{Server, Start};
 use e2e::world::{self, HOST, HOST_PORT, HOST6, OTHERS, WORLD, WORLD6, World};
@@ -412,4 +412,59 @@ fn one_command_has_a_network_if_it_asks_for_one() {
     assert!(ended.stderr.contains("hint: `sysctl -w net.ipv4.ip_forward=1`"), "{ended:?}");
     let (ended, _) = run("auto");
     assert!(ended.stderr.contains("Network is unreachable"), "{ended:?}");
+}
+
+/// Runs as an ordinary user who finds this program and no other.
+fn run_by(program: &std::path::Path, text: &str) -> e2e::run::Ended {
+    let run = Run::new(ORDINARY).flag("--network", "on");
+    let only = run.home().join("only");
+    std::fs::create_dir(&only).expect("it is a new directory");
+    let name = program.file_name().expect("a program has a name");
+    std::os::unix::fs::symlink(program, only.join(name)).expect("it is a new directory");
+    let mut command = run.command(&["sh", "-c", text]);
+    command.env("PATH", &only);
+    command.output().expect("the binary can be run").into()
+}
+
+fn dial_text(address: &str, port: u16) -> String {
+    format!("echo {address}; timeout 5 bash -c 'exec 3<>/dev/tcp/{address}/{port} && head -n 1 <&3' 2>&1;")
+}
+
+#[test]
+fn an_ordinary_users_sandbox_has_a_network_in_user_space() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let _world = World::make();
+    world::let_ordinary_users_out();
+    let mut found = 0;
+    for path in ["/usr/bin/pasta", "/usr/bin/slirp4netns"] {
+        let program = std::path::Path::new(path);
+        if !program.exists() {
+            testkit::skip(&format!("the part with `{path}`: it is not installed"));
+            continue;
+        }
+        found += 1;
+        let ended = run_by(program, &dial_text(WORLD, 80));
+        assert!(ended.stdout.contains("seen"), "{path}: {ended:?}");
+        let ended = run_by(program, "timeout 5 getent ahosts anything.example");
+        assert!(ended.stdout.contains(WORLD), "{path}: {ended:?}");
+        let mut text = String::new();
+        for address in OTHERS {
+            text.push_str(&dial_text(address, 80));
+        }
+        for address in [HOST, HOST6, "127.0.0.1", "10.0.2.2"] {
+            text.push_str(&dial_text(address, HOST_PORT));
+        }
+        let ended = run_by(program, &format!("{text}{}", dial_text(WORLD, 80)));
+        let (refused, reached) = ended.stdout.split_once(WORLD).unwrap_or_default();
+        assert!(!refused.contains("seen") && refused.contains("No route to host"), "{path}: {ended:?}");
+        assert!(reached.contains("seen"), "the way was open all the time: {path}: {ended:?}");
+        let name = program.file_name().expect("it has a name").to_string_lossy().into_owned();
+        let lasting = || !e2e::host::processes_with(&format!("only/{name} --con")).is_empty();
+        e2e::eventually("the program ends with its sandbox", || !lasting());
+    }
+    if found == 0 {
+        testkit::skip("nothing here carries an ordinary user's packets");
+    }
 }

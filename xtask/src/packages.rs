@@ -31,6 +31,18 @@ const WANTED: &[Package] = &[
         needed_for: "transfers are compared with what nginx serves",
     },
     Package {
+        name: "passt",
+        present: || find("pasta").is_some(),
+        required: || false,
+        needed_for: "the network of an ordinary user's sandboxes",
+    },
+    Package {
+        name: "slirp4netns",
+        present: || find("slirp4netns").is_some(),
+        required: || false,
+        needed_for: "the network of an ordinary user's sandboxes, where there is no pasta",
+    },
+    Package {
         name: "bubblewrap",
         present: || find("bwrap").is_some(),
         required: || false,

@@ -97,6 +97,27 @@ pub fn links() -> Vec<String> {
     all.into_iter().map(|(_, name)| name).filter(|name| name.starts_with("cora")).collect()
 }
 
+/// Shows this thread, and what it starts from now on, a host on which ordinary users may carry
+/// packets and names are asked of the world.
+pub fn let_ordinary_users_out() {
+    use linux::mounts::{self, Attributes};
+    namespaces::unshare(Namespaces::MOUNT).expect("tests of the network run as root");
+    mounts::make_private().expect("the mounts are ours");
+    let place = tempfile::tempdir().expect("a directory can be made");
+    let (tun, conf) = (place.path().join("tun"), place.path().join("resolv.conf"));
+    // On a filesystem of our own, since others may not have device nodes that work.
+    mounts::mount("tmpfs", place.path(), Attributes::default(), "mode=0755").expect("a tmpfs can be mounted");
+    let kind = rustix::fs::FileType::CharacterDevice;
+    let mode = rustix::fs::Mode::from_raw_mode(0o666);
+    rustix::fs::mknodat(rustix::fs::CWD, &tun, kind, mode, rustix::fs::makedev(10, 200)).expect("root may");
+    rustix::fs::chmod(&tun, mode).expect("it is ours");
+    fs::write(&conf, format!("nameserver {WORLD}\n")).expect("it is ours");
+    mounts::bind(&tun, std::path::Path::new("/dev/net/tun")).expect("there is a device");
+    mounts::bind(&conf, std::path::Path::new("/etc/resolv.conf")).expect("there is a file");
+    // The mounts go with this thread's namespace; only the empty directory is left to remove.
+    mounts::detach(place.path()).expect("nobody uses the directory itself");
+}
+
 /// Takes this thread into a net namespace of its own.
 fn own_namespace() -> OwnedFd {
     namespaces::unshare(Namespaces::NET).expect("tests of the network run as root");

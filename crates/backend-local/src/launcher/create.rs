@@ -71,10 +71,14 @@ impl Launcher {
         let holds = self.judge(plan, &image, network)?;
         self.check_mounts(plan)?;
         let mut record = self.records.begin(&plan.id, plan.limits).at(Step::Record)?;
+        record.connected = reach != Reach::Nothing;
         let begun = self.prepare(plan, &image, reach).and_then(|(parts, status)| {
             let records = self.records.clone();
             let begun =
                 build::begin(&self.thread, parts, |pid| records.add_process(&plan.id, &mut record, pid))?;
+            if let (Reach::Userspace, Some(process)) = (reach, &record.process) {
+                self.carry(process)?;
+            }
             Ok((begun, status))
         });
         match begun {

@@ -33,6 +33,7 @@ checks![
     an_id_that_is_taken_is_refused_and_its_sandbox_lives_on,
     a_paused_sandbox_stands_still_and_its_agent_answers,
     usage_is_told_of_a_sandbox_that_exists,
+    a_network_is_given_late_or_refused,
     destroying_twice_is_no_error,
     a_backend_that_was_opened_anew_adopts_its_sandboxes,
     a_death_is_reported_also_of_an_adopted_sandbox,
@@ -182,6 +183,34 @@ async fn usage_is_told_of_a_sandbox_that_exists(subject: &dyn Subject) {
     let id = made.id.clone();
     made.destroy().await;
     let gone = backend.usage(&id).await;
+    assert!(matches!(gone, Err(BackendError::Gone)), "{gone:?}");
+}
+
+/// Says whether a way leads out of the sandbox.
+const WAY_OUT: &str = "awk '$2 == \"00000000\" { found = 1 } END { exit !found }' /proc/net/route";
+
+async fn a_network_is_given_late_or_refused(subject: &dyn Subject) {
+    let backend = subject.open().await;
+    let offered = backend.probe().await.expect("the host can be probed");
+    let made = Made::plain(&backend).await;
+    let asked = backend.connect(&made.id, Network::On).await;
+    let told = |measures: &crate::Measures| measures.iter().find(|(name, _)| name == "network").cloned();
+    if offered.network {
+        let (_, value) = asked.ok().as_ref().and_then(told).expect("it is told what is in force");
+        assert!(value.starts_with("on"), "{value}");
+        assert!(backend.connect(&made.id, Network::Auto).await.is_ok(), "asking again changes nothing");
+        assert_eq!(made.run(WAY_OUT).await.exit, Exit::Code(0), "network `on` has no way out");
+    } else {
+        let Err(BackendError::Unsupported { hint: Some(_), .. }) = &asked else {
+            panic!("a network that cannot be given: {asked:?}")
+        };
+        let open = backend.connect(&made.id, Network::Auto).await.ok().as_ref().and_then(told);
+        assert!(open.is_some_and(|(_, value)| value.starts_with("off")), "`auto` is not an error");
+        assert_eq!(made.run(WAY_OUT).await.exit, Exit::Code(1), "network `off` has a way out");
+    }
+    let id = made.id.clone();
+    made.destroy().await;
+    let gone = backend.connect(&id, Network::On).await;
     assert!(matches!(gone, Err(BackendError::Gone)), "{gone:?}");
 }
 
