@@ -15,6 +15,7 @@ mod client;
 pub(crate) mod floor;
 mod idle;
 mod lifecycle;
+mod network;
 mod peers;
 mod report;
 mod server;
@@ -68,7 +69,7 @@ pub(crate) fn bench(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
     report.note(format!("prepared ahead: {volumes} volumes and {namespaces} net namespaces, no process"));
     let wanted = |name: &str| args.only.as_deref().is_none_or(|word| name.contains(word));
     type Measurement = fn(&Server, Rounds, &mut Report) -> Result<()>;
-    let measurements: [(&str, Measurement); 7] = [
+    let measurements: [(&str, Measurement); 8] = [
         ("create", lifecycle::create),
         ("exec", lifecycle::exec),
         ("burst", lifecycle::burst),
@@ -76,6 +77,7 @@ pub(crate) fn bench(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
         ("transfer", transfer::transfer),
         ("memory", idle::memory),
         ("list", idle::list),
+        ("network", network::network),
     ];
     for (name, measure) in measurements {
         if wanted(name) {

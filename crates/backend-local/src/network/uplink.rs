@@ -170,10 +170,9 @@ impl Uplink {
 
     /// What is in force for a sandbox with a link.
     pub fn describe(&self) -> String {
-        let families = if has_v6() { "IPv4 and IPv6" } else { "IPv4" };
         let resolved = self.up.as_ref().is_some_and(|up| !up.upstreams.is_empty());
         let resolver = if resolved { "" } else { ", without a resolver: set `network.resolvers`" };
-        format!("on, by NAT of {families}{resolver}")
+        format!("on, by NAT of {}{resolver}", families())
     }
 
     /// Looks at what an earlier launcher left: while sandboxes live its table is put in place
@@ -232,6 +231,11 @@ impl Up {
         }
         Ok(())
     }
+}
+
+/// Which addresses sandboxes get.
+pub fn families() -> &'static str {
+    if has_v6() { "IPv4 and IPv6" } else { "IPv4" }
 }
 
 /// Whether sandboxes get addresses of IPv6: the host forwards them.

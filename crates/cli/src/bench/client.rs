@@ -65,11 +65,18 @@ impl Client {
 
     /// Runs `true` inside and waits for the end of its events.
     pub(crate) fn run_true(&mut self, sandbox: &Sandbox) -> Result<()> {
+        self.run(sandbox, &["true"])
+    }
+
+    /// Runs a command inside, which must succeed, and waits for the end of its events.
+    pub(crate) fn run(&mut self, sandbox: &Sandbox, words: &[impl AsRef<str>]) -> Result<()> {
         let path = sandbox.inside("command");
-        let status = self.send("POST", &path, &sandbox.headers, br#"{"argv":["true"]}"#)?;
+        let words: Vec<&str> = words.iter().map(AsRef::as_ref).collect();
+        let body = json!({"argv": words}).to_string();
+        let status = self.send("POST", &path, &sandbox.headers, body.as_bytes())?;
         let ended = self.body.windows(18).any(|window| window == b"execution_complete");
         if status != 200 || !ended {
-            bail!("`true` failed with status {status}: {}", String::from_utf8_lossy(&self.body));
+            bail!("a command failed with status {status}: {}", String::from_utf8_lossy(&self.body));
         }
         Ok(())
     }
