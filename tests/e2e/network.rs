@@ -468,3 +468,29 @@ fn an_ordinary_users_sandbox_has_a_network_in_user_space() {
         testkit::skip("nothing here carries an ordinary user's packets");
     }
 }
+
+const FLOOD: &str = "
+import socket
+for number in range(30000):
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    s.sendto(b'x', ('203.0.113.1', 1024 + number))
+    s.close()
+";
+
+#[test]
+fn one_sandbox_cannot_use_up_the_hosts_table_of_connections() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let _world = World::make();
+    let server = start().start();
+    let [mut one, mut other] = [server.create(), server.create()];
+    let ran = one.run_argv(&["python3", "-c", FLOOD]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let count = std::fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_count");
+    let count: u32 = count.expect("the host tracks connections").trim().parse().expect("a number");
+    assert!((1000..5000).contains(&count), "{count} connections are tracked");
+    assert_reached(&mut other, WORLD, 80);
+    one.delete();
+    other.delete();
+}
