@@ -10,6 +10,7 @@ pub mod http;
 pub mod run;
 pub mod sandbox;
 pub mod server;
+pub mod world;
 
 use std::time::{Duration, Instant};
 
