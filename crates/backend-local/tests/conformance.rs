@@ -161,6 +161,7 @@ fn launch(state_dir: PathBuf, shared: PathBuf, instance: &str) {
         server_uid: None,
         aliases: Default::default(),
         strict_images: true,
+        image_bytes: None,
         pool_bytes: Some(Bytes::mib(1024).0),
         free_space_floor: 0,
         prepared: 1,

@@ -182,7 +182,7 @@ mod tests {
         let state = tempfile::tempdir().expect("a directory");
         let records = Records::open(state.path()).expect("it is ours");
         let long = Limits { memory: u64::MAX, cpus: 1000, pids: 1000, disk: u64::MAX };
-        let mut record = records.begin("a", long).expect("nobody has it");
+        let mut record = records.begin("a", long, Vec::new()).expect("nobody has it");
         record.limits = Limits { memory: 1, cpus: 2, pids: 3, disk: 4 };
         records.replace("a", &record).expect("it is there");
         assert_eq!(records.read("a").expect("it is whole").limits, record.limits);
