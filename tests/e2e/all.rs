@@ -16,3 +16,4 @@ mod operators;
 mod owners;
 mod run;
 mod serving;
+mod snapshots;

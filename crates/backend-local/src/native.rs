@@ -8,8 +8,11 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use backend::{AgentStream, Backend, BackendError, Capabilities, Death, Found, InForce, Measures, Usage};
-use domain::{Access, Bytes, Cause, Mount, Network, Resources, SandboxId, Source, Spec};
+use backend::{
+    AgentStream, Backend, BackendError, Capabilities, Death, Found, FoundSnapshot, InForce, KeptFiles,
+    Measures, Usage,
+};
+use domain::{Access, Bytes, Cause, Mount, Network, Resources, SandboxId, SnapshotId, Source, Spec};
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::io::Interest;
@@ -19,7 +22,9 @@ use tokio::time::Instant;
 
 use crate::jail::plan::{GuestPlan, JailPlan, LimitName, Limits, MountPlan, SourcePlan, UserPlan};
 use crate::launcher::packet;
-use crate::launcher::protocol::{Answer, Ask, Question, Refusal, Resize, SOCKET, Tell, VERSION};
+use crate::launcher::protocol::{
+    Answer, Ask, FoundKept, KeptBox, Question, Refusal, Resize, SOCKET, Tell, VERSION,
+};
 use crate::network::Wish;
 
 pub use self::images::Fetching;
@@ -92,6 +97,7 @@ impl Native {
         Ok(JailPlan {
             id: id.as_str().to_owned(),
             image: spec.image.clone(),
+            snapshot: spec.snapshot.as_ref().map(|snapshot| snapshot.as_str().to_owned()),
             limits: self.limits(&spec.resources),
             named: named(&spec.resources),
             require_limits: self.defaults.require_limits,
@@ -150,8 +156,8 @@ impl Backend for Native {
 
     async fn probe(&self) -> Result<Capabilities, BackendError> {
         match self.simple(Question::Report).await? {
-            Answer::Report { limits, weaker, pause, attach, network } => {
-                Ok(Capabilities { pause, attach, network, limits, weaker })
+            Answer::Report { limits, weaker, pause, snapshot, attach, network } => {
+                Ok(Capabilities { pause, attach, snapshot, network, limits, weaker })
             }
             _ => Err(unexpected()),
         }
@@ -261,6 +267,25 @@ impl Backend for Native {
             Answer::Changed(measures) => Ok(measures),
             _ => Err(unexpected()),
         }
+    }
+
+    async fn snapshot(&self, id: &SandboxId, snapshot: &SnapshotId) -> Result<KeptFiles, BackendError> {
+        let (id, snapshot) = (id.as_str().to_owned(), snapshot.as_str().to_owned());
+        match self.simple(Question::Snapshot { id, snapshot }).await? {
+            Answer::Kept(kept) => Ok(kept.into()),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn forget_snapshot(&self, snapshot: &SnapshotId) -> Result<(), BackendError> {
+        self.simple(Question::ForgetSnapshot { snapshot: snapshot.as_str().to_owned() }).await.map(drop)
+    }
+
+    async fn snapshots(&self) -> Result<Vec<FoundSnapshot>, BackendError> {
+        let Answer::Snapshots(all) = self.simple(Question::Snapshots).await? else {
+            return Err(unexpected());
+        };
+        Ok(all.into_iter().filter_map(found_snapshot).collect())
     }
 
     fn images(&self) -> Option<&dyn backend::Images> {
@@ -386,6 +411,20 @@ fn register(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
 
 fn unexpected() -> BackendError {
     BackendError::Io { action: "understand the launcher", source: io::ErrorKind::InvalidData.into() }
+}
+
+fn found_snapshot(found: FoundKept) -> Option<FoundSnapshot> {
+    let stage = match found.kept {
+        Some(kept) => backend::Stage::Complete(kept.into()),
+        None => backend::Stage::Making(found.copied.map(|(done, total)| (Bytes(done), Bytes(total)))),
+    };
+    Some(FoundSnapshot { id: SnapshotId::parse(&found.id).ok()?, stage })
+}
+
+impl From<KeptBox> for KeptFiles {
+    fn from(kept: KeptBox) -> Self {
+        Self { image: kept.image, size: Bytes(kept.size), disk: Bytes(kept.disk) }
+    }
 }
 
 /// The limits that the caller named.

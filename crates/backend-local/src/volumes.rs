@@ -13,6 +13,7 @@
 //! synchronous and belongs to the launcher.
 
 mod ext4;
+mod keeping;
 mod pool;
 mod pool_file;
 
@@ -25,6 +26,8 @@ use domain::Bytes;
 
 use ext4::Ext4;
 use pool::Pool;
+
+pub use keeping::Copying;
 
 /// The part of a volume that holds the layers.
 const DISK: &str = "disk";
@@ -107,6 +110,8 @@ pub enum VolumeError {
     Unknown(String),
     #[error("there are no volumes on disk here")]
     OnlyMemory,
+    #[error("a disk that is restored from an image of {image} bytes cannot have {limit}")]
+    OtherSize { limit: u64, image: u64 },
     #[error("a volume that is an image file keeps its size")]
     FixedSize,
 }
@@ -125,7 +130,10 @@ impl VolumeError {
             Self::NoRoom { .. } => Some("free some space, or lower the floor in the configuration"),
             Self::NoFormatter => Some("install e2fsprogs, or load the btrfs module"),
             Self::NoBtrfs => Some("load the btrfs module, or choose ext4 volumes"),
-            Self::BadPool { .. } => Some("remove the file: it holds only the disks of ended sandboxes"),
+            Self::BadPool { .. } => {
+                Some("remove the file: it holds only snapshots and the disks of ended sandboxes")
+            }
+            Self::OtherSize { .. } => Some("leave the disk out, or name that of the snapshot"),
             _ => None,
         }
     }

@@ -8,12 +8,13 @@ mod columns;
 mod events;
 mod hours;
 mod rows;
+mod snapshots;
 mod writer;
 
 use std::path::Path;
 use std::time::Duration;
 
-use domain::{Owner, SandboxId};
+use domain::{Owner, SandboxId, Snapshot, SnapshotId};
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::{mpsc, oneshot};
 
@@ -36,6 +37,7 @@ const MIGRATIONS: &[(u32, &str)] = &[
     (3, include_str!("store/migrations/0003_api_keys.sql")),
     (4, include_str!("store/migrations/0004_events.sql")),
     (5, include_str!("store/migrations/0005_hours.sql")),
+    (6, include_str!("store/migrations/0006_snapshots.sql")),
 ];
 
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +68,7 @@ impl StoreError {
 pub(crate) struct Kept {
     pub(crate) records: Vec<Record>,
     pub(crate) keys: Vec<KeptKey>,
+    pub(crate) snapshots: Vec<Snapshot>,
     /// The oldest first.
     pub(crate) events: Vec<LifeEvent>,
     pub(crate) hours: Vec<Hour>,
@@ -85,6 +88,8 @@ enum Write {
     InsertKey(KeptKey, Answer),
     DeleteKey(String, Answer),
     Events(Vec<LifeEvent>),
+    Snapshot(Box<Snapshot>, Answer),
+    DeleteSnapshot(SnapshotId, Answer),
     Hours(Vec<Hour>),
     Close(oneshot::Sender<()>),
 }
@@ -97,6 +102,7 @@ impl Store {
         let kept = Kept {
             records: read_records(&connection)?,
             keys: read_keys(&connection)?,
+            snapshots: snapshots::read(&connection)?,
             events: events::read(&connection)?,
             hours: hours::read(&connection)?,
         };
@@ -136,6 +142,15 @@ impl Store {
 
     pub(crate) async fn delete_key(&self, id: &str) -> Result<(), StoreError> {
         self.ask(|answer| Write::DeleteKey(id.to_owned(), answer)).await
+    }
+
+    /// Writes a snapshot as it is now, known before or not.
+    pub(crate) async fn keep_snapshot(&self, snapshot: &Snapshot) -> Result<(), StoreError> {
+        self.ask(|answer| Write::Snapshot(Box::new(snapshot.clone()), answer)).await
+    }
+
+    pub(crate) async fn delete_snapshot(&self, id: &SnapshotId) -> Result<(), StoreError> {
+        self.ask(|answer| Write::DeleteSnapshot(id.clone(), answer)).await
     }
 
     /// Keeps events; only takes its place in the queue. A failure is logged.

@@ -11,6 +11,7 @@ mod lifecycle;
 mod owners;
 mod pretend;
 mod restart;
+mod snapshots;
 mod waiting;
 
 use std::sync::Arc;
@@ -91,6 +92,7 @@ fn config(state: &TempDir) -> Config {
         soft_sandboxes: None,
         park_after: Duration::from_secs(600),
         commands_per_sandbox: 3,
+        snapshots_per_owner: 3,
         quotas: Quotas::default(),
         usual: Resources::default(),
         longest_timeout: Some(Duration::from_secs(86_400)),

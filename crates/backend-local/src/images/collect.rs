@@ -16,8 +16,8 @@ use super::store::{self, LAYERS, NAMES, Patience, Store, layer_path};
 use super::{Digest, During, HOST, ImageError, name};
 
 /// Directories of records that may name layers, below the state directory. Each file in them is a
-/// JSON object, in which `layers` is a list of digests.
-const ROOTS: [&str; 2] = ["boxes", "oneshot/boxes"];
+/// JSON object, which says in `made_of` what image it stands on.
+const ROOTS: [&str; 3] = ["boxes", "oneshot/boxes", "snapshots"];
 
 /// What a collection removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -149,7 +149,20 @@ fn files_of(directory: &Path) -> Result<Vec<PathBuf>, ImageError> {
 #[derive(serde::Deserialize)]
 struct Rooted {
     #[serde(default)]
-    layers: Vec<Digest>,
+    made_of: Option<MadeOf>,
+}
+
+#[derive(serde::Deserialize)]
+struct MadeOf {
+    #[serde(default)]
+    record: Option<Record>,
+}
+
+impl Rooted {
+    fn layers(self) -> Vec<Digest> {
+        let image = self.made_of.and_then(|made_of| made_of.record);
+        image.map(|image| image.layers.into_iter().map(|layer| layer.digest).collect()).unwrap_or_default()
+    }
 }
 
 fn layers_of(path: &Path) -> Result<Option<Vec<Digest>>, ImageError> {
@@ -157,7 +170,7 @@ fn layers_of(path: &Path) -> Result<Option<Vec<Digest>>, ImageError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Some(Vec::new())),
         text => {
             let text = text.during("read", path)?;
-            Ok(serde_json::from_slice::<Rooted>(&text).ok().map(|record| record.layers))
+            Ok(serde_json::from_slice::<Rooted>(&text).ok().map(Rooted::layers))
         }
     }
 }

@@ -10,16 +10,16 @@ use std::path::{Path, PathBuf};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
-use crate::images::Digest;
+use crate::images::{self, Resolved, Tree};
 use crate::jail::plan::Limits;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
     pub boot: String,
     pub limits: Limits,
-    /// The layers of its image, which must stay as long as this record.
+    /// Absent in records of older servers.
     #[serde(default)]
-    pub layers: Vec<Digest>,
+    pub made_of: Option<MadeOf>,
     /// As whom its commands start.
     #[serde(default)]
     pub user: (u32, u32),
@@ -31,6 +31,27 @@ pub struct Record {
     /// Whether it was given its network when it lived already.
     #[serde(default)]
     pub connected: bool,
+}
+
+/// What a sandbox's files were before it wrote any.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MadeOf {
+    /// The image after aliases.
+    pub image: String,
+    pub trees: Vec<TreeRecord>,
+    pub env: Vec<(String, String)>,
+    /// What the store of images knew of it. The layers it names must stay as long as this.
+    #[serde(default)]
+    pub record: Option<images::Record>,
+    /// How many bytes it was given by a snapshot.
+    #[serde(default)]
+    pub restored: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TreeRecord {
+    pub mount_point: String,
+    pub lowers: Vec<PathBuf>,
 }
 
 /// Who the first process is. A pid alone is used again; with its start time and its pid
@@ -56,11 +77,11 @@ impl Records {
     }
 
     /// Writes down the intention; an id that has a record already is refused.
-    pub fn begin(&self, id: &str, limits: Limits, layers: Vec<Digest>) -> io::Result<Record> {
+    pub fn begin(&self, id: &str, limits: Limits, made_of: MadeOf) -> io::Result<Record> {
         let record = Record {
             boot: boot_id()?,
             limits,
-            layers,
+            made_of: Some(made_of),
             user: (0, 0),
             without_set_id: false,
             process: None,
@@ -126,6 +147,22 @@ impl Record {
     }
 }
 
+impl MadeOf {
+    pub fn of(image: &Resolved, restored: u64) -> Self {
+        let tree =
+            |tree: &Tree| TreeRecord { mount_point: tree.mount_point.clone(), lowers: tree.lowers.clone() };
+        let trees = image.trees.iter().map(tree).collect();
+        let (name, env, record) = (image.name.clone(), image.env.clone(), image.record.clone());
+        Self { image: name, trees, env, record, restored }
+    }
+}
+
+impl From<TreeRecord> for Tree {
+    fn from(record: TreeRecord) -> Self {
+        Self { mount_point: record.mount_point, lowers: record.lowers }
+    }
+}
+
 impl Process {
     fn of(pid: Pid) -> io::Result<Self> {
         use std::os::unix::fs::MetadataExt;
@@ -163,7 +200,7 @@ mod tests {
         let mut record = Record {
             boot: boot_id().expect("linux"),
             limits,
-            layers: Vec::new(),
+            made_of: None,
             user: (0, 0),
             without_set_id: false,
             process: Process::of(own).ok(),
@@ -182,11 +219,15 @@ mod tests {
         let state = tempfile::tempdir().expect("a directory");
         let records = Records::open(state.path()).expect("it is ours");
         let long = Limits { memory: u64::MAX, cpus: 1000, pids: 1000, disk: u64::MAX };
-        let mut record = records.begin("a", long, Vec::new()).expect("nobody has it");
+        let mut record = records.begin("a", long, made_of()).expect("nobody has it");
         record.limits = Limits { memory: 1, cpus: 2, pids: 3, disk: 4 };
         records.replace("a", &record).expect("it is there");
         assert_eq!(records.read("a").expect("it is whole").limits, record.limits);
         assert!(records.replace("b", &record).is_err(), "there is none to replace");
+    }
+
+    fn made_of() -> MadeOf {
+        MadeOf { image: "host".to_owned(), trees: Vec::new(), env: Vec::new(), record: None, restored: 0 }
     }
 
     fn process_boot(record: &mut Record) {

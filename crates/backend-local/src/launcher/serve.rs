@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
-use domain::SandboxId;
+use domain::{SandboxId, SnapshotId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, Mode, Uid};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, socket_with};
@@ -16,13 +16,14 @@ use super::attach::Attaching;
 use super::create::{NotBegun, Pending};
 use super::end::Ending;
 use super::images::{Change, ImageQuestion, MOST_CHANGES};
+use super::jobs::Job;
 use super::protocol::{Answer, Ask, Question, Refusal, RefusalKind, SOCKET, Tell, VERSION};
 use super::{Launcher, packet};
 use crate::cgroups::Freezing;
-use crate::jail::plan::LimitName;
+use crate::jail::plan::{JailPlan, LimitName};
 
 /// A connection; answers to it may still be owed after it was replaced.
-type Client = Rc<OwnedFd>;
+pub(super) type Client = Rc<OwnedFd>;
 
 struct Creating {
     client: Client,
@@ -77,7 +78,7 @@ const QUIET: i64 = 5_000_000;
 
 /// The state of the loop.
 pub struct Loop {
-    launcher: Launcher,
+    pub(super) launcher: Launcher,
     listener: OwnedFd,
     /// Readable or closed when the loop is to end.
     stop: OwnedFd,
@@ -87,6 +88,7 @@ pub struct Loop {
     images: Vec<ChangingImages>,
     mounting: Vec<Mounting>,
     dying: Vec<Dying>,
+    pub(super) jobs: Vec<Job>,
     stocked: bool,
 }
 
@@ -100,6 +102,7 @@ enum Ready {
     ImagesChanged(usize),
     Mounted(usize),
     Died(usize),
+    Over(usize),
     Nothing,
 }
 
@@ -128,6 +131,7 @@ impl Loop {
             images: Vec::new(),
             mounting: Vec::new(),
             dying: Vec::new(),
+            jobs: Vec::new(),
             stocked: false,
         })
     }
@@ -136,7 +140,10 @@ impl Loop {
     pub fn run(&mut self) -> io::Result<()> {
         loop {
             match self.wait()? {
-                Ready::Stop => return self.launcher.close(),
+                Ready::Stop => {
+                    self.abandon_jobs();
+                    return self.launcher.close();
+                }
                 Ready::Listener => {
                     let client = accept_with(&self.listener, SocketFlags::CLOEXEC);
                     self.welcome(client.map_err(Into::into));
@@ -150,6 +157,7 @@ impl Loop {
                 }
                 Ready::Mounted(place) => self.conclude_mounting(place),
                 Ready::Died(place) => self.dying[place].state = Waiting::Groups,
+                Ready::Over(place) => self.finish(place),
                 Ready::Nothing => {}
             }
             self.clear_dying();
@@ -171,6 +179,7 @@ impl Loop {
         watched.extend(
             self.mounting.iter().map(|mounting| PollFd::new(&mounting.attaching.status, PollFlags::IN)),
         );
+        watched.extend(self.jobs.iter().map(|job| PollFd::new(job.report(), PollFlags::IN)));
         let deaths = |dying: &Dying| matches!(dying.state, Waiting::Death);
         let waiting: Vec<usize> = (0..self.dying.len()).filter(|place| deaths(&self.dying[*place])).collect();
         for place in &waiting {
@@ -197,6 +206,7 @@ impl Loop {
             (Ready::Changed, self.changing.len()),
             (Ready::ImagesChanged, self.images.len()),
             (Ready::Mounted, self.mounting.len()),
+            (Ready::Over, self.jobs.len()),
         ] {
             if place < count {
                 return Ok(kind(place));
@@ -253,17 +263,14 @@ impl Loop {
         }
     }
 
-    fn answer(&mut self, client: Client, ask: Ask, carried: Option<OwnedFd>) {
+    pub(super) fn answer(&mut self, client: Client, ask: Ask, carried: Option<OwnedFd>) {
+        let Some((client, ask)) = self.put_off(client, ask) else { return };
         let number = ask.number;
         let answer = match ask.question {
-            Question::Create(plan) => {
-                self.stocked = false;
-                match self.launcher.begin(&plan) {
-                    Ok(pending) => return self.creating.push(Creating { client, number, pending }),
-                    Err(NotBegun::Refused(refusal)) => Err(refusal),
-                    Err(NotBegun::Failed(refusal)) => return self.end(client, number, plan.id, Err(refusal)),
-                }
-            }
+            Question::Create(plan) if plan.snapshot.is_some() => return self.restore(client, number, plan),
+            Question::Snapshot { id, snapshot } => return self.snapshot(client, number, &id, &snapshot),
+            Question::ForgetSnapshot { snapshot } => self.forget(&snapshot),
+            Question::Create(plan) => return self.create(client, number, *plan),
             Question::Destroy { id } => {
                 let cpu_micros = self.launcher.cpu_micros(&id);
                 return self.end(client, number, id, Ok(Answer::Ended { cpu_micros }));
@@ -295,6 +302,16 @@ impl Loop {
         tell(&client, number, answer, None);
     }
 
+    /// Begins to make a sandbox.
+    pub(super) fn create(&mut self, client: Client, number: u64, plan: JailPlan) {
+        self.stocked = false;
+        match self.launcher.begin(&plan) {
+            Ok(pending) => self.creating.push(Creating { client, number, pending }),
+            Err(NotBegun::Refused(refusal)) => tell(&client, number, Err(refusal), None),
+            Err(NotBegun::Failed(refusal)) => self.end(client, number, plan.id, Err(refusal)),
+        }
+    }
+
     fn change_images(
         &mut self,
         client: Client,
@@ -323,7 +340,10 @@ impl Loop {
             Question::WasOutOfMemory { id } => Ok(Answer::Yes(self.launcher.was_out_of_memory(&id))),
             Question::Report => Ok(self.report()),
             Question::Resolve { image } => self.launcher.image_named(&image).map(Answer::Resolved),
+            Question::Snapshots => self.found_snapshots(),
             Question::Create(_)
+            | Question::Snapshot { .. }
+            | Question::ForgetSnapshot { .. }
             | Question::Resize(_)
             | Question::Destroy { .. }
             | Question::Freeze { .. }
@@ -341,6 +361,7 @@ impl Loop {
             limits: held.iter().map(|limit| limit.word().to_owned()).collect(),
             weaker: missing.iter().map(|limit| limit.without_groups()).collect(),
             pause: self.launcher.can_freeze(),
+            snapshot: self.launcher.can_keep(),
             attach: self.launcher.can_attach(),
             network: self.launcher.has_network(),
         }
@@ -365,7 +386,7 @@ impl Loop {
     }
 
     /// Begins to end a sandbox; the answer is told when nothing is left of it.
-    fn end(&mut self, client: Client, number: u64, id: String, answer: Result<Answer, Refusal>) {
+    pub(super) fn end(&mut self, client: Client, number: u64, id: String, answer: Result<Answer, Refusal>) {
         let (pidfd, state) = match self.launcher.kill(&id) {
             Ok(Ending::Dying(pidfd)) => (Some(pidfd), Waiting::Death),
             Ok(Ending::Done) => (None, Waiting::Groups),
@@ -415,7 +436,13 @@ impl Loop {
 /// network: it is not believed.
 fn names_a_sandbox(question: &Question) -> bool {
     let id = match question {
-        Question::Create(plan) => &plan.id,
+        Question::Create(plan) => {
+            let snapshot = plan.snapshot.as_deref();
+            if snapshot.is_some_and(|snapshot| SnapshotId::parse(snapshot).is_err()) {
+                return false;
+            }
+            &plan.id
+        }
         Question::Resize(resize) => &resize.id,
         Question::Destroy { id }
         | Question::Freeze { id, .. }
@@ -424,17 +451,30 @@ fn names_a_sandbox(question: &Question) -> bool {
         | Question::Watch { id }
         | Question::Connect { id, .. }
         | Question::WasOutOfMemory { id } => id,
-        Question::List | Question::Resolve { .. } | Question::Report | Question::Image(_) => return true,
+        Question::Snapshot { id, snapshot } => {
+            return SandboxId::parse(id).is_ok() && SnapshotId::parse(snapshot).is_ok();
+        }
+        Question::ForgetSnapshot { snapshot } => return SnapshotId::parse(snapshot).is_ok(),
+        Question::List
+        | Question::Snapshots
+        | Question::Resolve { .. }
+        | Question::Image(_)
+        | Question::Report => return true,
     };
     SandboxId::parse(id).is_ok()
 }
 
-fn failed(step: &str, error: &io::Error) -> Refusal {
+pub(super) fn failed(step: &str, error: &io::Error) -> Refusal {
     Refusal { kind: RefusalKind::Step(step.to_owned()), message: error.to_string(), hint: None }
 }
 
 /// Answers, unless the asker is gone; it will look at what exists when it comes back.
-fn tell(client: &Client, number: u64, answer: Result<Answer, Refusal>, descriptor: Option<&OwnedFd>) {
+pub(super) fn tell(
+    client: &Client,
+    number: u64,
+    answer: Result<Answer, Refusal>,
+    descriptor: Option<&OwnedFd>,
+) {
     let message = Tell { number, answer };
     if let Err(error) = packet::send(client.as_fd(), &message, descriptor.map(AsFd::as_fd)) {
         tracing::warn!(%error, "an answer found nobody");

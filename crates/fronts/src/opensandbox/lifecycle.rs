@@ -32,13 +32,20 @@ pub(super) async fn create(
     JsonBody(body): JsonBody<CreateBody>,
 ) -> Result<(StatusCode, Json<SandboxBody>), Problem> {
     let Wish { create, name, credentials } = wish::parse(body, front.settings.default_network)?;
-    let ensured = front.service.ensure_image(&create.spec.image, credentials).await;
-    ensured.map_err(|error| not_pulled(error, &owner))?;
+    let restored = create.spec.snapshot.is_some();
+    if !restored {
+        let ensured = front.service.ensure_image(&create.spec.image, credentials).await;
+        ensured.map_err(|error| not_pulled(error, &owner))?;
+    }
     let sandbox = match key(&owner, &headers, name.as_deref())? {
         Some(key) => front.service.acquire(&key, create).await.map(|acquired| acquired.sandbox),
         None => front.service.create(&owner, create).await,
     };
-    let sandbox = sandbox.map_err(|error| not_created(error, &owner))?;
+    let sandbox = sandbox.map_err(|error| {
+        let backend = matches!(error, ServiceError::Backend { .. });
+        let problem = not_created(error, &owner);
+        if restored && backend { not_restored(problem) } else { problem }
+    })?;
     Ok((StatusCode::ACCEPTED, Json(SandboxBody::of(&sandbox, ImageShown::No))))
 }
 
@@ -67,6 +74,17 @@ fn not_created(error: ServiceError, owner: &Owner) -> Problem {
     let problem =
         Problem::from(error).coded(StatusCode::INTERNAL_SERVER_ERROR, "DOCKER::SANDBOX_START_FAILED");
     Problem { message, ..problem }
+}
+
+/// What a backend refuses to make from a snapshot, in the words for snapshots.
+fn not_restored(problem: Problem) -> Problem {
+    match problem.status {
+        StatusCode::BAD_REQUEST => {
+            let code = "SNAPSHOT::INVALID_RESTORE_CONFIG";
+            Problem { status: StatusCode::CONFLICT, code, ..problem }
+        }
+        _ => problem,
+    }
 }
 
 /// Whoever named the image is told what its registry said.

@@ -15,9 +15,8 @@ fn add(state: &Path, name: &str, content: &[u8]) -> Record {
 fn use_it(state: &Path, record: &Record) -> PathBuf {
     let boxes = state.join("boxes");
     fs::create_dir_all(&boxes).unwrap();
-    let layers: Vec<String> = record.layers.iter().map(|layer| layer.digest.to_string()).collect();
     let path = boxes.join("sandbox");
-    fs::write(&path, serde_json::json!({"boot": "b", "layers": layers}).to_string()).unwrap();
+    fs::write(&path, serde_json::json!({"boot": "b", "made_of": {"record": record}}).to_string()).unwrap();
     path
 }
 
@@ -32,6 +31,20 @@ fn layers_of_a_removed_image_stay_while_a_sandbox_needs_them() {
     fs::remove_file(sandbox).unwrap();
     assert_eq!(collect(state.path(), None).unwrap().bytes, 4);
     assert!(is_empty(state.path()));
+}
+
+#[test]
+fn layers_stay_while_a_snapshot_stands_on_them() {
+    let state = TempDir::new().unwrap();
+    let record = add(state.path(), "a", b"1234");
+    let sandbox = use_it(state.path(), &record);
+    fs::create_dir(state.path().join("snapshots")).unwrap();
+    let snapshot = state.path().join("snapshots/s.json");
+    fs::rename(sandbox, &snapshot).unwrap();
+    assert_eq!(remove(state.path(), "a").unwrap().layers, 0);
+    assert!(tree(state.path(), &record, 0).is_dir());
+    fs::remove_file(snapshot).unwrap();
+    assert_eq!(collect(state.path(), None).unwrap().layers, 1);
 }
 
 #[test]
