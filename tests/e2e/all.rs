@@ -5,6 +5,7 @@ mod escape;
 mod events;
 mod failures;
 mod full_disk;
+mod images;
 mod keys;
 mod large_files;
 mod limits;

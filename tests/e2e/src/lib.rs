@@ -7,6 +7,8 @@
 pub mod binary;
 pub mod host;
 pub mod http;
+pub mod oci;
+pub mod registry;
 pub mod run;
 pub mod sandbox;
 pub mod server;

@@ -44,6 +44,7 @@ checks![
     limits_that_cannot_be_changed_are_refused,
     a_name_of_an_image_is_resolved_as_at_a_create,
     a_network_is_given_late_or_refused,
+    images_that_are_not_there_are_neither_found_nor_removed,
     destroying_twice_is_no_error,
     a_backend_that_was_opened_anew_adopts_its_sandboxes,
     a_death_is_reported_also_of_an_adopted_sandbox,
@@ -382,4 +383,17 @@ async fn a_death_is_reported_also_of_an_adopted_sandbox(subject: &dyn Subject) {
         made.destroy().await;
         backend = subject.open().await;
     }
+}
+
+async fn images_that_are_not_there_are_neither_found_nor_removed(subject: &dyn Subject) {
+    let backend = subject.open().await;
+    let Some(images) = backend.images() else { return };
+    let name = "nobody/has:this";
+    assert_eq!(images.find(name).await.expect("it looks"), None);
+    assert!(images.list().await.expect("it looks").iter().all(|image| image.name != name));
+    assert!(matches!(images.remove(name).await, Err(BackendError::NoImage(_))));
+    assert_eq!(images.collect().await.expect("there is nothing to collect").layers, 0);
+    assert!(!images.may_fetch(name), "nobody allowed it");
+    let pulled = images.pull(crate::Pull { name, credentials: None, progress: &|_| {} }).await;
+    assert!(matches!(pulled, Err(BackendError::Pull { .. })), "{pulled:?}");
 }
