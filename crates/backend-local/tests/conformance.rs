@@ -179,7 +179,6 @@ fn launch(state_dir: PathBuf, shared: PathBuf, instance: &str) {
         aliases: Default::default(),
         image_bytes: None,
         strict_images: true,
-        image_bytes: None,
         pool_bytes: Some(Bytes::mib(1024).0),
         free_space_floor: 0,
         prepared: 1,
