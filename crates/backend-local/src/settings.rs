@@ -6,6 +6,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::volumes::Kind;
+
 use crate::network::NetworkSettings;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -24,6 +26,9 @@ pub struct Settings {
     pub aliases: BTreeMap<String, String>,
     /// Refuse image names that are neither imported nor `host`.
     pub strict_images: bool,
+    /// What disks are made of; `None` takes the best that the kernel has.
+    #[serde(default)]
+    pub disks: Option<Kind>,
     /// How large the pool of disks may grow.
     pub pool_bytes: Option<u64>,
     /// No sandbox is made while the disk has less free space.

@@ -170,6 +170,7 @@ fn settings(config: &Config, state: &Path) -> Settings {
         aliases: config.images.aliases.clone(),
         strict_images: config.images.strict,
         pool_bytes: None,
+        disks: None,
         free_space_floor: config.free_space_floor.0,
         prepared: 0,
         mounts: MountRule::Allow,

@@ -99,6 +99,7 @@ impl Handover {
             aliases: self.aliases.clone(),
             strict_images: self.strict_images,
             pool_bytes: None,
+            disks: None,
             free_space_floor: self.free_space_floor,
             prepared: self.prepared,
             mounts: MountRule::Below(Vec::new()),
