@@ -29,6 +29,9 @@ pub struct Settings {
     /// What disks are made of; `None` takes the best that the kernel has.
     #[serde(default)]
     pub disks: Option<Kind>,
+    /// What all layers of images together may hold.
+    #[serde(default)]
+    pub image_bytes: Option<u64>,
     /// How large the pool of disks may grow.
     pub pool_bytes: Option<u64>,
     /// No sandbox is made while the disk has less free space.

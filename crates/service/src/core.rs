@@ -19,6 +19,7 @@ use crate::clock::{self, Clock};
 use crate::driver::{Answer, Command, Driver};
 use crate::events::Feed;
 use crate::history::History;
+use crate::images::Pulls;
 use crate::names::Names;
 use crate::reaper::Schedule;
 use crate::registry::{Handle, NoRoom, Registry};
@@ -46,6 +47,7 @@ pub(crate) struct Core {
     pub(crate) events: Feed,
     pub(crate) troubles: Troubles,
     pub(crate) snapshots: Shelf,
+    pub(crate) pulls: Pulls,
     pub(crate) history: History,
     pub(crate) schedule: Schedule,
     pub(crate) mint: Mint,
@@ -84,6 +86,7 @@ impl Core {
             events: Feed::new(kept.events),
             troubles: Troubles::default(),
             snapshots: Shelf::default(),
+            pulls: Pulls::default(),
             history: History::new(kept.hours),
             schedule: Schedule::default(),
             mint,
@@ -105,6 +108,7 @@ impl Core {
             return Err(ServiceError::Stopping);
         }
         let _files = self.stand_on_snapshot(owner, &mut wish.spec)?;
+        self.settle_entrypoint(&mut wish.spec).await;
         let record = self.record(owner, key, wish)?;
         self.make_room().await;
         let (handle, driver) = Driver::new(self, record);

@@ -51,6 +51,8 @@ pub enum ServiceError {
     Backend { backend: &'static str, action: &'static str, id: SandboxId, source: Box<BackendError> },
     #[error("backend `{backend}` could not {action}")]
     Host { backend: &'static str, action: &'static str, source: Box<BackendError> },
+    #[error("could not {action}")]
+    Image { action: &'static str, source: Box<BackendError> },
     #[error("the agent of sandbox `{id}` could not {action}")]
     Agent { id: SandboxId, action: &'static str, source: AgentError },
     #[error("the entrypoint could not be started")]
@@ -125,6 +127,8 @@ pub enum ErrorKind {
     },
     Refused,
     Unsupported,
+    /// An image could not be fetched.
+    Pull,
     /// Something cannot be mounted.
     Mount(MountFault),
     Internal,
@@ -150,7 +154,7 @@ impl ServiceError {
             Self::Busy(_) => ErrorKind::Busy,
             Self::Refused { .. } => ErrorKind::Refused,
             Self::File(error) => ErrorKind::File(error.fault),
-            Self::Backend { source, .. } => kind_of_backend(source),
+            Self::Backend { source, .. } | Self::Image { source, .. } => kind_of_backend(source),
             Self::Agent { source, .. } => source.kind(),
             Self::Entrypoint(source) => match source.kind() {
                 // The caller named a program or user that is not there.
@@ -181,7 +185,9 @@ impl ServiceError {
     /// What somebody could do about it.
     pub fn hint(&self) -> Option<&str> {
         match self {
-            Self::Backend { source, .. } | Self::Host { source, .. } => source.hint(),
+            Self::Backend { source, .. } | Self::Host { source, .. } | Self::Image { source, .. } => {
+                source.hint()
+            }
             Self::TooManySandboxes { .. } => Some("delete sandboxes that ended, or raise the limit"),
             Self::OverQuota { .. } => Some("delete sandboxes that are not needed"),
             Self::TooManySnapshots { .. } => Some("delete snapshots that are not needed"),
@@ -202,6 +208,7 @@ fn exhausted() -> ErrorKind {
 fn kind_of_backend(error: &BackendError) -> ErrorKind {
     match error {
         BackendError::Unsupported { .. } => ErrorKind::Unsupported,
+        BackendError::Pull { .. } => ErrorKind::Pull,
         BackendError::NoImage(_) | BackendError::TooMuch { .. } => ErrorKind::Invalid,
         BackendError::Mount { fault, .. } => ErrorKind::Mount(*fault),
         BackendError::Gone => ErrorKind::NotFound,
@@ -226,6 +233,7 @@ impl ErrorKind {
             Self::Exhausted { .. } => "exhausted",
             Self::Refused => "refused",
             Self::Unsupported => "unsupported",
+            Self::Pull => "pull",
             Self::Mount(_) => "mount",
             Self::Internal => "internal",
         }
