@@ -11,6 +11,7 @@ mod large_files;
 mod limits;
 mod maxima;
 mod mounts;
+mod network;
 mod open_files;
 mod operators;
 mod owners;

@@ -12,6 +12,7 @@ pub mod registry;
 pub mod run;
 pub mod sandbox;
 pub mod server;
+pub mod world;
 
 use std::time::{Duration, Instant};
 

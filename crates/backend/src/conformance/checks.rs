@@ -43,6 +43,7 @@ checks![
     a_living_sandbox_gets_other_limits,
     limits_that_cannot_be_changed_are_refused,
     a_name_of_an_image_is_resolved_as_at_a_create,
+    a_network_is_given_late_or_refused,
     images_that_are_not_there_are_neither_found_nor_removed,
     destroying_twice_is_no_error,
     a_backend_that_was_opened_anew_adopts_its_sandboxes,
@@ -307,6 +308,34 @@ async fn a_name_of_an_image_is_resolved_as_at_a_create(subject: &dyn Subject) {
     made.destroy().await;
     let missing = backend.resolve("conformance/no-such-image").await;
     assert!(matches!(missing, Err(BackendError::NoImage(_))), "{missing:?}");
+}
+
+/// Says whether a way leads out of the sandbox.
+const WAY_OUT: &str = "awk '$2 == \"00000000\" { found = 1 } END { exit !found }' /proc/net/route";
+
+async fn a_network_is_given_late_or_refused(subject: &dyn Subject) {
+    let backend = subject.open().await;
+    let offered = backend.probe().await.expect("the host can be probed");
+    let made = Made::plain(&backend).await;
+    let asked = backend.connect(&made.id, Network::On).await;
+    let told = |measures: &crate::Measures| measures.iter().find(|(name, _)| name == "network").cloned();
+    if offered.network {
+        let (_, value) = asked.ok().as_ref().and_then(told).expect("it is told what is in force");
+        assert!(value.starts_with("on"), "{value}");
+        assert!(backend.connect(&made.id, Network::Auto).await.is_ok(), "asking again changes nothing");
+        assert_eq!(made.run(WAY_OUT).await.exit, Exit::Code(0), "network `on` has no way out");
+    } else {
+        let Err(BackendError::Unsupported { hint: Some(_), .. }) = &asked else {
+            panic!("a network that cannot be given: {asked:?}")
+        };
+        let open = backend.connect(&made.id, Network::Auto).await.ok().as_ref().and_then(told);
+        assert!(open.is_some_and(|(_, value)| value.starts_with("off")), "`auto` is not an error");
+        assert_eq!(made.run(WAY_OUT).await.exit, Exit::Code(1), "network `off` has a way out");
+    }
+    let id = made.id.clone();
+    made.destroy().await;
+    let gone = backend.connect(&id, Network::On).await;
+    assert!(matches!(gone, Err(BackendError::Gone)), "{gone:?}");
 }
 
 async fn destroying_twice_is_no_error(subject: &dyn Subject) {
