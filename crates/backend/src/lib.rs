@@ -6,7 +6,7 @@ pub mod conformance;
 
 use std::sync::Arc;
 
-use domain::{Bytes, Cause, Mount, SandboxId, Spec};
+use domain::{Bytes, Cause, Mount, SandboxId, Spec, Volume, VolumeId};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 
@@ -34,6 +34,12 @@ pub trait Backend: Send + Sync {
     async fn usage(&self, id: &SandboxId) -> Result<Usage, BackendError>;
     /// Makes mounts visible inside a living sandbox: all of them, or none.
     async fn attach(&self, id: &SandboxId, mounts: &[Mount]) -> Result<Measures, BackendError>;
+    /// Makes a volume that outlives sandboxes. One that exists already stays as it is.
+    async fn make_volume(&self, volume: &Volume) -> Result<(), BackendError>;
+    /// Removes a volume that no sandbox uses, with all it holds. One that is gone already is no error.
+    async fn remove_volume(&self, id: &VolumeId) -> Result<(), BackendError>;
+    /// Every volume that is whole, so that a restarted server knows them again.
+    async fn volumes(&self) -> Result<Vec<FoundVolume>, BackendError>;
     /// Sandboxes that end without `destroy`, as they end. There is one listener: the service.
     fn deaths(&self) -> mpsc::UnboundedReceiver<Death>;
 }
@@ -52,6 +58,8 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 pub struct Capabilities {
     pub pause: bool,
     pub attach: bool,
+    /// Whether there are volumes that outlive sandboxes.
+    pub volumes: bool,
     /// The limits that are enforced, by name: `memory`, `cpus`, `pids`, `disk`.
     pub limits: Vec<String>,
     /// What holds less than it should here, each as a sentence.
@@ -77,6 +85,14 @@ pub struct InForce {
 pub struct Found {
     pub id: SandboxId,
     pub condition: Condition,
+}
+
+/// A volume as a backend finds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundVolume {
+    pub volume: Volume,
+    /// What it holds now.
+    pub used: Bytes,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

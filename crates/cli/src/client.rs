@@ -13,6 +13,7 @@ mod lifecycle;
 mod operator;
 mod sandbox;
 mod terminal;
+mod volumes;
 
 pub(crate) use commands::{Execution, Wish};
 pub(crate) use events::{Ending, Event, Failure};
@@ -23,6 +24,7 @@ pub(crate) use lifecycle::{NewSandbox, SandboxInfo, Server};
 pub(crate) use operator::Report;
 pub(crate) use sandbox::Sandbox;
 pub(crate) use terminal::{FromTerminal, Terminal, ToTerminal};
+pub(crate) use volumes::VolumeInfo;
 
 /// Whether the server answered with this status.
 pub(crate) fn refused_with(error: &anyhow::Error, status: ::http::StatusCode) -> bool {

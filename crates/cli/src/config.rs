@@ -6,6 +6,7 @@
 
 mod keys;
 mod raw;
+mod volumes;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,6 +23,7 @@ use crate::args::{ServeArgs, StateArgs};
 use crate::output::WithHint;
 use crate::values;
 use raw::{Amount, RawConfig, RawImages, RawLimits, RawPrepared, RawQuota};
+pub(crate) use volumes::Volumes;
 
 /// The settings that hold.
 #[derive(Clone, Debug)]
@@ -50,6 +52,7 @@ pub(crate) struct Config {
     /// After how long without use a sandbox with a key may make room for another.
     pub park_after: Duration,
     pub prepared: Prepared,
+    pub volumes: Volumes,
 }
 
 /// An API key. It never appears in what is printed.
@@ -204,6 +207,7 @@ impl Config {
                 .map(|amount| read("longest_timeout", &amount, values::duration))
                 .transpose()?,
             prepared: check_prepared(&raw.prepared)?,
+            volumes: volumes::check(&raw.volumes, &state_dir)?,
             state_dir,
         };
         config.check_uids()?;

@@ -21,4 +21,4 @@ pub use process::{Exit, Identity, ProcessId, SessionId};
 pub use quantity::{Bytes, Cpus};
 pub use sandbox::{Labels, NotAnOwner, Owner, SandboxId};
 pub use spec::{Network, Resources, Spec};
-pub use volume::{Access, Mount, Source, VolumeId};
+pub use volume::{Access, Mount, Source, Volume, VolumeId, VolumeName};

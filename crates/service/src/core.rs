@@ -6,7 +6,7 @@ use std::sync::{Arc, RwLock};
 use std::time::{Duration, SystemTime};
 
 use backend::{BackendError, Capabilities, Death, SharedBackend};
-use domain::{Key, Owner, Phase, ProcessId, Request, SandboxId, Verdict};
+use domain::{Bytes, Key, Owner, Phase, ProcessId, Request, SandboxId, Verdict};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -21,9 +21,10 @@ use crate::events::Feed;
 use crate::names::Names;
 use crate::reaper::Schedule;
 use crate::registry::{Handle, NoRoom, Registry};
-use crate::store::{Kept, Record, Store};
+use crate::store::{Kept, KeptVolume, Record, Store};
 use crate::tokens::{Mint, random};
 use crate::trouble::Troubles;
+use crate::volumes::Volumes;
 use crate::{Config, Create, InForce, ProcessStatus, Sandbox, Secret, ServiceError, translate};
 
 /// How long a backend may take to remove a sandbox.
@@ -38,6 +39,7 @@ pub(crate) struct Core {
     pub(crate) boot_id: String,
     pub(crate) registry: Registry,
     pub(crate) names: Names,
+    pub(crate) volumes: Volumes,
     pub(crate) events: Feed,
     pub(crate) troubles: Troubles,
     pub(crate) schedule: Schedule,
@@ -54,7 +56,7 @@ impl Core {
         config: Config,
         backend: SharedBackend,
         clock: Clock,
-    ) -> Result<(Arc<Self>, Vec<Record>), ServiceError> {
+    ) -> Result<(Arc<Self>, Vec<Record>, Vec<KeptVolume>), ServiceError> {
         let boot_id = clock::boot_id().map_err(io("read the boot id"))?;
         let mint = Mint::open(&config.state_dir).map_err(io("open the server's secret"))?;
         let (store, kept) = open_store(&config.state_dir).await?;
@@ -74,6 +76,7 @@ impl Core {
             boot_id,
             registry: Registry::default(),
             names: Names::default(),
+            volumes: Volumes::default(),
             events: Feed::new(kept.events),
             troubles: Troubles::default(),
             schedule: Schedule::default(),
@@ -82,7 +85,7 @@ impl Core {
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
         };
-        Ok((Arc::new(core), kept.records))
+        Ok((Arc::new(core), kept.records, kept.volumes))
     }
 
     /// Makes a new sandbox: first known, then made.
@@ -95,10 +98,13 @@ impl Core {
         if self.stop.is_cancelled() {
             return Err(ServiceError::Stopping);
         }
-        let record = self.record(owner, key, wish)?;
+        let mut record = self.record(owner, key, wish)?;
+        let id = record.sandbox.id.clone();
+        let uses = self.claim_volumes(owner, &id, &mut record.sandbox.spec.mounts).await?;
         self.make_room().await;
         let (handle, driver) = Driver::new(self, record);
         self.admit(&handle).await?;
+        uses.keep();
         let (reply, claim) = oneshot::channel();
         self.tasks.spawn(driver.create(reply));
         claim.await.unwrap_or(Err(ServiceError::Stopping)).map(|claim| claim.take())
@@ -107,7 +113,9 @@ impl Core {
     /// Puts a new sandbox on the list if there is room for it, here and in its owner's quota; one
     /// that is parked may have to make room.
     async fn admit(&self, handle: &Arc<Handle>) -> Result<(), ServiceError> {
-        let (limit, quota) = (self.config.sandboxes, self.config.quotas.of(&handle.owner));
+        let (limit, mut quota) = (self.config.sandboxes, self.config.quotas.of(&handle.owner));
+        let volumes = self.volumes.bytes(&handle.owner);
+        quota.disk = quota.disk.map(|most| Bytes(most.0.saturating_sub(volumes)));
         loop {
             let (evicted, refusal) = match self.registry.add(Arc::clone(handle), limit, &quota) {
                 Ok(()) => return Ok(()),

@@ -7,6 +7,7 @@
 mod columns;
 mod events;
 mod rows;
+mod volumes;
 mod writer;
 
 use std::path::Path;
@@ -18,6 +19,7 @@ use tokio::sync::{mpsc, oneshot};
 
 pub(crate) use rows::Record;
 use rows::Row;
+pub(crate) use volumes::{KeptVolume, VolumeChange};
 
 use crate::LifeEvent;
 use crate::api_keys::{ApiKey, KeptKey};
@@ -34,6 +36,7 @@ const MIGRATIONS: &[(u32, &str)] = &[
     (2, include_str!("store/migrations/0002_keys.sql")),
     (3, include_str!("store/migrations/0003_api_keys.sql")),
     (4, include_str!("store/migrations/0004_events.sql")),
+    (5, include_str!("store/migrations/0005_volumes.sql")),
 ];
 
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +69,7 @@ pub(crate) struct Kept {
     pub(crate) keys: Vec<KeptKey>,
     /// The oldest first.
     pub(crate) events: Vec<LifeEvent>,
+    pub(crate) volumes: Vec<KeptVolume>,
 }
 
 /// A handle to the thread that writes.
@@ -82,6 +86,7 @@ enum Write {
     InsertKey(KeptKey, Answer),
     DeleteKey(String, Answer),
     Events(Vec<LifeEvent>),
+    Volume(VolumeChange, Answer),
     Close(oneshot::Sender<()>),
 }
 
@@ -94,6 +99,7 @@ impl Store {
             records: read_records(&connection)?,
             keys: read_keys(&connection)?,
             events: events::read(&connection)?,
+            volumes: volumes::read(&connection)?,
         };
         let (queue, writes) = mpsc::channel(QUEUE);
         writer::spawn(connection, connect(path)?, writes)?;
@@ -131,6 +137,11 @@ impl Store {
 
     pub(crate) async fn delete_key(&self, id: &str) -> Result<(), StoreError> {
         self.ask(|answer| Write::DeleteKey(id.to_owned(), answer)).await
+    }
+
+    /// Writes what becomes of a volume, and waits until it is durable.
+    pub(crate) async fn change_volume(&self, change: VolumeChange) -> Result<(), StoreError> {
+        self.ask(|answer| Write::Volume(change, answer)).await
     }
 
     /// Keeps events; only takes its place in the queue. A failure is logged.

@@ -92,6 +92,7 @@ fn config(state: &TempDir) -> Config {
         commands_per_sandbox: 3,
         quotas: Quotas::default(),
         usual: Resources::default(),
+        volume_size: domain::Bytes::mib(64),
         longest_timeout: Some(Duration::from_secs(86_400)),
     }
 }

@@ -7,6 +7,7 @@ pub mod attach;
 pub mod create;
 pub mod end;
 mod mounts;
+mod named;
 pub mod packet;
 pub mod protocol;
 pub mod record;

@@ -41,6 +41,11 @@ pub enum Question {
         id: String,
         mounts: Vec<MountPlan>,
     },
+    MakeVolume(VolumePlan),
+    RemoveVolume {
+        id: String,
+    },
+    Volumes,
     List,
     Usage {
         id: String,
@@ -64,6 +69,9 @@ impl Question {
             Self::Create(_) | Self::Attach { .. } => false,
             Self::Destroy { .. }
             | Self::Freeze { .. }
+            | Self::MakeVolume(_)
+            | Self::RemoveVolume { .. }
+            | Self::Volumes
             | Self::List
             | Self::Usage { .. }
             | Self::Watch { .. }
@@ -89,6 +97,8 @@ pub enum Answer {
     Changed(Vec<(String, String)>),
     Found(Vec<FoundBox>),
     Used(Used),
+    /// Each with the bytes it holds.
+    Volumes(Vec<(VolumePlan, u64)>),
     Yes(bool),
     Report {
         limits: Vec<String>,
@@ -96,7 +106,19 @@ pub enum Answer {
         pause: bool,
         #[serde(default)]
         attach: bool,
+        #[serde(default)]
+        volumes: bool,
     },
+}
+
+/// A volume, as plain data.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct VolumePlan {
+    pub id: String,
+    pub owner: String,
+    pub name: String,
+    pub size: u64,
+    pub kept: bool,
 }
 
 /// What is in force for a sandbox.

@@ -259,6 +259,8 @@ impl Loop {
                 Ok(attaching) => return self.mounting.push(Mounting { client, number, attaching }),
                 Err(refusal) => Err(refusal),
             },
+            Question::MakeVolume(plan) => self.launcher.make_volume(&plan).map(|()| Answer::Done),
+            Question::RemoveVolume { id } => self.launcher.remove_volume(&id).map(|()| Answer::Done),
             Question::Watch { id } => {
                 let pidfd = self.launcher.pidfd(&id);
                 let answer = if pidfd.is_some() { Ok(Answer::Done) } else { Err(Refusal::gone()) };
@@ -276,12 +278,15 @@ impl Loop {
                 self.launcher.found().map(Answer::Found).map_err(|error| failed("list", &error))
             }
             Question::Usage { id } => self.launcher.usage(&id).map(Answer::Used).ok_or_else(Refusal::gone),
+            Question::Volumes => self.launcher.volumes().map(Answer::Volumes),
             Question::WasOutOfMemory { id } => Ok(Answer::Yes(self.launcher.was_out_of_memory(&id))),
             Question::Report => Ok(self.report()),
             Question::Create(_)
             | Question::Destroy { .. }
             | Question::Freeze { .. }
             | Question::Attach { .. }
+            | Question::MakeVolume(_)
+            | Question::RemoveVolume { .. }
             | Question::Watch { .. } => {
                 Err(Refusal::unsupported("this question is answered elsewhere", None))
             }
@@ -296,6 +301,7 @@ impl Loop {
             weaker: missing.iter().map(|limit| limit.without_groups()).collect(),
             pause: self.launcher.can_freeze(),
             attach: self.launcher.can_attach(),
+            volumes: self.launcher.keeps_volumes(),
         }
     }
 
@@ -375,7 +381,10 @@ fn names_a_sandbox(question: &Question) -> bool {
         | Question::Usage { id }
         | Question::Watch { id }
         | Question::WasOutOfMemory { id } => id,
-        Question::List | Question::Report => return true,
+        // A volume's id has the form of a sandbox's.
+        Question::MakeVolume(plan) => &plan.id,
+        Question::RemoveVolume { id } => id,
+        Question::List | Question::Volumes | Question::Report => return true,
     };
     SandboxId::parse(id).is_ok()
 }

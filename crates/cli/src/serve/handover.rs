@@ -41,6 +41,8 @@ pub(crate) struct Handover {
     pub strict_images: bool,
     pub free_space_floor: u64,
     pub prepared: usize,
+    pub host_paths: Vec<PathBuf>,
+    pub volume_size: u64,
     pub announce: Announce,
 }
 
@@ -77,6 +79,8 @@ impl Handover {
             strict_images: config.images.strict,
             free_space_floor: config.free_space_floor.0,
             prepared: config.prepared.volumes.max(config.prepared.namespaces),
+            host_paths: config.volumes.host_paths.clone(),
+            volume_size: config.volumes.default_size.0,
             announce,
         }
     }
@@ -94,7 +98,7 @@ impl Handover {
             pool_bytes: None,
             free_space_floor: self.free_space_floor,
             prepared: self.prepared,
-            mounts: MountRule::Below(Vec::new()),
+            mounts: MountRule::Below(self.host_paths.clone()),
             lifetime: Lifetime::Own,
             maxima: self.maxima,
         }

@@ -4,8 +4,9 @@ use std::error::Error;
 
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
-use service::{ErrorKind, MountFault, ServiceError};
+use service::{ErrorKind, ServiceError};
 
+use super::volumes;
 use crate::answer;
 use crate::auth::Refusal;
 
@@ -87,7 +88,6 @@ impl From<ServiceError> for Problem {
             ErrorKind::Invalid | ErrorKind::File(_) => {
                 (StatusCode::BAD_REQUEST, "SANDBOX::INVALID_PARAMETER")
             }
-            ErrorKind::Mount(fault) => (StatusCode::BAD_REQUEST, mount_code(fault)),
             ErrorKind::Unsupported => (StatusCode::BAD_REQUEST, "SANDBOX::API_NOT_SUPPORTED"),
             ErrorKind::Conflict { .. } | ErrorKind::Busy => {
                 (StatusCode::CONFLICT, "DOCKER::SANDBOX_NOT_RUNNING")
@@ -96,32 +96,19 @@ impl From<ServiceError> for Problem {
                 (StatusCode::TOO_MANY_REQUESTS, "KUBERNETES::POOL_CAPACITY_EXHAUSTED")
             }
             ErrorKind::Refused => (StatusCode::BAD_GATEWAY, "BACKEND_CONNECTION_FAILED"),
-            ErrorKind::NoProcess | ErrorKind::NoSession | ErrorKind::Internal => {
+            ErrorKind::NoProcess | ErrorKind::NoSession | ErrorKind::Mount(_) | ErrorKind::Internal => {
                 (StatusCode::INTERNAL_SERVER_ERROR, "SANDBOX::INTERNAL_ERROR")
             }
         };
+        let volume = volumes::status_of(&error);
+        let (status, code) = volume.unwrap_or((status, code));
         report(&error);
-        let message = match error.kind() {
-            // Its words are about what this client asked for.
-            ErrorKind::Mount(_) => chain(&error),
-            _ => error.to_string(),
-        };
+        // What is wrong with a volume is about what this client asked for.
+        let told = volume.is_some() && error.kind() != ErrorKind::Internal;
+        let message = if told { chain(&error) } else { error.to_string() };
         let problem = Self::new(status, code, with_hint(&error, message));
         let hint = error.hint().map(str::to_owned);
         Self { hint, retry_after: retry_after(&error), ..problem }
-    }
-}
-
-/// The reference's word for what is wrong with a mount.
-fn mount_code(fault: MountFault) -> &'static str {
-    match fault {
-        MountFault::NotAllowed => "VOLUME::HOST_PATH_NOT_ALLOWED",
-        MountFault::NotFound => "VOLUME::HOST_PATH_NOT_FOUND",
-        MountFault::NotMade => "VOLUME::HOST_PATH_CREATE_FAILED",
-        MountFault::SubPath => "VOLUME::INVALID_SUB_PATH",
-        MountFault::Target => "VOLUME::INVALID_MOUNT_PATH",
-        MountFault::NoVolume => "VOLUME::PVC_NOT_FOUND",
-        MountFault::Failed => "VOLUME::PVC_INSPECT_FAILED",
     }
 }
 
