@@ -14,3 +14,4 @@ mod open_files;
 mod owners;
 mod run;
 mod serving;
+mod volumes;

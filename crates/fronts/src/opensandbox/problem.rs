@@ -100,13 +100,9 @@ impl From<ServiceError> for Problem {
                 (StatusCode::INTERNAL_SERVER_ERROR, "SANDBOX::INTERNAL_ERROR")
             }
         };
-        let volume = volumes::status_of(&error);
-        let (status, code) = volume.unwrap_or((status, code));
+        let (status, code) = volumes::status_of(&error).unwrap_or((status, code));
         report(&error);
-        // What is wrong with a volume is about what this client asked for.
-        let told = volume.is_some() && error.kind() != ErrorKind::Internal;
-        let message = if told { chain(&error) } else { error.to_string() };
-        let problem = Self::new(status, code, with_hint(&error, message));
+        let problem = Self::new(status, code, with_hint(&error, error.to_string()));
         let hint = error.hint().map(str::to_owned);
         Self { hint, retry_after: retry_after(&error), ..problem }
     }
