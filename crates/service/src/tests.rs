@@ -10,6 +10,7 @@ mod lifecycle;
 mod owners;
 mod pretend;
 mod restart;
+mod volumes;
 mod waiting;
 
 use std::sync::Arc;

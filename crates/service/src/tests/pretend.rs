@@ -78,6 +78,14 @@ impl Pretend {
         self.population.subscribe().wait_for(|count| *count == 0).await.unwrap();
     }
 
+    pub(super) fn put_volume(&self, volume: Volume) {
+        self.world.lock().unwrap().volumes.insert(volume.id.clone(), volume);
+    }
+
+    pub(super) fn forget_volume(&self, id: &VolumeId) {
+        self.world.lock().unwrap().volumes.remove(id);
+    }
+
     pub(super) fn fail(&self, call: &'static str, times: usize) {
         self.world.lock().unwrap().failing.insert(call, times);
     }
@@ -183,6 +191,7 @@ impl Backend for Pretend {
     }
 
     async fn attach(&self, _id: &SandboxId, _mounts: &[Mount]) -> Result<backend::Measures, BackendError> {
+        self.called("attach")?;
         Ok(Vec::new())
     }
 
