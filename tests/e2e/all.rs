@@ -11,6 +11,7 @@ mod limits;
 mod maxima;
 mod mounts;
 mod open_files;
+mod operators;
 mod owners;
 mod run;
 mod serving;

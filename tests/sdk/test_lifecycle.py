@@ -43,7 +43,7 @@ def test_extensions_with_their_prefix_are_echoed(api, new_box):
         ({"volumes": [{"name": "v", "mountPath": "v", "host": {"path": "/"}}]}, 400, "VOLUME::INVALID_MOUNT_PATH"),
         ({"volumes": [{"name": "v", "mountPath": "/v"}]}, 400, "VOLUME::INVALID_BACKEND"),
         ({"networkPolicy": {"defaultAction": "deny"}}, 400, "SANDBOX::API_NOT_SUPPORTED"),
-        ({"extensions": {"coracle.network": "on"}}, 400, "SANDBOX::API_NOT_SUPPORTED"),
+        ({"extensions": {"coracle.network": "filtered"}}, 400, "SANDBOX::API_NOT_SUPPORTED"),
         ({"extensions": {"coracle.lines": "Q"}}, 400, "SANDBOX::INVALID_PARAMETER"),
         ({"extensions": {"poolRef": "p"}}, 400, "SANDBOX::UNSUPPORTED_POOL_REF"),
         ({"secureAccess": True}, 400, "SANDBOX::API_NOT_SUPPORTED"),
@@ -59,7 +59,7 @@ def test_a_create_that_cannot_be_is_refused_by_name(api, change, status, code):
 def test_what_comes_later_says_so(api):
     for change in [{"networkPolicy": {}}, {"extensions": {"coracle.network": "filtered"}}]:
         answer = api.post("/v1/sandboxes", json={**CREATE, **change})
-        assert "comes with the network issue" in answer.json()["message"]
+        assert "comes with the egress filter" in answer.json()["message"]
 
 
 def test_small_resources_are_in_force(new_box):

@@ -60,6 +60,8 @@ impl Server {
             .env("CORACLE_INSTANCE", &instance)
             .envs(key.iter().map(|key| ("CORACLE_API_KEY", key)))
             .envs(mounts)
+            // The links and packet filters of this host are not for tests to change.
+            .env("CORACLE_NETWORK_DEFAULT", "off")
             // Everything it could ever log, so that a secret in a rare line is found too.
             .env("CORACLE_LOG", "trace")
             .stdout(Stdio::piped())

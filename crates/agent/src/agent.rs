@@ -51,6 +51,8 @@ pub(crate) struct Agent {
     /// Given up for a moment when no other descriptor is left.
     pub(crate) reserve: Option<OwnedFd>,
     last_number: u64,
+    /// Whether anything was ever asked of it that leaves traces.
+    pub(crate) used: bool,
 }
 
 /// What a child is to us. A child that is not known is an orphan.
@@ -105,6 +107,7 @@ impl Agent {
             page: vec![0; RECORD],
             reserve,
             last_number: 0,
+            used: false,
         })
     }
 

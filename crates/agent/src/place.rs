@@ -22,7 +22,7 @@ const LARGEST_CONFIG: usize = 4 << 20;
 /// How many connections may wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// All that does not change while the agent runs.
+/// All that does not change while the agent runs, but for the environment that its owner adds.
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(crate) thread: SingleThread,

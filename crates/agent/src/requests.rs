@@ -1,5 +1,7 @@
 //! Requests: from the first frame of a connection to whoever deals with it.
 
+use std::collections::BTreeMap;
+
 use rustix::process::Signal;
 use wire::process::{Reach, SignalProcess};
 use wire::{Call, Fault, FaultKind, Frame, FrameError, Reply, Request};
@@ -27,8 +29,13 @@ impl Agent {
     }
 
     fn handle(&mut self, connection: u64, request: Request) -> Result<(), Fault> {
+        self.used |= leaves_traces(&request);
         match request {
             Request::Ping => self.answer(connection, &Reply::Ok),
+            Request::Adopt { env } => {
+                self.adopt(env)?;
+                self.answer(connection, &Reply::Ok);
+            }
             Request::Start(start) => self.start(connection, &start)?,
             Request::Follow { process, from } => {
                 let process = self.process(&process)?;
@@ -73,6 +80,16 @@ impl Agent {
                 self.answer(connection, &Reply::Ok);
             }
         }
+        Ok(())
+    }
+
+    /// Takes variables from whom it belongs to from now on.
+    fn adopt(&mut self, env: BTreeMap<String, String>) -> Result<(), Fault> {
+        if self.used {
+            return Err(fault::plain(FaultKind::Busy, "adopt", "it was used before"));
+        }
+        self.used = true;
+        self.place.config.env.extend(env);
         Ok(())
     }
 
@@ -148,6 +165,18 @@ impl Agent {
         self.drop_process(number);
         Ok(())
     }
+}
+
+/// Whether something of whoever asks may be found by others later.
+fn leaves_traces(request: &Request) -> bool {
+    matches!(
+        request,
+        Request::Start(_)
+            | Request::OpenSession(_)
+            | Request::Run(_)
+            | Request::File(_)
+            | Request::Tunnel { .. }
+    )
 }
 
 /// Reads the request. One that a newer server knows and we do not is told from nonsense.

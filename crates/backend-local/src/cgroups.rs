@@ -501,15 +501,18 @@ impl Hierarchies {
             Controller::Legacy(root) => number(self.legacy_home(root, id, "cmd").join("pids.current")),
             Controller::Absent => None,
         };
-        // Every v2 group accounts processor time, with or without a controller.
-        let stat = fs::read_to_string(self.home(id).join("cmd/cpu.stat")).unwrap_or_default();
         let oom = self.oom_file(id, "cmd").and_then(|file| fs::read_to_string(file).ok());
         GroupUsage {
             memory,
             pids,
-            cpu_micros: word(&stat, "usage_usec"),
+            cpu_micros: self.cpu_micros(id),
             oom_kills: oom.and_then(|text| word(&text, "oom_kill")),
         }
+    }
+
+    /// Every v2 group accounts processor time, with or without a controller.
+    pub fn cpu_micros(&self, id: &str) -> Option<u64> {
+        word(&fs::read_to_string(self.home(id).join("cmd/cpu.stat")).ok()?, "usage_usec")
     }
 }
 

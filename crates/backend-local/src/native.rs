@@ -11,7 +11,8 @@ use backend::{
 };
 use domain::volume::Lifetime;
 use domain::{
-    Access, Bytes, Cause, Mount, Network, Owner, SandboxId, Source, Spec, Volume, VolumeId, VolumeName,
+    Access, Bytes, Cause, Mount, Network, Owner, Resources, SandboxId, Source, Spec, Volume, VolumeId,
+    VolumeName,
 };
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -22,7 +23,8 @@ use tokio::time::Instant;
 
 use crate::jail::plan::{GuestPlan, JailPlan, LimitName, Limits, MountPlan, SourcePlan, UserPlan};
 use crate::launcher::packet;
-use crate::launcher::protocol::{Answer, Ask, Question, Refusal, SOCKET, Tell, VERSION, VolumePlan};
+use crate::launcher::protocol::{Answer, Ask, Question, Refusal, Resize, SOCKET, Tell, VERSION, VolumePlan};
+use crate::network::Wish;
 
 /// What holds for sandboxes whose caller left something open.
 #[derive(Clone, Copy, Debug)]
@@ -88,33 +90,13 @@ impl Native {
     }
 
     fn plan(&self, id: &SandboxId, spec: &Spec) -> Result<JailPlan, BackendError> {
-        if spec.network != Network::Off {
-            let word = if spec.network == Network::On { "on" } else { "filtered" };
-            let message = format!("network `{word}` comes with the network issue");
-            return Err(BackendError::Unsupported { message, hint: Some("use network `off`".to_owned()) });
-        }
-        let (resources, default) = (&spec.resources, &self.defaults.limits);
-        let mut named = Vec::new();
-        let mut note = |is_named: bool, limit| {
-            if is_named {
-                named.push(limit)
-            }
-        };
-        note(resources.memory.is_some(), LimitName::Memory);
-        note(resources.cpus.is_some(), LimitName::Cpus);
-        note(resources.pids.is_some(), LimitName::Pids);
-        note(resources.disk.is_some(), LimitName::Disk);
         Ok(JailPlan {
             id: id.as_str().to_owned(),
             image: spec.image.clone(),
-            limits: Limits {
-                memory: resources.memory.map_or(default.memory, |memory| memory.0),
-                cpus: resources.cpus.map_or(default.cpus, |cpus| cpus.0),
-                pids: resources.pids.unwrap_or(default.pids),
-                disk: resources.disk.map_or(default.disk, |disk| disk.0),
-            },
-            named,
+            limits: self.limits(&spec.resources),
+            named: named(&spec.resources),
             require_limits: self.defaults.require_limits,
+            network: wish(spec.network)?,
             mounts: mount_plans(&spec.mounts)?,
             env: spec.env.clone(),
             guest: guest_plan(spec),
@@ -122,6 +104,17 @@ impl Native {
             user: None,
             keep: false,
         })
+    }
+
+    /// All limits: those that the caller named, and for the others our own.
+    fn limits(&self, resources: &Resources) -> Limits {
+        let default = &self.defaults.limits;
+        Limits {
+            memory: resources.memory.map_or(default.memory, |memory| memory.0),
+            cpus: resources.cpus.map_or(default.cpus, |cpus| cpus.0),
+            pids: resources.pids.unwrap_or(default.pids),
+            disk: resources.disk.map_or(default.disk, |disk| disk.0),
+        }
     }
 
     /// Reports the end of a sandbox when its first process ends.
@@ -158,8 +151,8 @@ impl Backend for Native {
 
     async fn probe(&self) -> Result<Capabilities, BackendError> {
         match self.simple(Question::Report).await? {
-            Answer::Report { limits, weaker, pause, attach, volumes } => {
-                Ok(Capabilities { pause, attach, volumes, limits, weaker })
+            Answer::Report { limits, weaker, pause, attach, volumes, network } => {
+                Ok(Capabilities { pause, attach, volumes, network, limits, weaker })
             }
             _ => Err(unexpected()),
         }
@@ -186,8 +179,11 @@ impl Backend for Native {
         self.simple(question).await.map(drop)
     }
 
-    async fn destroy(&self, id: &SandboxId) -> Result<(), BackendError> {
-        self.simple(Question::Destroy { id: id.as_str().to_owned() }).await.map(drop)
+    async fn destroy(&self, id: &SandboxId) -> Result<Usage, BackendError> {
+        match self.simple(Question::Destroy { id: id.as_str().to_owned() }).await? {
+            Answer::Ended { cpu_micros } => Ok(Usage { cpu_micros, ..Usage::default() }),
+            _ => Err(unexpected()),
+        }
     }
 
     async fn list(&self) -> Result<Vec<Found>, BackendError> {
@@ -260,6 +256,34 @@ impl Backend for Native {
             Answer::Volumes(found) => {
                 Ok(found.into_iter().filter_map(|(plan, used)| found_volume(plan, used)).collect())
             }
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn resize(&self, id: &SandboxId, resources: &Resources) -> Result<Measures, BackendError> {
+        let resize = Resize {
+            id: id.as_str().to_owned(),
+            limits: self.limits(resources),
+            named: named(resources),
+            require_limits: self.defaults.require_limits,
+        };
+        match self.simple(Question::Resize(resize)).await? {
+            Answer::Changed(measures) => Ok(measures),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn resolve(&self, image: &str) -> Result<String, BackendError> {
+        match self.simple(Question::Resolve { image: image.to_owned() }).await? {
+            Answer::Resolved(name) => Ok(name),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn connect(&self, id: &SandboxId, network: Network) -> Result<Measures, BackendError> {
+        let question = Question::Connect { id: id.as_str().to_owned(), network: wish(network)? };
+        match self.simple(question).await? {
+            Answer::Changed(measures) => Ok(measures),
             _ => Err(unexpected()),
         }
     }
@@ -404,6 +428,31 @@ fn mount_plan(mount: &Mount) -> Result<MountPlan, BackendError> {
     let read_only = mount.access == Access::ReadOnly;
     let (target, sub_path) = (mount.target.clone(), mount.sub_path.clone());
     Ok(MountPlan { source, target, read_only, sub_path })
+}
+
+/// The limits that the caller named.
+fn named(resources: &Resources) -> Vec<LimitName> {
+    let all = [
+        (LimitName::Memory, resources.memory.is_some()),
+        (LimitName::Cpus, resources.cpus.is_some()),
+        (LimitName::Pids, resources.pids.is_some()),
+        (LimitName::Disk, resources.disk.is_some()),
+    ];
+    all.into_iter().filter_map(|(limit, named)| named.then_some(limit)).collect()
+}
+
+/// What the launcher is asked for.
+fn wish(network: Network) -> Result<Wish, BackendError> {
+    match network {
+        Network::Off => Ok(Wish::Off),
+        Network::On => Ok(Wish::On),
+        Network::Auto => Ok(Wish::Auto),
+        Network::Filtered => {
+            let message = "network `filtered` comes with the egress filter".to_owned();
+            let hint = Some("use network `on` or `off`".to_owned());
+            Err(BackendError::Unsupported { message, hint })
+        }
+    }
 }
 
 /// The guest of a spec as plain data.

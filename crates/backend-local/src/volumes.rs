@@ -110,6 +110,8 @@ pub enum VolumeError {
     Unknown(String),
     #[error("there are no volumes on disk here")]
     OnlyMemory,
+    #[error("a volume that is an image file keeps its size")]
+    FixedSize,
 }
 
 impl Default for Settings {
@@ -197,6 +199,16 @@ impl Volumes {
         match self {
             Self::Btrfs(pool) => Ok(pool.volume(id)),
             Self::Ext4(images) => images.volume(id),
+            Self::Tmpfs => Err(VolumeError::OnlyMemory),
+        }
+    }
+
+    /// Gives the volume of `id` another limit.
+    pub fn resize(&mut self, id: &str, limit: Bytes) -> Result<(), VolumeError> {
+        check_name(id)?;
+        match self {
+            Self::Btrfs(pool) => pool.resize(id, limit),
+            Self::Ext4(_) => Err(VolumeError::FixedSize),
             Self::Tmpfs => Err(VolumeError::OnlyMemory),
         }
     }

@@ -6,7 +6,7 @@ pub mod conformance;
 
 use std::sync::Arc;
 
-use domain::{Bytes, Cause, Mount, SandboxId, Spec, Volume, VolumeId};
+use domain::{Bytes, Cause, Mount, Network, Resources, SandboxId, Spec, Volume, VolumeId};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 
@@ -28,7 +28,8 @@ pub trait Backend: Send + Sync {
     /// Stops every command; the agent still answers.
     async fn pause(&self, id: &SandboxId) -> Result<(), BackendError>;
     async fn resume(&self, id: &SandboxId) -> Result<(), BackendError>;
-    async fn destroy(&self, id: &SandboxId) -> Result<(), BackendError>;
+    /// Answers when nothing is left of it, with what it had used, as far as anybody knows.
+    async fn destroy(&self, id: &SandboxId) -> Result<Usage, BackendError>;
     async fn list(&self) -> Result<Vec<Found>, BackendError>;
     async fn dial(&self, id: &SandboxId) -> Result<AgentStream, BackendError>;
     async fn usage(&self, id: &SandboxId) -> Result<Usage, BackendError>;
@@ -40,6 +41,13 @@ pub trait Backend: Send + Sync {
     async fn remove_volume(&self, id: &VolumeId) -> Result<(), BackendError>;
     /// Every volume that is whole, so that a restarted server knows them again.
     async fn volumes(&self) -> Result<Vec<FoundVolume>, BackendError>;
+    /// Gives a living sandbox other limits, those that are left open as at its creation, and says
+    /// what holds now. What cannot be enforced fails, and then nobody knows which limits hold.
+    async fn resize(&self, id: &SandboxId, resources: &Resources) -> Result<Measures, BackendError>;
+    /// The image that a name stands for, as `InForce::image` would tell it.
+    async fn resolve(&self, image: &str) -> Result<String, BackendError>;
+    /// Gives a living sandbox that was made without one its network. Asking again changes nothing.
+    async fn connect(&self, id: &SandboxId, network: Network) -> Result<Measures, BackendError>;
     /// Sandboxes that end without `destroy`, as they end. There is one listener: the service.
     fn deaths(&self) -> mpsc::UnboundedReceiver<Death>;
 }
@@ -60,6 +68,8 @@ pub struct Capabilities {
     pub attach: bool,
     /// Whether there are volumes that outlive sandboxes.
     pub volumes: bool,
+    /// Whether a sandbox can reach other machines.
+    pub network: bool,
     /// The limits that are enforced, by name: `memory`, `cpus`, `pids`, `disk`.
     pub limits: Vec<String>,
     /// What holds less than it should here, each as a sentence.
@@ -78,6 +88,17 @@ pub struct InForce {
     pub measures: Measures,
     /// Defaults that could not be enforced, each as a sentence.
     pub weaker: Vec<String>,
+}
+
+impl InForce {
+    pub fn change(&mut self, measures: Measures) {
+        for (name, value) in measures {
+            match self.measures.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, former)) => *former = value,
+                None => self.measures.push((name, value)),
+            }
+        }
+    }
 }
 
 /// A sandbox as a backend finds it at start.

@@ -17,7 +17,8 @@ use crate::values::{self, Place};
 #[derive(Debug, Parser)]
 #[command(name = "coracle", version, propagate_version = true, after_help = AFTER_HELP)]
 pub(crate) struct Cli {
-    /// The server that the commands for sandboxes, keys and events talk to
+    /// The server that the commands for sandboxes, keys and events talk to; operators on its own
+    /// machine may name its socket, as `unix:/var/lib/coracle/operator.sock`, and need no key there
     #[arg(
         long,
         global = true,
@@ -68,6 +69,8 @@ pub(crate) enum Command {
     },
     /// Show what the sandboxes use, again and again
     Top(TopArgs),
+    /// Show what was used, by the hour or sample by sample
+    Usage(UsageArgs),
     /// Print what becomes of sandboxes
     Events(EventsArgs),
     /// Remove sandboxes
@@ -196,7 +199,11 @@ hyphen needs `--` before it.";
 pub(crate) enum NetworkChoice {
     /// Loopback only
     Off,
+    /// Other machines, but not this host and its private networks
     On,
+    /// `on` where this host can do it, else `off`
+    Auto,
+    /// Not offered yet
     Filtered,
 }
 
@@ -205,6 +212,7 @@ impl From<NetworkChoice> for domain::Network {
         match choice {
             NetworkChoice::Off => Self::Off,
             NetworkChoice::On => Self::On,
+            NetworkChoice::Auto => Self::Auto,
             NetworkChoice::Filtered => Self::Filtered,
         }
     }
@@ -268,6 +276,17 @@ pub(crate) struct TopArgs {
     /// Look once, over one such time
     #[arg(long)]
     pub once: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct UsageArgs {
+    /// Show the last hour of this sandbox instead of what owners used
+    #[arg(value_name = "ID", value_parser = values::sandbox_id)]
+    pub id: Option<SandboxId>,
+
+    /// How many hours to look back
+    #[arg(long, value_name = "COUNT", default_value_t = 24, value_parser = clap::value_parser!(u64).range(1..=744), conflicts_with = "id")]
+    pub hours: u64,
 }
 
 #[derive(Debug, Args)]

@@ -14,6 +14,7 @@ mod operator;
 mod sandbox;
 mod terminal;
 mod volumes;
+mod way;
 
 pub(crate) use commands::{Execution, Wish};
 pub(crate) use events::{Ending, Event, Failure};
@@ -21,7 +22,7 @@ pub(crate) use files::{FileInfo, Kind};
 pub(crate) use http::Refused;
 pub(crate) use keys::KeyInfo;
 pub(crate) use lifecycle::{NewSandbox, SandboxInfo, Server};
-pub(crate) use operator::Report;
+pub(crate) use operator::{Hour, Report, Sample};
 pub(crate) use sandbox::Sandbox;
 pub(crate) use terminal::{FromTerminal, Terminal, ToTerminal};
 pub(crate) use volumes::VolumeInfo;

@@ -5,6 +5,7 @@
 //! Only `Config` travels.
 
 mod keys;
+mod network;
 mod raw;
 mod volumes;
 
@@ -15,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use backend_local::network::NetworkSettings;
 use domain::{Bytes, Cpus};
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
@@ -37,6 +39,7 @@ pub(crate) struct Config {
     /// The name of this server among others on the host; part of cgroup names.
     pub instance: String,
     pub lines: Lines,
+    pub on_stop: OnStop,
     pub images: Images,
     pub limits: Limits,
     /// Whether a default limit that this host cannot enforce fails a create.
@@ -53,6 +56,7 @@ pub(crate) struct Config {
     pub park_after: Duration,
     pub prepared: Prepared,
     pub volumes: Volumes,
+    pub network: NetworkSettings,
 }
 
 /// An API key. It never appears in what is printed.
@@ -69,6 +73,14 @@ impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")
     }
+}
+
+/// What becomes of sandboxes when the server is told to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum OnStop {
+    /// They live on; the next server adopts them.
+    Keep,
+    Remove,
 }
 
 /// How output is cut into events, see docs/configuration.md.
@@ -192,6 +204,7 @@ impl Config {
                 None => derived_instance(&state_dir),
             },
             lines: check_lines(raw.lines.as_deref())?,
+            on_stop: check_on_stop(raw.on_stop.as_deref())?,
             images: check_images(raw.images)?,
             limits: check_limits(&raw.limits)?,
             require_limits: raw.require_limits.unwrap_or(true),
@@ -208,6 +221,7 @@ impl Config {
                 .transpose()?,
             prepared: check_prepared(&raw.prepared)?,
             volumes: volumes::check(&raw.volumes, &state_dir)?,
+            network: network::check(raw.network)?,
             state_dir,
         };
         config.check_uids()?;
@@ -335,6 +349,14 @@ fn check_instance(name: String) -> Result<String> {
         bail!("`instance` is `{name}`, not 1 to 32 lower-case letters, digits and hyphens");
     }
     Ok(name)
+}
+
+fn check_on_stop(text: Option<&str>) -> Result<OnStop> {
+    match text {
+        None | Some("keep") => Ok(OnStop::Keep),
+        Some("remove") => Ok(OnStop::Remove),
+        Some(other) => bail!("`on_stop` is `{other}`, neither `keep` nor `remove`"),
+    }
 }
 
 fn check_lines(text: Option<&str>) -> Result<Lines> {

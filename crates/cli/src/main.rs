@@ -73,6 +73,7 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<ExitCode> {
         Command::Ls(args) => block_on(sandboxes::list(&server()?, args, printer)),
         Command::Inspect { id } => block_on(watch::inspect(&server()?, &id, printer)),
         Command::Top(args) => block_on(watch::top(&server()?, &args, printer)),
+        Command::Usage(args) => block_on(watch::usage(&server()?, &args, printer)),
         Command::Events(args) => block_on(watch::events(&server()?, &args, printer)),
         Command::Release(args) => block_on(sandboxes::release(&server()?, &args, printer)),
         Command::Rm(args) => block_on(sandboxes::remove(&server()?, args, printer)),

@@ -36,7 +36,10 @@ pub struct Resources {
 pub enum Network {
     /// Its own loopback and nothing else.
     Off,
+    /// Other machines, but not this host and what is near it.
     On,
+    /// `On` where that is possible, else `Off`.
+    Auto,
     Filtered,
 }
 

@@ -10,6 +10,7 @@ pub mod landlock;
 pub mod loopdev;
 pub mod mounts;
 pub mod namespaces;
+pub mod netlink;
 pub mod pty;
 pub mod seccomp;
 pub mod signals;

@@ -18,6 +18,7 @@ use crate::api_keys::{ApiKey, KeptKey, Keys};
 use crate::clock::{self, Clock};
 use crate::driver::{Answer, Command, Driver};
 use crate::events::Feed;
+use crate::history::History;
 use crate::names::Names;
 use crate::reaper::Schedule;
 use crate::registry::{Handle, NoRoom, Registry};
@@ -25,10 +26,13 @@ use crate::store::{Kept, KeptVolume, Record, Store};
 use crate::tokens::{Mint, random};
 use crate::trouble::Troubles;
 use crate::volumes::Volumes;
-use crate::{Config, Create, InForce, ProcessStatus, Sandbox, Secret, ServiceError, translate};
+use crate::{Config, Create, InForce, ProcessStatus, Sandbox, Secret, ServiceError, Usage, translate};
 
 /// How long a backend may take to remove a sandbox.
 const DESTROY: Duration = Duration::from_secs(60);
+
+/// How long a backend may take to say what a sandbox uses.
+const USAGE: Duration = Duration::from_secs(10);
 
 pub(crate) struct Core {
     pub(crate) config: Config,
@@ -42,6 +46,7 @@ pub(crate) struct Core {
     pub(crate) volumes: Volumes,
     pub(crate) events: Feed,
     pub(crate) troubles: Troubles,
+    pub(crate) history: History,
     pub(crate) schedule: Schedule,
     pub(crate) mint: Mint,
     pub(crate) keys: RwLock<Keys>,
@@ -79,6 +84,7 @@ impl Core {
             volumes: Volumes::default(),
             events: Feed::new(kept.events),
             troubles: Troubles::default(),
+            history: History::new(kept.hours),
             schedule: Schedule::default(),
             mint,
             keys: RwLock::new(Keys::new(kept.keys)),
@@ -202,6 +208,14 @@ impl Core {
         handle.ok_or_else(|| ServiceError::NoSandbox(id.clone()))
     }
 
+    /// The sandbox of one owner's, or of anybody's.
+    pub(crate) fn visible(&self, owner: Option<&Owner>, id: &SandboxId) -> Result<Arc<Handle>, ServiceError> {
+        match owner {
+            Some(owner) => self.find(owner, id),
+            None => self.registry.find(id).ok_or_else(|| ServiceError::NoSandbox(id.clone())),
+        }
+    }
+
     /// The sandbox, if something may be asked of it now. Asking is not using.
     pub(crate) fn reach(&self, owner: &Owner, id: &SandboxId) -> Result<Arc<Handle>, ServiceError> {
         let handle = self.find(owner, id)?;
@@ -262,9 +276,15 @@ impl Core {
         }
     }
 
-    /// Removes a sandbox with everything that belongs to it.
+    /// Removes a sandbox with everything that belongs to it, and counts what it used.
     pub(crate) async fn destroy(&self, id: &SandboxId) -> Result<(), ServiceError> {
-        self.ask_backend("destroy", id, DESTROY, self.backend.destroy(id)).await
+        let last = self.ask_backend("destroy", id, DESTROY, self.backend.destroy(id)).await?;
+        self.history.end(id, self.clock.now(), last);
+        Ok(())
+    }
+
+    pub(crate) async fn usage_of(&self, id: &SandboxId) -> Result<Usage, ServiceError> {
+        self.ask_backend("measure", id, USAGE, self.backend.usage(id)).await
     }
 
     /// Waits for the backend, but not for ever.

@@ -18,6 +18,7 @@ mod events;
 mod faults;
 mod files;
 mod following;
+mod history;
 mod hold;
 mod listing;
 mod measure;
@@ -45,6 +46,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use backend::SharedBackend;
 use domain::{Bytes, Key, Labels, Owner, Phase, Resources, SandboxId, Spec};
+use futures_util::StreamExt;
 
 use crate::clock::Clock;
 use crate::core::Core;
@@ -58,6 +60,7 @@ pub use error::{ErrorKind, FileError, FileFault, ServiceError};
 pub use events::{Events, LifeEvent, Told};
 pub use files::{Attributes, Change, Edit, FileInfo, FileKind, WatchEvent, WriteMode};
 pub use following::{Event, Following, Input};
+pub use history::{Hour, Sample, Used};
 pub use processes::{Ended, ProcessStatus, Reach};
 pub use quota::{Quota, Quotas};
 pub use sessions::{Busy, OpenSession, Run, SessionStatus};
@@ -70,9 +73,6 @@ pub use waiting::{Patience, Waited};
 
 /// The space of the names that people and programs give sandboxes on purpose.
 pub const NAMES: &str = "name";
-
-/// How long a backend may take to say what a sandbox uses.
-const USAGE: Duration = Duration::from_secs(10);
 
 /// The core. A clone is a handle to the same one.
 #[derive(Clone)]
@@ -175,6 +175,7 @@ impl Service {
         reconcile::reconcile(&core, records).await?;
         core.tasks.spawn(Arc::clone(&core).hear_of_deaths(deaths));
         core.tasks.spawn(reaper::reap(Arc::clone(&core)));
+        core.tasks.spawn(history::keep(Arc::clone(&core)));
         Ok(Self(core))
     }
 
@@ -186,6 +187,23 @@ impl Service {
         self.0.store.close().await;
         let alive = |handle: &Arc<Handle>| !matches!(handle.phase(), Phase::Failed(_) | Phase::Stopped);
         self.0.registry.all().iter().filter(|handle| alive(handle)).count()
+    }
+
+    /// Removes every sandbox, of all owners. One that cannot be removed keeps none of the others;
+    /// it is left to the next start. Returns how many are left.
+    pub async fn remove_all(&self) -> usize {
+        let orders = futures_util::stream::iter(self.0.registry.all());
+        let orders = orders.map(|handle| async move {
+            let outcome = self.0.order(&handle, Command::Destroy).await;
+            match outcome {
+                Ok(_) | Err(ServiceError::NoSandbox(_)) => 0,
+                Err(error) => {
+                    tracing::error!(sandbox = %handle.id, error = %error::chain(&error), "it is left");
+                    1
+                }
+            }
+        });
+        orders.buffer_unordered(history::AT_ONCE).fold(0, |left, one| async move { left + one }).await
     }
 
     /// Answers when a command can run. Dropping the future undoes it.
@@ -289,7 +307,42 @@ impl Service {
 
     pub async fn usage(&self, owner: &Owner, id: &SandboxId) -> Result<Usage, ServiceError> {
         self.0.find(owner, id)?;
-        self.0.ask_backend("measure", id, USAGE, self.0.backend.usage(id)).await
+        self.0.usage_of(id).await
+    }
+
+    /// Every sandbox of one owner's, or of all, the newest first, with what it uses now.
+    pub async fn survey(&self, owner: Option<&Owner>) -> Vec<(Sandbox, Option<Usage>)> {
+        let mut handles = self.0.registry.all();
+        handles.retain(|handle| owner.is_none_or(|owner| handle.owner == *owner));
+        handles.sort_unstable_by(|one, other| other.created.cmp(&one.created).then(one.id.cmp(&other.id)));
+        let looks = futures_util::stream::iter(handles);
+        let look = |handle: Arc<Handle>| async move {
+            let usage = self.0.usage_of(&handle.id).await.ok();
+            (handle.current(), usage)
+        };
+        looks.map(look).buffered(history::AT_ONCE).collect().await
+    }
+
+    /// A sandbox of one owner's, or of anybody's, with what it uses now.
+    pub async fn inspect(
+        &self,
+        owner: Option<&Owner>,
+        id: &SandboxId,
+    ) -> Result<(Sandbox, Option<Usage>), ServiceError> {
+        let handle = self.0.visible(owner, id)?;
+        let usage = self.0.usage_of(id).await.ok();
+        Ok((handle.current(), usage))
+    }
+
+    /// What a sandbox of one owner's, or of anybody's, used in the last hour, the oldest sample first.
+    pub fn samples(&self, owner: Option<&Owner>, id: &SandboxId) -> Result<Vec<Sample>, ServiceError> {
+        self.0.visible(owner, id)?;
+        Ok(self.0.history.samples(id))
+    }
+
+    /// What sandboxes used in each of the last `count` hours, the newest first.
+    pub fn hours(&self, owner: Option<&Owner>, count: u64) -> Vec<Hour> {
+        self.0.history.hours(owner, self.0.clock.now().wall, count)
     }
 
     pub fn capabilities(&self) -> &Capabilities {

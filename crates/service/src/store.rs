@@ -6,6 +6,7 @@
 
 mod columns;
 mod events;
+mod hours;
 mod rows;
 mod volumes;
 mod writer;
@@ -21,8 +22,8 @@ pub(crate) use rows::Record;
 use rows::Row;
 pub(crate) use volumes::{KeptVolume, VolumeChange};
 
-use crate::LifeEvent;
 use crate::api_keys::{ApiKey, KeptKey};
+use crate::{Hour, LifeEvent};
 
 /// How many writes may wait for the thread.
 const QUEUE: usize = 256;
@@ -36,7 +37,8 @@ const MIGRATIONS: &[(u32, &str)] = &[
     (2, include_str!("store/migrations/0002_keys.sql")),
     (3, include_str!("store/migrations/0003_api_keys.sql")),
     (4, include_str!("store/migrations/0004_events.sql")),
-    (5, include_str!("store/migrations/0005_volumes.sql")),
+    (5, include_str!("store/migrations/0005_hours.sql")),
+    (6, include_str!("store/migrations/0006_volumes.sql")),
 ];
 
 #[derive(Debug, thiserror::Error)]
@@ -70,6 +72,7 @@ pub(crate) struct Kept {
     /// The oldest first.
     pub(crate) events: Vec<LifeEvent>,
     pub(crate) volumes: Vec<KeptVolume>,
+    pub(crate) hours: Vec<Hour>,
 }
 
 /// A handle to the thread that writes.
@@ -87,6 +90,7 @@ enum Write {
     DeleteKey(String, Answer),
     Events(Vec<LifeEvent>),
     Volume(VolumeChange, Answer),
+    Hours(Vec<Hour>),
     Close(oneshot::Sender<()>),
 }
 
@@ -100,6 +104,7 @@ impl Store {
             keys: read_keys(&connection)?,
             events: events::read(&connection)?,
             volumes: volumes::read(&connection)?,
+            hours: hours::read(&connection)?,
         };
         let (queue, writes) = mpsc::channel(QUEUE);
         writer::spawn(connection, connect(path)?, writes)?;
@@ -148,6 +153,13 @@ impl Store {
     pub(crate) async fn keep_events(&self, events: Vec<LifeEvent>) {
         if self.queue.send(Write::Events(events)).await.is_err() {
             tracing::warn!("the store is closed; some events were not kept");
+        }
+    }
+
+    /// As [`Store::keep_events`], for what was used.
+    pub(crate) async fn keep_hours(&self, hours: Vec<Hour>) {
+        if self.queue.send(Write::Hours(hours)).await.is_err() {
+            tracing::warn!("the store is closed; what was used last was not kept");
         }
     }
 

@@ -1,5 +1,7 @@
 //! The messages in control frames.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::files::{DirectoryEntry, FileInfo, FileRequest, WatchEvent};
@@ -24,6 +26,11 @@ pub struct Greeting {
 pub enum Request {
     /// Answered `Ok` by an agent whose loop turns.
     Ping,
+    /// Answered `Ok` by an agent that has done nothing yet, and only once: from now on these
+    /// variables are in the environment of every process, before the request's own.
+    Adopt {
+        env: BTreeMap<String, String>,
+    },
     /// Answered `Started`; with `follow` the output and `Ended` come after it.
     Start(Start),
     /// Answered `Status`, then output from the overall offset `from`, then `Ended`.

@@ -4,6 +4,7 @@
 //! need root and are left out, loudly, without it.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod adopt;
 mod client;
 mod exec;
 mod files;

@@ -30,6 +30,16 @@ impl Hierarchies {
         self.limit_cpus(id, "agent", AGENT_CPUS)
     }
 
+    /// As [`Hierarchies::limit`], for groups that have limits already.
+    pub fn resize(&self, id: &str, limits: &Limits) -> io::Result<()> {
+        if let Controller::Legacy(root) = &self.memory {
+            // The limit on memory with swap must not be below the one on memory at any moment.
+            let both = self.legacy_home(root, id, "cmd").join("memory.memsw.limit_in_bytes");
+            write_if_present(&both, "-1")?;
+        }
+        self.limit(id, limits)
+    }
+
     /// `cpus` in thousandths of a core.
     fn limit_cpus(&self, id: &str, part: &str, cpus: u32) -> io::Result<()> {
         const PERIOD: u64 = 100_000;

@@ -10,6 +10,8 @@ use std::path::PathBuf;
 use domain::{Bytes, Cpus};
 use serde::{Deserialize, Serialize};
 
+use crate::network::Wish;
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JailPlan {
     pub id: String,
@@ -19,6 +21,7 @@ pub struct JailPlan {
     pub named: Vec<LimitName>,
     /// Whether a default limit that cannot be enforced fails the create as well.
     pub require_limits: bool,
+    pub network: Wish,
     pub mounts: Vec<MountPlan>,
     pub env: BTreeMap<String, String>,
     pub guest: GuestPlan,

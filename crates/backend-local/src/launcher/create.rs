@@ -23,6 +23,7 @@ use crate::jail::filters::Pair;
 use crate::jail::plan::{JailPlan, LimitName, Limits};
 use crate::jail::sources::Opened;
 use crate::jail::step::{At, Failure, JailError, Step};
+use crate::network::Reach;
 use crate::settings::{Lifetime, Maxima};
 use crate::volumes::{Kind, VolumeError, tree_name};
 
@@ -66,13 +67,14 @@ impl Launcher {
     pub fn begin(&mut self, plan: &JailPlan) -> Result<Pending, NotBegun> {
         let image = self.resolve(&plan.image)?;
         self.tell_of_alias(&image);
-        let mut holds = self.judge(plan, &image)?;
+        let (reach, network) = self.reach(plan.network)?;
+        let mut holds = self.judge(plan, &image, network)?;
         let mut gathered = self.gather_mounts(&plan.mounts)?;
         holds.measures.append(&mut gathered.measures);
         let mut record = self.records.begin(&plan.id, plan.limits).at(Step::Record)?;
         record.user = default_ids(plan);
         record.without_set_id = self.refuses_set_id(plan);
-        let begun = self.prepare(plan, &image, gathered).and_then(|(parts, status)| {
+        let begun = self.prepare(plan, &image, reach, gathered).and_then(|(parts, status)| {
             let records = self.records.clone();
             let begun =
                 build::begin(&self.thread, parts, |pid| records.add_process(&plan.id, &mut record, pid))?;
@@ -105,6 +107,11 @@ impl Launcher {
         Err(failure.into())
     }
 
+    /// The name of the image that another name stands for.
+    pub fn image_named(&self, name: &str) -> Result<String, Refusal> {
+        self.resolve(name).map(|image| image.name)
+    }
+
     fn resolve(&self, name: &str) -> Result<Resolved, Refusal> {
         images::resolve(&self.settings.image_state, &self.host, name, &self.aliases).map_err(refuse_image)
     }
@@ -120,17 +127,17 @@ impl Launcher {
     }
 
     /// Says what will be in force, or refuses what cannot be.
-    fn judge(&self, plan: &JailPlan, image: &Resolved) -> Result<Holds, Refusal> {
+    fn judge(&self, plan: &JailPlan, image: &Resolved, network: String) -> Result<Holds, Refusal> {
         let mut holds = Holds { image: image.name.clone(), ..Holds::default() };
         if plan.keep && self.settings.lifetime == Lifetime::Own {
             return Err(Refusal::unsupported("only a sandbox that ends with its maker is kept", None));
         }
-        self.check_amounts(plan)?;
+        self.check_amounts(&plan.limits, &plan.named)?;
         for limit in LimitName::ALL {
             if self.enforces(limit) && !(plan.keep && limit == LimitName::Disk) {
-                holds.measures.push((limit.word().to_owned(), self.describe(limit, plan)));
+                holds.measures.push((limit.word().to_owned(), self.describe(limit, &plan.limits)));
             } else if plan.named.contains(&limit) || plan.require_limits {
-                return Err(self.cannot_hold(limit, plan));
+                return Err(self.cannot_hold(limit, &plan.named));
             } else {
                 holds.weaker.push(self.missing(limit, plan));
             }
@@ -141,7 +148,7 @@ impl Launcher {
         for (name, value) in [
             ("users", users),
             ("kill", kill),
-            ("network", "off"),
+            ("network", network.as_str()),
             ("filter", "seccomp"),
             ("mount tree", "Landlock"),
             ("nested user namespaces", "off"),
@@ -152,7 +159,7 @@ impl Launcher {
     }
 
     /// Refuses a plan because of a limit that cannot be held, and says what would help.
-    fn cannot_hold(&self, limit: LimitName, plan: &JailPlan) -> Refusal {
+    pub(super) fn cannot_hold(&self, limit: LimitName, named: &[LimitName]) -> Refusal {
         let mut message = format!("this host cannot enforce the limit on {}", limit.word());
         let mut hint = "`coracle doctor` says what is missing for it".to_owned();
         let served = self.settings.lifetime == Lifetime::Own;
@@ -166,7 +173,7 @@ impl Launcher {
             };
             hint = format!("{way}; {hint}");
         }
-        if !plan.named.contains(&limit) {
+        if !named.contains(&limit) {
             let without = if served {
                 "set `require_limits = false` in the configuration"
             } else {
@@ -184,8 +191,8 @@ impl Launcher {
         }
     }
 
-    fn describe(&self, limit: LimitName, plan: &JailPlan) -> String {
-        let (_, amount) = plan.limits.amount(limit);
+    pub(super) fn describe(&self, limit: LimitName, limits: &Limits) -> String {
+        let (_, amount) = limits.amount(limit);
         let by = match (&self.rights, limit) {
             (Rights::Root(root), LimitName::Disk) => match root.volumes.kind() {
                 Kind::Btrfs => "btrfs quota",
@@ -199,7 +206,7 @@ impl Launcher {
     }
 
     /// Refuses more than the operator allows, and a disk that could never be filled.
-    fn check_amounts(&self, plan: &JailPlan) -> Result<(), Refusal> {
+    pub(super) fn check_amounts(&self, limits: &Limits, named: &[LimitName]) -> Result<(), Refusal> {
         let Maxima { memory, cpus, pids, disk } = self.settings.maxima;
         let most = Limits {
             memory: memory.unwrap_or(u64::MAX),
@@ -208,18 +215,18 @@ impl Launcher {
             disk: disk.unwrap_or(u64::MAX),
         };
         for limit in LimitName::ALL {
-            let ((asked, shown), (most, bound)) = (plan.limits.amount(limit), most.amount(limit));
+            let ((asked, shown), (most, bound)) = (limits.amount(limit), most.amount(limit));
             if asked > most {
                 let message = format!("{} of {shown} is more than the {bound} allowed here", limit.word());
                 return Err(Refusal::too_much(message));
             }
         }
         let Rights::Root(root) = &self.rights else { return Ok(()) };
-        if plan.named.contains(&LimitName::Disk)
+        if named.contains(&LimitName::Disk)
             && let Some(pool) = root.volumes.capacity()
-            && plan.limits.disk > pool.0
+            && limits.disk > pool.0
         {
-            let shown = Bytes(plan.limits.disk);
+            let shown = Bytes(limits.disk);
             return Err(Refusal::too_much(format!("disk of {shown} is more than the {pool} of all disks")));
         }
         Ok(())
@@ -230,13 +237,14 @@ impl Launcher {
         &mut self,
         plan: &JailPlan,
         image: &Resolved,
+        reach: Reach,
         gathered: Gathered,
     ) -> Result<(Parts, OwnedFd), JailError> {
         let listen = self.bind_socket(&plan.id).at(Step::Socket)?;
         let (status, report) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).at(Step::Configuration)?;
         let trees: Vec<EntryTree> = image.trees.iter().map(entry_tree).collect();
         let Gathered { entries: mounts, opened, .. } = gathered;
-        let resources = self.resources(plan, &trees, opened)?;
+        let resources = self.resources(plan, reach, &trees, opened)?;
         let mut inherited = Inherited::new(report.try_clone().at(Step::Configuration)?, listen);
         let mut commands = None;
         let (group, groups_fds) = match resources.groups {
@@ -257,6 +265,7 @@ impl Launcher {
             trees,
             volume: resources.volume,
             mounts,
+            resolv_conf: self.resolv_conf(reach),
             guest: plan.guest.clone(),
             agent: self.agent.try_clone().at(Step::Configuration)?,
             agent_tasks: groups_fds,
@@ -280,6 +289,7 @@ impl Launcher {
     fn resources(
         &mut self,
         plan: &JailPlan,
+        reach: Reach,
         trees: &[EntryTree],
         mounts: Vec<Opened>,
     ) -> Result<Resources, JailError> {
@@ -289,7 +299,7 @@ impl Launcher {
             make_uppers(kept, trees).at_path(Step::Volume, kept)?;
         }
         match &mut self.rights {
-            Rights::Root(root) => root.resources(plan, trees, mounts, kept),
+            Rights::Root(root) => root.resources(plan, reach, trees, mounts, kept),
             Rights::User { uid, gid, groups } => {
                 let own = groups.as_ref().ok().filter(|groups| groups.can_make());
                 let made = own.map(|groups| groups.make(&plan.id, &plan.limits, *uid));
@@ -385,6 +395,7 @@ impl Root {
     fn resources(
         &mut self,
         plan: &JailPlan,
+        reach: Reach,
         trees: &[EntryTree],
         mounts: Vec<Opened>,
         kept: Option<PathBuf>,
@@ -400,7 +411,7 @@ impl Root {
         for tree in trees.iter().filter(|tree| tree.name != "root" && tree.name != "usr") {
             volume.add_tree(&tree.name).map_err(disk_error).at(Step::Volume)?;
         }
-        let namespace = self.nets.take().at(Step::NetNamespace)?;
+        let namespace = self.nets.take(reach).at(Step::NetNamespace)?;
         let home = self.nets.home().at(Step::NetNamespace)?;
         Ok(Resources {
             groups: Some(groups),

@@ -4,6 +4,7 @@
 //! used by `coracle run` in its own process too; `serve` is its loop behind a socket.
 
 pub mod attach;
+mod connect;
 pub mod create;
 pub mod end;
 mod mounts;
@@ -11,6 +12,7 @@ mod named;
 pub mod packet;
 pub mod protocol;
 pub mod record;
+pub mod resize;
 pub mod serve;
 pub mod stock;
 
@@ -36,6 +38,7 @@ use crate::cgroups::{Freezing, Hierarchies};
 use crate::images::{self, Aliases, HostImage, ImageError, Unlisted};
 use crate::jail::filters::Filters;
 use crate::jail::plan::LimitName;
+use crate::network::uplink::Uplink;
 use crate::range::{RangeError, Ranges};
 use crate::settings::Settings;
 use crate::volumes::{self, Prepared, VolumeError, Volumes};
@@ -159,7 +162,7 @@ impl Launcher {
         };
         let filters = Filters::compile()?;
         let stood_in = BTreeSet::new();
-        let launcher = Self {
+        let mut launcher = Self {
             thread,
             open_files,
             settings,
@@ -174,6 +177,7 @@ impl Launcher {
         };
         let in_use = || launcher.found().map(|found| !found.is_empty());
         images::remove_old_skeletons(&state.join("host"), &launcher.host, in_use)?;
+        launcher.open_network().map_err(LauncherError::Net)?;
         Ok(launcher)
     }
 
@@ -268,6 +272,11 @@ impl Launcher {
         })
     }
 
+    /// The processor time that a sandbox has used.
+    pub fn cpu_micros(&self, id: &str) -> Option<u64> {
+        self.groups()?.cpu_micros(id)
+    }
+
     /// Whether this host enforces a limit for every sandbox.
     pub fn enforces(&self, limit: LimitName) -> bool {
         limit == LimitName::Disk || self.groups_for_new().is_some_and(|groups| groups.enforces(limit))
@@ -320,7 +329,8 @@ impl Root {
         };
         let volumes = Volumes::open(&settings.state_dir.join("disk"), kept)?;
         let ranges = Ranges::open(&settings.state_dir.join("ranges"), settings.uid_base)?;
-        let nets = NetStock::open(settings.prepared).map_err(LauncherError::Net)?;
+        let uplink = Uplink::new(settings.network.clone(), &settings.instance);
+        let nets = NetStock::open(settings.prepared, uplink).map_err(LauncherError::Net)?;
         // Last, because nobody would take the groups away again if something else failed.
         groups.open().map_err(LauncherError::Groups)?;
         Ok(Self { groups, volumes, ranges, nets, disks: Vec::new() })

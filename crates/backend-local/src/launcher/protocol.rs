@@ -4,8 +4,9 @@
 use backend::{BackendError, Condition};
 use serde::{Deserialize, Serialize};
 
-use crate::jail::plan::{JailPlan, MountPlan};
+use crate::jail::plan::{JailPlan, LimitName, Limits, MountPlan};
 use crate::jail::step::JailError;
+use crate::network::Wish;
 use crate::range::RangeError;
 use crate::volumes::VolumeError;
 
@@ -50,6 +51,12 @@ pub enum Question {
     Usage {
         id: String,
     },
+    /// Answered `Changed`.
+    Resize(Resize),
+    /// Answered `Resolved`: the image that a name stands for.
+    Resolve {
+        image: String,
+    },
     /// Answered with a descriptor that becomes readable when the sandbox ends.
     Watch {
         id: String,
@@ -57,6 +64,11 @@ pub enum Question {
     /// Whether the agent of a dead sandbox was killed for lack of memory.
     WasOutOfMemory {
         id: String,
+    },
+    /// Gives a living sandbox its network.
+    Connect {
+        id: String,
+        network: Wish,
     },
     /// What this host enforces.
     Report,
@@ -74,11 +86,24 @@ impl Question {
             | Self::Volumes
             | Self::List
             | Self::Usage { .. }
+            | Self::Resize(_)
+            | Self::Resolve { .. }
             | Self::Watch { .. }
             | Self::WasOutOfMemory { .. }
+            | Self::Connect { .. }
             | Self::Report => true,
         }
     }
+}
+
+/// Other limits for a living sandbox, all of them.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Resize {
+    pub id: String,
+    pub limits: Limits,
+    /// As in a plan.
+    pub named: Vec<LimitName>,
+    pub require_limits: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -93,12 +118,17 @@ pub enum Answer {
     Done,
     /// Comes with the sandbox's pidfd.
     Created(Holds),
-    /// What is in force now besides what was before.
-    Changed(Vec<(String, String)>),
+    /// What is in force now besides what was before, or instead.
+    Changed(Measures),
     Found(Vec<FoundBox>),
     Used(Used),
     /// Each with the bytes it holds.
     Volumes(Vec<(VolumePlan, u64)>),
+    /// Nothing is left of the sandbox.
+    Ended {
+        cpu_micros: Option<u64>,
+    },
+    Resolved(String),
     Yes(bool),
     Report {
         limits: Vec<String>,
@@ -108,8 +138,12 @@ pub enum Answer {
         attach: bool,
         #[serde(default)]
         volumes: bool,
+        network: bool,
     },
 }
+
+/// Name and value of each measure.
+pub type Measures = Vec<(String, String)>;
 
 /// A volume, as plain data.
 #[derive(Clone, Debug, Serialize, Deserialize)]

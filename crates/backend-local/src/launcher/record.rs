@@ -24,6 +24,9 @@ pub struct Record {
     pub without_set_id: bool,
     /// Absent until the first process exists.
     pub process: Option<Process>,
+    /// Whether it was given its network when it lived already.
+    #[serde(default)]
+    pub connected: bool,
 }
 
 /// Who the first process is. A pid alone is used again; with its start time and its pid
@@ -50,7 +53,14 @@ impl Records {
 
     /// Writes down the intention; an id that has a record already is refused.
     pub fn begin(&self, id: &str, limits: Limits) -> io::Result<Record> {
-        let record = Record { boot: boot_id()?, limits, user: (0, 0), without_set_id: false, process: None };
+        let record = Record {
+            boot: boot_id()?,
+            limits,
+            user: (0, 0),
+            without_set_id: false,
+            process: None,
+            connected: false,
+        };
         let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(self.path(id))?;
         file.write_all(&serde_json::to_vec(&record)?)?;
         Ok(record)
@@ -63,6 +73,16 @@ impl Records {
         // Written over the intention, which is shorter: truncating first would make some
         // filesystems write the file out at once.
         fs::OpenOptions::new().write(true).open(self.path(id))?.write_all(&serde_json::to_vec(record)?)
+    }
+
+    /// Writes a record over one that is there, in one piece: who is killed meanwhile has written
+    /// all or nothing. Blanks cover what is left of a longer one.
+    pub fn replace(&self, id: &str, record: &Record) -> io::Result<()> {
+        let path = self.path(id);
+        let former = usize::try_from(fs::metadata(&path)?.len()).unwrap_or(0);
+        let mut json = serde_json::to_vec(record)?;
+        json.resize(json.len().max(former), b' ');
+        fs::OpenOptions::new().write(true).open(path)?.write_all(&json)
     }
 
     /// The record of `id`, if it has a complete one.
@@ -141,6 +161,7 @@ mod tests {
             user: (0, 0),
             without_set_id: false,
             process: Process::of(own).ok(),
+            connected: false,
         };
         assert!(record.pidfd().is_some());
         let process = record.process.as_mut().expect("it has one");
@@ -148,6 +169,18 @@ mod tests {
         assert!(record.pidfd().is_none(), "another process with this pid");
         process_boot(&mut record);
         assert!(record.pidfd().is_none(), "another boot");
+    }
+
+    #[test]
+    fn a_shorter_record_takes_the_place_of_a_longer_one() {
+        let state = tempfile::tempdir().expect("a directory");
+        let records = Records::open(state.path()).expect("it is ours");
+        let long = Limits { memory: u64::MAX, cpus: 1000, pids: 1000, disk: u64::MAX };
+        let mut record = records.begin("a", long).expect("nobody has it");
+        record.limits = Limits { memory: 1, cpus: 2, pids: 3, disk: 4 };
+        records.replace("a", &record).expect("it is there");
+        assert_eq!(records.read("a").expect("it is whole").limits, record.limits);
+        assert!(records.replace("b", &record).is_err(), "there is none to replace");
     }
 
     fn process_boot(record: &mut Record) {

@@ -247,7 +247,10 @@ impl Loop {
                     Err(NotBegun::Failed(refusal)) => return self.end(client, number, plan.id, Err(refusal)),
                 }
             }
-            Question::Destroy { id } => return self.end(client, number, id, Ok(Answer::Done)),
+            Question::Destroy { id } => {
+                let cpu_micros = self.launcher.cpu_micros(&id);
+                return self.end(client, number, id, Ok(Answer::Ended { cpu_micros }));
+            }
             Question::Freeze { id, frozen } => match self.launcher.freeze(&id, frozen) {
                 Ok(freezing) => {
                     self.changing.push(Changing { client, number, freezing });
@@ -261,18 +264,20 @@ impl Loop {
             },
             Question::MakeVolume(plan) => self.launcher.make_volume(&plan).map(|()| Answer::Done),
             Question::RemoveVolume { id } => self.launcher.remove_volume(&id).map(|()| Answer::Done),
+            Question::Resize(resize) => self.launcher.resize(&resize).map(Answer::Changed),
             Question::Watch { id } => {
                 let pidfd = self.launcher.pidfd(&id);
                 let answer = if pidfd.is_some() { Ok(Answer::Done) } else { Err(Refusal::gone()) };
                 return tell(&client, number, answer, pidfd.as_ref());
             }
+            Question::Connect { id, network } => self.launcher.connect(&id, network).map(Answer::Changed),
             question => self.look(question),
         };
         tell(&client, number, answer, None);
     }
 
     /// Questions that are answered at once.
-    fn look(&self, question: Question) -> Result<Answer, Refusal> {
+    fn look(&mut self, question: Question) -> Result<Answer, Refusal> {
         match question {
             Question::List => {
                 self.launcher.found().map(Answer::Found).map_err(|error| failed("list", &error))
@@ -281,19 +286,22 @@ impl Loop {
             Question::Volumes => self.launcher.volumes().map(Answer::Volumes),
             Question::WasOutOfMemory { id } => Ok(Answer::Yes(self.launcher.was_out_of_memory(&id))),
             Question::Report => Ok(self.report()),
+            Question::Resolve { image } => self.launcher.image_named(&image).map(Answer::Resolved),
             Question::Create(_)
+            | Question::Resize(_)
             | Question::Destroy { .. }
             | Question::Freeze { .. }
             | Question::Attach { .. }
             | Question::MakeVolume(_)
             | Question::RemoveVolume { .. }
+            | Question::Connect { .. }
             | Question::Watch { .. } => {
                 Err(Refusal::unsupported("this question is answered elsewhere", None))
             }
         }
     }
 
-    fn report(&self) -> Answer {
+    fn report(&mut self) -> Answer {
         let (held, missing): (Vec<_>, Vec<_>) =
             LimitName::ALL.into_iter().partition(|limit| self.launcher.enforces(*limit));
         Answer::Report {
@@ -302,6 +310,7 @@ impl Loop {
             pause: self.launcher.can_freeze(),
             attach: self.launcher.can_attach(),
             volumes: self.launcher.keeps_volumes(),
+            network: self.launcher.has_network(),
         }
     }
 
@@ -375,16 +384,18 @@ impl Loop {
 fn names_a_sandbox(question: &Question) -> bool {
     let id = match question {
         Question::Create(plan) => &plan.id,
+        Question::Resize(resize) => &resize.id,
         Question::Destroy { id }
         | Question::Freeze { id, .. }
         | Question::Attach { id, .. }
         | Question::Usage { id }
         | Question::Watch { id }
+        | Question::Connect { id, .. }
         | Question::WasOutOfMemory { id } => id,
         // A volume's id has the form of a sandbox's.
         Question::MakeVolume(plan) => &plan.id,
         Question::RemoveVolume { id } => id,
-        Question::List | Question::Volumes | Question::Report => return true,
+        Question::List | Question::Volumes | Question::Resolve { .. } | Question::Report => return true,
     };
     SandboxId::parse(id).is_ok()
 }

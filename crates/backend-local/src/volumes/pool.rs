@@ -123,6 +123,11 @@ impl Pool {
         Volume::at(&self.root.join(id))
     }
 
+    pub(super) fn resize(&self, id: &str, limit: Bytes) -> Result<(), VolumeError> {
+        check_limit(limit)?;
+        self.set_limit(&self.root.join(id).join(DISK), limit.0)
+    }
+
     pub(super) fn usage(&self, id: &str) -> Result<DiskUsage, VolumeError> {
         let path = self.root.join(id).join(DISK);
         let subvolume = match subvolume_at(&path)? {

@@ -35,6 +35,9 @@ checks![
     what_is_attached_is_seen_by_what_runs_already,
     mounts_that_cannot_all_be_attached_leave_none,
     usage_is_told_of_a_sandbox_that_exists,
+    a_living_sandbox_gets_other_limits,
+    limits_that_cannot_be_changed_are_refused,
+    a_name_of_an_image_is_resolved_as_at_a_create,
     destroying_twice_is_no_error,
     a_backend_that_was_opened_anew_adopts_its_sandboxes,
     a_death_is_reported_also_of_an_adopted_sandbox,
@@ -133,7 +136,7 @@ async fn what_cannot_be_made_is_refused_and_leaves_nothing(subject: &dyn Subject
     assert_eq!(found(&backend, &id).await, None, "a refused create left something");
     for network in [Network::On, Network::Filtered] {
         match backend.create(&id, &Spec { network, ..Spec::plain() }).await {
-            Ok(_) => backend.destroy(&id).await.expect("a sandbox can be destroyed"),
+            Ok(_) => drop(backend.destroy(&id).await.expect("a sandbox can be destroyed")),
             Err(BackendError::Unsupported { .. }) => {}
             Err(error) => panic!("network {network:?}: {error:?}"),
         }
@@ -234,6 +237,67 @@ async fn usage_is_told_of_a_sandbox_that_exists(subject: &dyn Subject) {
     made.destroy().await;
     let gone = backend.usage(&id).await;
     assert!(matches!(gone, Err(BackendError::Gone)), "{gone:?}");
+}
+
+async fn a_living_sandbox_gets_other_limits(subject: &dyn Subject) {
+    let backend = subject.open().await;
+    let offered = backend.probe().await.expect("the host can be probed");
+    let held = |name: &str| offered.limits.iter().any(|limit| limit == name);
+    if !held("memory") || !held("pids") {
+        return;
+    }
+    let made = Made::plain(&backend).await;
+    let less = Resources { memory: Some(Bytes::mib(64)), pids: Some(40), ..Resources::default() };
+    let more = Resources { memory: Some(Bytes::mib(128)), cpus: Some(Cpus(1500)), ..Resources::default() };
+    let mut in_force = made.in_force.clone();
+    // Up and down again, and the same once more: nothing of the former limit is in the way.
+    for resources in [&more, &less, &less] {
+        let measures = backend.resize(&made.id, resources).await.expect("limits can be changed");
+        in_force.change(measures);
+    }
+    let told = in_force.measures.iter().filter(|(name, _)| name == "memory").collect::<Vec<_>>();
+    assert!(matches!(&told[..], [(_, value)] if value.contains("64Mi")), "{told:?}");
+    let usage = backend.usage(&made.id).await.expect("it exists");
+    assert_eq!(usage.memory_limit, Some(Bytes::mib(64)));
+    let ran = made.run("exec tail -n 1 /dev/zero").await;
+    assert_eq!(ran.exit, Exit::Oom, "{ran:?}");
+    // Who comes later knows it too.
+    let backend = subject.open().await;
+    let made = made.seen_by(&backend);
+    let usage = backend.usage(&made.id).await.expect("it exists");
+    assert_eq!(usage.memory_limit, Some(Bytes::mib(64)));
+    made.destroy().await;
+}
+
+async fn limits_that_cannot_be_changed_are_refused(subject: &dyn Subject) {
+    let backend = subject.open().await;
+    let offered = backend.probe().await.expect("the host can be probed");
+    let made = Made::plain(&backend).await;
+    for limit in LIMITS {
+        let resized = backend.resize(&made.id, &with(limit).resources).await;
+        match resized {
+            Ok(measures) => {
+                assert!(offered.limits.iter().any(|name| name == limit), "{limit} is not held");
+                assert!(measures.iter().any(|(name, _)| name == limit), "{measures:?}");
+            }
+            Err(BackendError::Unsupported { .. }) => {}
+            Err(error) => panic!("{limit}: {error:?}"),
+        }
+    }
+    let id = made.id.clone();
+    made.destroy().await;
+    let gone = backend.resize(&id, &Resources::default()).await;
+    assert!(matches!(gone, Err(BackendError::Gone)), "{gone:?}");
+}
+
+async fn a_name_of_an_image_is_resolved_as_at_a_create(subject: &dyn Subject) {
+    let backend = subject.open().await;
+    let made = Made::plain(&backend).await;
+    let resolved = backend.resolve(&Spec::plain().image).await.expect("it was just used");
+    assert_eq!(resolved, made.in_force.image);
+    made.destroy().await;
+    let missing = backend.resolve("conformance/no-such-image").await;
+    assert!(matches!(missing, Err(BackendError::NoImage(_))), "{missing:?}");
 }
 
 async fn destroying_twice_is_no_error(subject: &dyn Subject) {

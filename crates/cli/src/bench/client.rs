@@ -39,10 +39,15 @@ impl Client {
 
     /// As [`Client::create`], with this much memory.
     pub(crate) fn create_with(&mut self, memory: &str, extensions: &Value) -> Result<Sandbox> {
+        self.create_sized("1", memory, extensions)
+    }
+
+    /// As [`Client::create_with`], with this many cores.
+    pub(crate) fn create_sized(&mut self, cpu: &str, memory: &str, extensions: &Value) -> Result<Sandbox> {
         let wish = json!({
             "image": {"uri": "host"},
             "timeout": 3600,
-            "resourceLimits": {"cpu": "1", "memory": memory},
+            "resourceLimits": {"cpu": cpu, "memory": memory},
             "entrypoint": ["tail", "-f", "/dev/null"],
             "extensions": extensions,
         });
@@ -65,11 +70,20 @@ impl Client {
 
     /// Runs `true` inside and waits for the end of its events.
     pub(crate) fn run_true(&mut self, sandbox: &Sandbox) -> Result<()> {
+        self.run_body(sandbox, br#"{"argv":["true"]}"#)
+    }
+
+    /// Runs a program inside and waits for the end of its events.
+    pub(crate) fn run(&mut self, sandbox: &Sandbox, argv: &Value) -> Result<()> {
+        self.run_body(sandbox, json!({ "argv": argv }).to_string().as_bytes())
+    }
+
+    fn run_body(&mut self, sandbox: &Sandbox, body: &[u8]) -> Result<()> {
         let path = sandbox.inside("command");
-        let status = self.send("POST", &path, &sandbox.headers, br#"{"argv":["true"]}"#)?;
+        let status = self.send("POST", &path, &sandbox.headers, body)?;
         let ended = self.body.windows(18).any(|window| window == b"execution_complete");
         if status != 200 || !ended {
-            bail!("`true` failed with status {status}: {}", String::from_utf8_lossy(&self.body));
+            bail!("a command failed with status {status}: {}", String::from_utf8_lossy(&self.body));
         }
         Ok(())
     }
@@ -82,9 +96,14 @@ impl Client {
         Ok(())
     }
 
-    /// One page of the list, as ids.
+    /// The first page of the list, as ids.
     pub(crate) fn list(&mut self) -> Result<Vec<String>> {
-        let status = self.send("GET", "/v1/sandboxes?pageSize=10", "", b"")?;
+        self.list_page(1, 10)
+    }
+
+    /// One page of the list, as ids.
+    pub(crate) fn list_page(&mut self, page: usize, size: usize) -> Result<Vec<String>> {
+        let status = self.send("GET", &format!("/v1/sandboxes?page={page}&pageSize={size}"), "", b"")?;
         let page = self.json(status, 200)?;
         let items = page["items"].as_array().context("the list has no items")?;
         Ok(items.iter().filter_map(|item| item["id"].as_str()).map(str::to_owned).collect())

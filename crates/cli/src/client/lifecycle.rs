@@ -100,7 +100,8 @@ impl Server {
         if let Some(key) = key {
             web::secret_header(&mut headers, KEY_HEADER, key)?;
         }
-        Ok(Self(Api::new(&format!("{}/v1", url.trim_end_matches('/')), headers)?))
+        let api = Api::new(url, headers.clone())?;
+        Ok(Self(api.at(format!("{}/v1", api.base()), headers)))
     }
 
     pub(crate) async fn create(&self, wish: &NewSandbox) -> Result<SandboxInfo> {
@@ -213,6 +214,7 @@ impl NewSandbox {
             let name = match network {
                 Network::Off => "off",
                 Network::On => "on",
+                Network::Auto => "auto",
                 Network::Filtered => "filtered",
             };
             ("coracle.network", name.to_owned())

@@ -14,6 +14,7 @@ pub(super) struct RawConfig {
     pub public_address: Option<String>,
     pub instance: Option<String>,
     pub lines: Option<String>,
+    pub on_stop: Option<String>,
     pub require_limits: Option<bool>,
     pub uid_base: Option<u32>,
     pub free_space_floor: Option<Amount>,
@@ -29,6 +30,8 @@ pub(super) struct RawConfig {
     pub volumes: RawVolumes,
     #[serde(default)]
     pub owners: BTreeMap<String, RawQuota>,
+    #[serde(default)]
+    pub network: RawNetwork,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -87,6 +90,17 @@ pub(super) struct RawVolumes {
 pub(super) enum Paths {
     List(Vec<PathBuf>),
     Text(String),
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawNetwork {
+    pub default: Option<String>,
+    pub range: Option<String>,
+    pub range6: Option<String>,
+    pub resolvers: Option<Vec<String>>,
+    pub allow: Option<Vec<String>>,
+    pub deny: Option<Vec<String>>,
 }
 
 /// A quantity: text with a unit, or a bare number as TOML has it.

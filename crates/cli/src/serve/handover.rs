@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use backend_local::jail::plan::Limits;
+use backend_local::network::NetworkSettings;
 use backend_local::settings::{Lifetime, Maxima, MountRule, Settings};
 use linux::descriptors::Inherited;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Config, Lines, Most, Quota};
+use crate::config::{Config, Lines, Most, OnStop, Quota};
 
 /// The settings as one part needs them. It travels through memory only: it holds the API key.
 #[derive(Serialize, Deserialize)]
@@ -23,6 +24,7 @@ pub(crate) struct Handover {
     pub api_key: Option<String>,
     pub public_address: Option<String>,
     pub strip_line_ends: bool,
+    pub on_stop: OnStop,
     pub limits: Limits,
     pub maxima: Maxima,
     pub require_limits: bool,
@@ -43,6 +45,7 @@ pub(crate) struct Handover {
     pub prepared: usize,
     pub host_paths: Vec<PathBuf>,
     pub volume_size: u64,
+    pub network: NetworkSettings,
     pub announce: Announce,
 }
 
@@ -61,6 +64,7 @@ impl Handover {
             api_key: config.api_key.as_ref().map(|key| key.expose().to_owned()),
             public_address: config.public_address.clone(),
             strip_line_ends: config.lines == Lines::Stripping,
+            on_stop: config.on_stop,
             limits: limits(config),
             maxima: maxima(&config.limits.most),
             require_limits: config.require_limits,
@@ -81,6 +85,7 @@ impl Handover {
             prepared: config.prepared.volumes.max(config.prepared.namespaces),
             host_paths: config.volumes.host_paths.clone(),
             volume_size: config.volumes.default_size.0,
+            network: config.network.clone(),
             announce,
         }
     }
@@ -101,6 +106,7 @@ impl Handover {
             mounts: MountRule::Below(self.host_paths.clone()),
             lifetime: Lifetime::Own,
             maxima: self.maxima,
+            network: self.network.clone(),
         }
     }
 }

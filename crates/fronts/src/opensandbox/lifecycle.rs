@@ -32,7 +32,7 @@ pub(super) async fn create(
     headers: HeaderMap,
     JsonBody(body): JsonBody<CreateBody>,
 ) -> Result<(StatusCode, Json<SandboxBody>), Problem> {
-    let Wish { create, name } = wish::parse(body)?;
+    let Wish { create, name } = wish::parse(body, front.settings.default_network)?;
     let sandbox = match key(&owner, &headers, name.as_deref())? {
         Some(key) => front.service.acquire(&key, create).await.map(|acquired| acquired.sandbox),
         None => front.service.create(&owner, create).await,

@@ -41,7 +41,8 @@ pub(super) struct Wish {
     pub(super) name: Option<String>,
 }
 
-pub(super) fn parse(body: CreateBody) -> Result<Wish, Problem> {
+/// Reads a body; `default` is the network of one that names none.
+pub(super) fn parse(body: CreateBody, default: Network) -> Result<Wish, Problem> {
     refuse_what_is_missing(&body)?;
     let image = image(&body)?;
     let timeout = timeout(body.timeout)?;
@@ -60,7 +61,7 @@ pub(super) fn parse(body: CreateBody) -> Result<Wish, Problem> {
     let spec = Spec {
         image,
         resources,
-        network: Network::Off,
+        network: extensions.network.unwrap_or(default),
         mounts: volumes::parse(body.volumes.unwrap_or_default())?,
         env: environment(body.env.unwrap_or_default())?,
         entrypoint: entrypoint(body.entrypoint)?,
@@ -83,7 +84,7 @@ fn refuse_what_is_missing(body: &CreateBody) -> Result<(), Problem> {
         return Err(Problem::new(StatusCode::BAD_REQUEST, "FSB::API_NOT_SUPPORTED", message));
     }
     if body.network_policy.is_some() {
-        return Err(Problem::unsupported("a network policy comes with the network issue"));
+        return Err(Problem::unsupported("a network policy comes with the egress filter"));
     }
     if body.credential_proxy.as_ref().is_some_and(|proxy| proxy.enabled == Some(true)) {
         return Err(Problem::unsupported(
@@ -195,6 +196,7 @@ struct Extensions {
     pids: Option<u32>,
     renew_on_access: Option<u64>,
     name: Option<String>,
+    network: Option<Network>,
 }
 
 impl Extensions {
@@ -227,7 +229,7 @@ impl Extensions {
                 self.idle_timeout = Some(Duration::from_secs(number(value, 1..=u64::MAX)?))
             }
             "coracle.key" => self.name = Some(value.to_owned()),
-            "coracle.network" => network(value)?,
+            "coracle.network" => self.network = Some(network(value)?),
             "access.renew.extend.seconds" => self.renew_on_access = Some(number(value, 300..=86_400)?),
             "poolRef" => {
                 let message = "pools are not offered by this server";
@@ -258,14 +260,16 @@ fn number(text: &str, range: std::ops::RangeInclusive<u64>) -> Result<u64, Wrong
     })
 }
 
-fn network(value: &str) -> Result<(), Wrong> {
+fn network(value: &str) -> Result<Network, Wrong> {
     match value {
-        "off" => Ok(()),
-        "on" | "filtered" => {
-            let message = format!("extension `coracle.network`: `{value}` comes with the network issue");
+        "off" => Ok(Network::Off),
+        "on" => Ok(Network::On),
+        "auto" => Ok(Network::Auto),
+        "filtered" => {
+            let message = "extension `coracle.network`: `filtered` comes with the egress filter";
             Err(Wrong::Problem(Problem::unsupported(message)))
         }
-        _ => Err(Wrong::Value(format!("`{value}` is not one of `off`, `on`, `filtered`"))),
+        _ => Err(Wrong::Value(format!("`{value}` is not one of `auto`, `off`, `on`, `filtered`"))),
     }
 }
 
@@ -283,7 +287,7 @@ mod tests {
         for (name, value) in change.as_object().unwrap() {
             body[name] = value.clone();
         }
-        parse(serde_json::from_value(body).unwrap()).map(|wish| wish.create)
+        parse(serde_json::from_value(body).unwrap(), Network::Off).map(|wish| wish.create)
     }
 
     #[test]

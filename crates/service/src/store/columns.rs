@@ -38,6 +38,7 @@ struct ResourcesJson {
 enum NetworkJson {
     Off,
     On,
+    Auto,
     Filtered,
 }
 
@@ -132,6 +133,7 @@ impl SpecJson {
             network: match spec.network {
                 Network::Off => NetworkJson::Off,
                 Network::On => NetworkJson::On,
+                Network::Auto => NetworkJson::Auto,
                 Network::Filtered => NetworkJson::Filtered,
             },
             mounts: spec.mounts.iter().map(MountJson::of).collect(),
@@ -153,6 +155,7 @@ impl SpecJson {
             network: match self.network {
                 NetworkJson::Off => Network::Off,
                 NetworkJson::On => Network::On,
+                NetworkJson::Auto => Network::Auto,
                 NetworkJson::Filtered => Network::Filtered,
             },
             mounts: self.mounts.into_iter().map(MountJson::into_domain).collect(),

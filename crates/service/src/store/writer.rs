@@ -65,6 +65,11 @@ impl Writer {
                         tracing::warn!(%error, "some events were not kept");
                     }
                 }
+                Write::Hours(hours) => {
+                    if let Err(error) = super::hours::write(&mut self.connection, &hours) {
+                        tracing::warn!(%error, "what was used last was not kept");
+                    }
+                }
                 Write::Close(done) => {
                     self.close();
                     // Nobody may be waiting any more.

@@ -6,9 +6,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 
 use backend::{
-    AgentStream, Backend, BackendError, Capabilities, Condition, Death, Found, FoundVolume, InForce, Usage,
+    AgentStream, Backend, BackendError, Capabilities, Condition, Death, Found, FoundVolume, InForce,
+    Measures, Usage,
 };
-use domain::{Cause, Mount, SandboxId, Spec, Volume, VolumeId};
+use domain::{Cause, Mount, Network, Resources, SandboxId, Spec, Volume, VolumeId};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::{Semaphore, mpsc, watch};
 use wire::process::{Ended, Exit, ProcessStatus};
@@ -18,7 +19,7 @@ pub(super) struct Pretend {
     world: Mutex<World>,
     /// How many sandboxes there are.
     population: watch::Sender<usize>,
-    deaths: (mpsc::UnboundedSender<Death>, Mutex<Option<mpsc::UnboundedReceiver<Death>>>),
+    pub(super) deaths: (mpsc::UnboundedSender<Death>, Mutex<Option<mpsc::UnboundedReceiver<Death>>>),
     /// Creates wait for a permit.
     pub(super) gate: Semaphore,
     /// How the main processes ended; `None` while they run.
@@ -91,7 +92,11 @@ impl Pretend {
     }
 
     pub(super) fn was_asked_to(&self, call: &str) -> bool {
-        self.world.lock().unwrap().calls.contains(&call)
+        self.times_asked_to(call) > 0
+    }
+
+    pub(super) fn times_asked_to(&self, call: &str) -> usize {
+        self.world.lock().unwrap().calls.iter().filter(|made| **made == call).count()
     }
 
     pub(super) fn kill(&self, id: &SandboxId, cause: Cause) {
@@ -139,7 +144,7 @@ impl Backend for Pretend {
         self.gate.acquire().await.unwrap().forget();
         self.called("create")?;
         self.put(id, Condition::Alive);
-        Ok(InForce { image: format!("real {}", spec.image), ..InForce::default() })
+        Ok(InForce { image: real(&spec.image), ..InForce::default() })
     }
 
     async fn pause(&self, id: &SandboxId) -> Result<(), BackendError> {
@@ -154,13 +159,14 @@ impl Backend for Pretend {
         Ok(())
     }
 
-    async fn destroy(&self, id: &SandboxId) -> Result<(), BackendError> {
+    async fn destroy(&self, id: &SandboxId) -> Result<Usage, BackendError> {
         self.called("destroy")?;
         self.take_away(id);
-        Ok(())
+        Ok(Usage::default())
     }
 
     async fn list(&self) -> Result<Vec<Found>, BackendError> {
+        self.called("list")?;
         let world = self.world.lock().unwrap();
         Ok(world
             .sandboxes
@@ -213,11 +219,30 @@ impl Backend for Pretend {
         Ok(world.volumes.values().map(found).collect())
     }
 
+    async fn resize(&self, _id: &SandboxId, resources: &Resources) -> Result<Measures, BackendError> {
+        self.called("resize")?;
+        Ok(vec![("memory".to_owned(), format!("{:?}", resources.memory))])
+    }
+
+    async fn resolve(&self, image: &str) -> Result<String, BackendError> {
+        self.called("resolve")?;
+        Ok(real(image))
+    }
+
+    async fn connect(&self, _id: &SandboxId, _network: Network) -> Result<Measures, BackendError> {
+        Ok(Measures::new())
+    }
+
     fn deaths(&self) -> mpsc::UnboundedReceiver<Death> {
         // After a restart there are no deaths to tell in these tests.
         let first = self.deaths.1.lock().unwrap().take();
         first.unwrap_or_else(|| mpsc::unbounded_channel().1)
     }
+}
+
+/// The image that a name stands for: `alias of host` is another name of `host`.
+fn real(image: &str) -> String {
+    format!("real {}", image.trim_start_matches("alias of "))
 }
 
 /// One connection to an agent that starts whatever it is asked to, in name only.
@@ -242,7 +267,7 @@ impl PretendAgent {
             return;
         }
         match request {
-            Request::Ping => self.say(&Reply::Ok).await,
+            Request::Ping | Request::Adopt { .. } => self.say(&Reply::Ok).await,
             Request::Start(_) => self.say(&Reply::Started { pid: 7 }).await,
             Request::Processes => self.say(&Reply::Statuses(self.processes.clone())).await,
             Request::Status { process } => self.say(&Reply::Status(running(&process))).await,

@@ -1,0 +1,36 @@
+//! An agent that waited for its owner.
+
+use std::collections::BTreeMap;
+
+use wire::{FaultKind, Reply, Request};
+
+use crate::client::shell;
+use crate::harness::both_ways;
+
+fn adopt(value: &str) -> Request {
+    Request::Adopt { env: BTreeMap::from([("OWN".to_owned(), value.to_owned())]) }
+}
+
+#[test]
+fn variables_of_an_owner_are_in_every_process_from_then_on() {
+    both_ways(|agent| {
+        assert_eq!(agent.reply(Request::Ping), Reply::Ok);
+        assert_eq!(agent.reply(Request::Processes), Reply::Statuses(Vec::new()));
+        assert_eq!(agent.reply(adopt("yes")), Reply::Ok);
+        assert_eq!(agent.run(shell("first", "echo $OWN")).stdout(), "yes\n");
+    });
+}
+
+#[test]
+fn one_that_was_used_or_has_an_owner_takes_no_other() {
+    both_ways(|agent| {
+        agent.run(shell("first", "true"));
+        assert_eq!(agent.fault(adopt("late")).kind, FaultKind::Busy);
+        assert_eq!(agent.run(shell("second", "echo $OWN")).stdout(), "\n");
+    });
+    both_ways(|agent| {
+        assert_eq!(agent.reply(adopt("one")), Reply::Ok);
+        assert_eq!(agent.fault(adopt("two")).kind, FaultKind::Busy);
+        assert_eq!(agent.run(shell("first", "echo $OWN")).stdout(), "one\n");
+    });
+}
