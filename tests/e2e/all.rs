@@ -15,4 +15,5 @@ mod operators;
 mod owners;
 mod run;
 mod serving;
+mod snapshots;
 mod volumes;

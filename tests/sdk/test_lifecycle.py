@@ -47,7 +47,7 @@ def test_extensions_with_their_prefix_are_echoed(api, new_box):
         ({"extensions": {"coracle.lines": "Q"}}, 400, "SANDBOX::INVALID_PARAMETER"),
         ({"extensions": {"poolRef": "p"}}, 400, "SANDBOX::UNSUPPORTED_POOL_REF"),
         ({"secureAccess": True}, 400, "SANDBOX::API_NOT_SUPPORTED"),
-        ({"snapshotId": "s", "image": None}, 409, "SNAPSHOT::UNSUPPORTED_RUNTIME"),
+        ({"snapshotId": "s", "image": None}, 404, "SNAPSHOT::NOT_FOUND"),
         ({"image": None}, 400, "SANDBOX::INVALID_PARAMETER"),
     ],
 )
@@ -165,12 +165,10 @@ def test_an_endpoint_is_named_as_the_client_named_the_server(api, box):
 
 def test_what_is_not_offered_is_said(api, box):
     for method, path, status, code in [
-        ("POST", f"/v1/sandboxes/{box.id}/snapshots", 409, "SNAPSHOT::UNSUPPORTED_RUNTIME"),
         ("GET", f"/v1/sandboxes/{box.id}/diagnostics/logs?scope=container", 501, "SANDBOX::API_NOT_SUPPORTED"),
         ("PATCH", f"/v1/sandboxes/{box.id}/networkpolicy", 501, "SANDBOX::API_NOT_SUPPORTED"),
         ("POST", "/v1/templates", 501, "FSB::API_NOT_SUPPORTED"),
         ("POST", "/v1/pools", 501, "KUBERNETES::POOL_NOT_SUPPORTED"),
-        ("GET", "/v1/snapshots/x", 501, "SNAPSHOT::NOT_IMPLEMENTED"),
     ]:
         answer = api.request(method, path)
         assert (answer.status_code, answer.json()["code"]) == (status, code), path

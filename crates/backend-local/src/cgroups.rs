@@ -424,6 +424,11 @@ impl Hierarchies {
         fs::read_to_string(self.home(id).join("cmd/cgroup.freeze")).is_ok_and(|text| text.trim() == "1")
     }
 
+    /// The file in which the kernel says whether the commands stand still.
+    pub fn events_file(&self, id: &str) -> PathBuf {
+        self.home(id).join("cmd/cgroup.events")
+    }
+
     /// Kills whatever is left in a sandbox's groups.
     pub fn kill(&self, id: &str) -> io::Result<()> {
         write_if_present(&self.home(id).join("cgroup.kill"), "1")

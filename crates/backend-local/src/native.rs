@@ -7,12 +7,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use backend::{
-    AgentStream, Backend, BackendError, Capabilities, Death, Found, FoundVolume, InForce, Measures, Usage,
+    AgentStream, Backend, BackendError, Capabilities, Death, Found, FoundSnapshot, FoundVolume, InForce,
+    KeptFiles, Measures, Progress, Usage,
 };
 use domain::volume::Lifetime;
 use domain::{
-    Access, Bytes, Cause, Mount, Network, Owner, Resources, SandboxId, Source, Spec, Volume, VolumeId,
-    VolumeName,
+    Access, Bytes, Cause, Mount, Network, Owner, Resources, SandboxId, SnapshotId, Source, Spec, Volume,
+    VolumeId, VolumeName,
 };
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -23,7 +24,9 @@ use tokio::time::Instant;
 
 use crate::jail::plan::{GuestPlan, JailPlan, LimitName, Limits, MountPlan, SourcePlan, UserPlan};
 use crate::launcher::packet;
-use crate::launcher::protocol::{Answer, Ask, Question, Refusal, Resize, SOCKET, Tell, VERSION, VolumePlan};
+use crate::launcher::protocol::{
+    Answer, Ask, FoundKept, KeptBox, Question, Refusal, Resize, SOCKET, Tell, VERSION, VolumePlan,
+};
 use crate::network::Wish;
 
 /// What holds for sandboxes whose caller left something open.
@@ -93,6 +96,7 @@ impl Native {
         Ok(JailPlan {
             id: id.as_str().to_owned(),
             image: spec.image.clone(),
+            snapshot: spec.snapshot.as_ref().map(|snapshot| snapshot.as_str().to_owned()),
             limits: self.limits(&spec.resources),
             named: named(&spec.resources),
             require_limits: self.defaults.require_limits,
@@ -151,8 +155,8 @@ impl Backend for Native {
 
     async fn probe(&self) -> Result<Capabilities, BackendError> {
         match self.simple(Question::Report).await? {
-            Answer::Report { limits, weaker, pause, attach, volumes, network } => {
-                Ok(Capabilities { pause, attach, volumes, network, limits, weaker })
+            Answer::Report { limits, weaker, pause, snapshot, attach, volumes, network } => {
+                Ok(Capabilities { pause, attach, snapshot, volumes, network, limits, weaker })
             }
             _ => Err(unexpected()),
         }
@@ -286,6 +290,25 @@ impl Backend for Native {
             Answer::Changed(measures) => Ok(measures),
             _ => Err(unexpected()),
         }
+    }
+
+    async fn snapshot(&self, id: &SandboxId, snapshot: &SnapshotId) -> Result<KeptFiles, BackendError> {
+        let (id, snapshot) = (id.as_str().to_owned(), snapshot.as_str().to_owned());
+        match self.simple(Question::Snapshot { id, snapshot }).await? {
+            Answer::Kept(kept) => Ok(kept.into()),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn forget_snapshot(&self, snapshot: &SnapshotId) -> Result<(), BackendError> {
+        self.simple(Question::ForgetSnapshot { snapshot: snapshot.as_str().to_owned() }).await.map(drop)
+    }
+
+    async fn snapshots(&self) -> Result<Vec<FoundSnapshot>, BackendError> {
+        let Answer::Snapshots(all) = self.simple(Question::Snapshots).await? else {
+            return Err(unexpected());
+        };
+        Ok(all.into_iter().filter_map(found_snapshot).collect())
     }
 
     fn deaths(&self) -> mpsc::UnboundedReceiver<Death> {
@@ -428,6 +451,20 @@ fn mount_plan(mount: &Mount) -> Result<MountPlan, BackendError> {
     let read_only = mount.access == Access::ReadOnly;
     let (target, sub_path) = (mount.target.clone(), mount.sub_path.clone());
     Ok(MountPlan { source, target, read_only, sub_path })
+}
+
+fn found_snapshot(found: FoundKept) -> Option<FoundSnapshot> {
+    let progress = match found.kept {
+        Some(kept) => Progress::Complete(kept.into()),
+        None => Progress::Making(found.copied.map(|(done, total)| (Bytes(done), Bytes(total)))),
+    };
+    Some(FoundSnapshot { id: SnapshotId::parse(&found.id).ok()?, progress })
+}
+
+impl From<KeptBox> for KeptFiles {
+    fn from(kept: KeptBox) -> Self {
+        Self { image: kept.image, size: Bytes(kept.size), disk: Bytes(kept.disk) }
+    }
 }
 
 /// The limits that the caller named.

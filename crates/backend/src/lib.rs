@@ -6,7 +6,7 @@ pub mod conformance;
 
 use std::sync::Arc;
 
-use domain::{Bytes, Cause, Mount, Network, Resources, SandboxId, Spec, Volume, VolumeId};
+use domain::{Bytes, Cause, Mount, Network, Resources, SandboxId, SnapshotId, Spec, Volume, VolumeId};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 
@@ -48,6 +48,14 @@ pub trait Backend: Send + Sync {
     async fn resolve(&self, image: &str) -> Result<String, BackendError>;
     /// Gives a living sandbox that was made without one its network. Asking again changes nothing.
     async fn connect(&self, id: &SandboxId, network: Network) -> Result<Measures, BackendError>;
+    /// Keeps the files of a living sandbox as they are at one moment. Its commands stand still
+    /// meanwhile and go on afterwards, whatever becomes of the snapshot. Asked a second time for
+    /// the same snapshot it answers with the first.
+    async fn snapshot(&self, id: &SandboxId, snapshot: &SnapshotId) -> Result<KeptFiles, BackendError>;
+    /// Drops a snapshot; sandboxes made from it keep their files. One that is gone is no error.
+    async fn forget_snapshot(&self, snapshot: &SnapshotId) -> Result<(), BackendError>;
+    /// All snapshots that this backend has or is making.
+    async fn snapshots(&self) -> Result<Vec<FoundSnapshot>, BackendError>;
     /// Sandboxes that end without `destroy`, as they end. There is one listener: the service.
     fn deaths(&self) -> mpsc::UnboundedReceiver<Death>;
 }
@@ -68,6 +76,8 @@ pub struct Capabilities {
     pub attach: bool,
     /// Whether there are volumes that outlive sandboxes.
     pub volumes: bool,
+    /// Whether the files of a sandbox can be kept and given to others.
+    pub snapshot: bool,
     /// Whether a sandbox can reach other machines.
     pub network: bool,
     /// The limits that are enforced, by name: `memory`, `cpus`, `pids`, `disk`.
@@ -124,6 +134,31 @@ pub enum Condition {
     Dead,
     /// Made or removed in part.
     Half,
+}
+
+/// What a snapshot holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeptFiles {
+    /// The image below the files, after aliases.
+    pub image: String,
+    /// How many bytes lie above the image.
+    pub size: Bytes,
+    /// The limit on the disk of the sandbox.
+    pub disk: Bytes,
+}
+
+/// A snapshot as a backend finds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundSnapshot {
+    pub id: SnapshotId,
+    pub progress: Progress,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Progress {
+    Complete(KeptFiles),
+    /// It is being made; so many bytes of so many, where they are copied.
+    Making(Option<(Bytes, Bytes)>),
 }
 
 /// A sandbox ended by itself.

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use domain::{Bytes, Cpus, Identity, Mount, SandboxId};
+use domain::{Bytes, Cpus, Identity, Mount, SandboxId, SnapshotId};
 
 use crate::values::{self, Place};
 
@@ -75,6 +75,11 @@ pub(crate) enum Command {
     Events(EventsArgs),
     /// Remove sandboxes
     Rm(RmArgs),
+    /// Files of a sandbox at one moment, kept to make others from
+    #[command(subcommand)]
+    Snapshot(SnapshotCommand),
+    /// Make sandboxes that begin with the files of another, and print their ids
+    Fork(ForkArgs),
     /// API keys of the server's owners; needs the operator's key
     #[command(subcommand)]
     Key(KeyCommand),
@@ -223,6 +228,10 @@ pub(crate) struct CreateArgs {
     /// The image to run in
     #[arg(long, default_value = "host")]
     pub image: String,
+
+    /// Begin with the files of this snapshot instead of an image
+    #[arg(long, value_name = "SNAPSHOT", value_parser = snapshot_id, conflicts_with = "image")]
+    pub snapshot: Option<SnapshotId>,
 
     /// Find the sandbox of this name again, and make it only if there is none
     #[arg(long, value_name = "NAME")]
@@ -397,6 +406,10 @@ pub(crate) struct LogsArgs {
     pub from: u64,
 }
 
+fn snapshot_id(text: &str) -> Result<SnapshotId, String> {
+    SnapshotId::parse(text).map_err(|error| error.to_string())
+}
+
 fn process_id(text: &str) -> Result<domain::ProcessId, String> {
     domain::ProcessId::parse(text).map_err(|error| error.to_string())
 }
@@ -411,6 +424,66 @@ pub(crate) struct RmArgs {
     #[arg(long, conflicts_with = "ids")]
     pub all: bool,
 }
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SnapshotCommand {
+    /// Keep the files of a running sandbox, and print the id of the snapshot
+    Create {
+        /// The sandbox, as `create` and `ls` name it
+        #[arg(value_name = "ID", value_parser = values::sandbox_id)]
+        id: SandboxId,
+        /// What to call it
+        #[arg(long)]
+        name: Option<String>,
+    },
+    /// List the snapshots of the server
+    Ls {
+        /// Only those of this sandbox
+        #[arg(long, value_name = "ID", value_parser = values::sandbox_id)]
+        sandbox: Option<SandboxId>,
+    },
+    /// Show a snapshot
+    Inspect {
+        #[arg(value_name = "SNAPSHOT", value_parser = snapshot_id)]
+        id: SnapshotId,
+    },
+    /// Delete snapshots; sandboxes that were made from them keep their files
+    Rm {
+        #[arg(required = true, value_name = "SNAPSHOT", value_parser = snapshot_id)]
+        ids: Vec<SnapshotId>,
+    },
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = FORK_HELP)]
+pub(crate) struct ForkArgs {
+    /// The sandbox, as `create` and `ls` name it
+    #[arg(value_name = "ID", value_parser = values::sandbox_id)]
+    pub id: SandboxId,
+
+    /// How many to make
+    #[arg(long, short = 'n', default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub count: u32,
+
+    /// Remove each after this long, at least 60s [default: never]
+    #[arg(long, value_name = "TIME", value_parser = values::duration)]
+    pub timeout: Option<Duration>,
+
+    #[command(flatten)]
+    pub limits: LimitArgs,
+
+    /// Set a variable in every process
+    #[arg(long = "env", short = 'e', value_name = "K=V", value_parser = values::variable)]
+    pub env: Vec<(String, String)>,
+
+    /// Hang a label on each, beside those of the sandbox
+    #[arg(long = "label", short = 'l', value_name = "K=V", value_parser = values::label)]
+    pub labels: Vec<(String, String)>,
+}
+
+const FORK_HELP: &str = "\
+A fork has the files, the labels and the size of disk of its sandbox, but none of its processes. Other limits, \
+variables and mounts are those that are named here.";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum KeyCommand {

@@ -20,6 +20,7 @@ mod peers;
 mod pip;
 mod report;
 mod server;
+mod snapshots;
 mod statistics;
 mod transfer;
 
@@ -50,11 +51,15 @@ struct Rounds {
     idle: usize,
     /// Bytes of the large file.
     file: u64,
+    /// Bytes that a sandbox has written before a snapshot is taken of it.
+    written: u64,
 }
 
 impl Rounds {
-    const FULL: Self = Self { many: 200, spaced: 50, long: 7, burst: 100, idle: 1000, file: 1 << 30 };
-    const QUICK: Self = Self { many: 40, spaced: 10, long: 3, burst: 20, idle: 100, file: 128 << 20 };
+    const FULL: Self =
+        Self { many: 200, spaced: 50, long: 7, burst: 100, idle: 1000, file: 1 << 30, written: 2 << 30 };
+    const QUICK: Self =
+        Self { many: 40, spaced: 10, long: 3, burst: 20, idle: 100, file: 128 << 20, written: 128 << 20 };
 }
 
 /// Lets time pass between two runs or two looks.
@@ -77,6 +82,8 @@ pub(crate) fn bench(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
         ("exec", lifecycle::exec),
         ("acquire", acquire::acquire),
         ("burst", lifecycle::burst),
+        ("snapshot", snapshots::take),
+        ("restore", snapshots::restore),
         ("peers", peers::compare),
         ("transfer", transfer::transfer),
         ("pip", pip::pip),

@@ -12,6 +12,7 @@ mod keys;
 mod lifecycle;
 mod operator;
 mod sandbox;
+mod snapshots;
 mod terminal;
 mod volumes;
 mod way;
@@ -24,6 +25,7 @@ pub(crate) use keys::KeyInfo;
 pub(crate) use lifecycle::{NewSandbox, SandboxInfo, Server};
 pub(crate) use operator::{Hour, Report, Sample};
 pub(crate) use sandbox::Sandbox;
+pub(crate) use snapshots::SnapshotInfo;
 pub(crate) use terminal::{FromTerminal, Terminal, ToTerminal};
 pub(crate) use volumes::VolumeInfo;
 

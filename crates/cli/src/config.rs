@@ -112,6 +112,8 @@ pub(crate) struct Limits {
     pub soft_sandboxes: Option<usize>,
     /// Per sandbox.
     pub max_commands: u32,
+    /// Per owner.
+    pub max_snapshots: usize,
     pub concurrent_requests: usize,
     pub json_body: Bytes,
 }
@@ -405,6 +407,7 @@ fn check_limits(raw: &RawLimits) -> Result<Limits> {
             .map(|count| positive("limits.soft_sandboxes", Some(count), 1))
             .transpose()?,
         max_commands: positive("limits.max_commands", raw.max_commands, 64)?,
+        max_snapshots: positive("limits.max_snapshots", raw.max_snapshots, 100)?,
         concurrent_requests: positive("limits.concurrent_requests", raw.concurrent_requests, 1024)?,
         json_body: bytes("limits.json_body", raw.json_body.as_ref(), Bytes::mib(1))?,
     })

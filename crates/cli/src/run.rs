@@ -209,6 +209,7 @@ fn plan(args: &RunArgs, config: &Config) -> Result<JailPlan> {
     Ok(JailPlan {
         id: domain::SandboxId::from_entropy(entropy).to_string(),
         image: args.image.clone(),
+        snapshot: None,
         limits: Limits {
             memory: args.limits.memory.map_or(defaults.memory, |memory| memory.0),
             cpus: args.limits.cpus.map_or(defaults.cpus, |cpus| cpus.0),

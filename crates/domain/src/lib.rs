@@ -10,6 +10,7 @@ pub mod lifecycle;
 pub mod process;
 pub mod quantity;
 pub mod sandbox;
+pub mod snapshot;
 pub mod spec;
 pub mod volume;
 
@@ -20,5 +21,6 @@ pub use lifecycle::{Cause, Phase, Request, Verdict};
 pub use process::{Exit, Identity, ProcessId, SessionId};
 pub use quantity::{Bytes, Cpus};
 pub use sandbox::{Labels, NotAnOwner, Owner, SandboxId};
+pub use snapshot::{NotASnapshotId, Snapshot, SnapshotId, SnapshotState};
 pub use spec::{Network, Resources, Spec};
 pub use volume::{Access, Mount, Source, Volume, VolumeId, VolumeName};

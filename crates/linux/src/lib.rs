@@ -5,6 +5,7 @@
 pub mod btrfs;
 pub mod caps;
 pub mod descriptors;
+pub mod freeze;
 pub mod fs;
 pub mod landlock;
 pub mod loopdev;

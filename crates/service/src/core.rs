@@ -6,7 +6,7 @@ use std::sync::{Arc, RwLock};
 use std::time::{Duration, SystemTime};
 
 use backend::{BackendError, Capabilities, Death, SharedBackend};
-use domain::{Bytes, Key, Owner, Phase, ProcessId, Request, SandboxId, Verdict};
+use domain::{Bytes, Key, Owner, Phase, ProcessId, Request, SandboxId, Snapshot, Verdict};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -22,6 +22,7 @@ use crate::history::History;
 use crate::names::Names;
 use crate::reaper::Schedule;
 use crate::registry::{Handle, NoRoom, Registry};
+use crate::snapshots::Shelf;
 use crate::store::{Kept, KeptVolume, Record, Store};
 use crate::tokens::{Mint, random};
 use crate::trouble::Troubles;
@@ -46,6 +47,7 @@ pub(crate) struct Core {
     pub(crate) volumes: Volumes,
     pub(crate) events: Feed,
     pub(crate) troubles: Troubles,
+    pub(crate) snapshots: Shelf,
     pub(crate) history: History,
     pub(crate) schedule: Schedule,
     pub(crate) mint: Mint,
@@ -61,7 +63,7 @@ impl Core {
         config: Config,
         backend: SharedBackend,
         clock: Clock,
-    ) -> Result<(Arc<Self>, Vec<Record>, Vec<KeptVolume>), ServiceError> {
+    ) -> Result<(Arc<Self>, Vec<Record>, Vec<Snapshot>, Vec<KeptVolume>), ServiceError> {
         let boot_id = clock::boot_id().map_err(io("read the boot id"))?;
         let mint = Mint::open(&config.state_dir).map_err(io("open the server's secret"))?;
         let (store, kept) = open_store(&config.state_dir).await?;
@@ -84,6 +86,7 @@ impl Core {
             volumes: Volumes::default(),
             events: Feed::new(kept.events),
             troubles: Troubles::default(),
+            snapshots: Shelf::default(),
             history: History::new(kept.hours),
             schedule: Schedule::default(),
             mint,
@@ -91,7 +94,7 @@ impl Core {
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
         };
-        Ok((Arc::new(core), kept.records, kept.volumes))
+        Ok((Arc::new(core), kept.records, kept.snapshots, kept.volumes))
     }
 
     /// Makes a new sandbox: first known, then made.
@@ -99,11 +102,12 @@ impl Core {
         self: &Arc<Self>,
         owner: &Owner,
         key: Option<&Key>,
-        wish: Create,
+        mut wish: Create,
     ) -> Result<Sandbox, ServiceError> {
         if self.stop.is_cancelled() {
             return Err(ServiceError::Stopping);
         }
+        let _files = self.stand_on_snapshot(owner, &mut wish.spec)?;
         let mut record = self.record(owner, key, wish)?;
         let id = record.sandbox.id.clone();
         let uses = self.claim_volumes(owner, &id, &mut record.sandbox.spec.mounts).await?;
@@ -119,9 +123,10 @@ impl Core {
     /// Puts a new sandbox on the list if there is room for it, here and in its owner's quota; one
     /// that is parked may have to make room.
     async fn admit(&self, handle: &Arc<Handle>) -> Result<(), ServiceError> {
-        let (limit, mut quota) = (self.config.sandboxes, self.config.quotas.of(&handle.owner));
-        let volumes = self.volumes.bytes(&handle.owner);
-        quota.disk = quota.disk.map(|most| Bytes(most.0.saturating_sub(volumes)));
+        let limit = self.config.sandboxes;
+        let mut quota = self.config.quotas.of(&handle.owner);
+        let kept = self.snapshots.size_of(&handle.owner).saturating_add(self.volumes.bytes(&handle.owner));
+        quota.disk = quota.disk.map(|disk| Bytes(disk.0.saturating_sub(kept)));
         loop {
             let (evicted, refusal) = match self.registry.add(Arc::clone(handle), limit, &quota) {
                 Ok(()) => return Ok(()),
@@ -334,6 +339,6 @@ fn too_long() -> ServiceError {
     ServiceError::Invalid("the timeout ends after the last day of any calendar".to_owned())
 }
 
-fn io(action: &'static str) -> impl Fn(std::io::Error) -> ServiceError {
+pub(crate) fn io(action: &'static str) -> impl Fn(std::io::Error) -> ServiceError {
     move |source| ServiceError::Io { action, source }
 }

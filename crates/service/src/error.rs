@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use backend::{BackendError, MountFault};
-use domain::{Owner, Phase, ProcessId, Request, SandboxId, SessionId, VolumeName};
+use domain::{Owner, Phase, ProcessId, Request, SandboxId, SessionId, SnapshotId, VolumeId, VolumeName};
 
 use crate::agent_client::AgentError;
 use crate::store::StoreError;
@@ -29,6 +29,8 @@ pub enum ServiceError {
     OverQuota { owner: Owner, what: &'static str },
     #[error("there is no volume `{0}`")]
     NoVolume(VolumeName),
+    #[error("the volume `{0}` is not there any more")]
+    NoVolumeId(VolumeId),
     #[error("there is a volume `{0}` already, of another size")]
     VolumeExists(VolumeName),
     #[error("the volume `{name}` is in use by {sandboxes} of the sandboxes")]
@@ -39,6 +41,12 @@ pub enum ServiceError {
     NoOperatorKey,
     #[error("sandbox `{id}` runs as many commands as it may, {limit}")]
     TooManyCommands { id: SandboxId, limit: u32 },
+    #[error("there is no snapshot `{0}`")]
+    NoSnapshot(SnapshotId),
+    #[error("{message}")]
+    Snapshot { problem: SnapshotProblem, message: String },
+    #[error("an owner may have {limit} snapshots")]
+    TooManySnapshots { limit: usize },
     #[error("sandbox `{0}` has too much to do")]
     Overloaded(SandboxId),
     #[error("{0}")]
@@ -78,6 +86,23 @@ pub struct FileError {
     pub path: String,
 }
 
+/// Why a snapshot cannot be taken, used or deleted now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SnapshotProblem {
+    /// The sandbox does not run.
+    Source,
+    /// Another one of the same sandbox is being taken.
+    Taking,
+    /// It is not ready to make sandboxes from.
+    NotReady,
+    /// It is still being taken, so it cannot be deleted.
+    Unfinished,
+    /// A sandbox is being made from it.
+    InUse,
+    /// What the sandbox is to be does not fit it.
+    Restore,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileFault {
     NotFound,
@@ -98,6 +123,8 @@ pub enum ErrorKind {
     NotFound,
     NoProcess,
     NoSession,
+    NoSnapshot,
+    Snapshot(SnapshotProblem),
     File(FileFault),
     Invalid,
     /// It cannot be done in this phase.
@@ -119,7 +146,7 @@ impl ServiceError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::NoSandbox(_) => ErrorKind::NotFound,
-            Self::NoVolume(_) => ErrorKind::Mount(MountFault::NoVolume),
+            Self::NoVolume(_) | Self::NoVolumeId(_) => ErrorKind::Mount(MountFault::NoVolume),
             Self::VolumeExists(_) | Self::VolumeInUse { .. } | Self::VolumeGoes(_) => ErrorKind::Busy,
             Self::NoProcess(_) => ErrorKind::NoProcess,
             Self::NoSession(_) => ErrorKind::NoSession,
@@ -129,7 +156,10 @@ impl ServiceError {
             Self::TooManySandboxes { .. }
             | Self::OverQuota { .. }
             | Self::TooManyCommands { .. }
+            | Self::TooManySnapshots { .. }
             | Self::Overloaded(_) => exhausted(),
+            Self::NoSnapshot(_) => ErrorKind::NoSnapshot,
+            Self::Snapshot { problem, .. } => ErrorKind::Snapshot(*problem),
             Self::Invalid(_) | Self::NoOperatorKey => ErrorKind::Invalid,
             Self::Busy(_) => ErrorKind::Busy,
             Self::Refused { .. } => ErrorKind::Refused,
@@ -173,6 +203,7 @@ impl ServiceError {
             Self::VolumeExists(_) => Some("remove it first, or choose another name"),
             Self::TooManySandboxes { .. } => Some("delete sandboxes that ended, or raise the limit"),
             Self::OverQuota { .. } => Some("delete sandboxes that are not needed"),
+            Self::TooManySnapshots { .. } => Some("delete snapshots that are not needed"),
             Self::NoOperatorKey => {
                 Some("set `api_key` first: with the first key nobody is let in without one")
             }
@@ -205,6 +236,8 @@ impl ErrorKind {
             Self::NotFound => "not found",
             Self::NoProcess => "no process",
             Self::NoSession => "no session",
+            Self::NoSnapshot => "no snapshot",
+            Self::Snapshot(_) => "snapshot",
             Self::File(_) => "file",
             Self::Invalid => "invalid",
             Self::Conflict { .. } => "conflict",

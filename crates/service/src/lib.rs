@@ -29,6 +29,7 @@ mod reaper;
 mod reconcile;
 mod registry;
 mod sessions;
+mod snapshots;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -56,7 +57,7 @@ use crate::registry::Handle;
 pub use agent_client::AgentError;
 pub use api_keys::ApiKey;
 pub use backend::{AgentStream, Capabilities, InForce, MountFault, Usage};
-pub use error::{ErrorKind, FileError, FileFault, ServiceError};
+pub use error::{ErrorKind, FileError, FileFault, ServiceError, SnapshotProblem};
 pub use events::{Events, LifeEvent, Told};
 pub use files::{Attributes, Change, Edit, FileInfo, FileKind, WatchEvent, WriteMode};
 pub use following::{Event, Following, Input};
@@ -64,6 +65,7 @@ pub use history::{Hour, Sample, Used};
 pub use processes::{Ended, ProcessStatus, Reach};
 pub use quota::{Quota, Quotas};
 pub use sessions::{Busy, OpenSession, Run, SessionStatus};
+pub use snapshots::{SnapshotFilter, SnapshotPage};
 pub use store::StoreError;
 pub use tokens::Secret;
 pub use transfer::{Reading, Watching, Writing};
@@ -89,6 +91,8 @@ pub struct Config {
     /// How long a sandbox with a key is kept from being parked without anybody using it.
     pub park_after: Duration,
     pub commands_per_sandbox: u32,
+    /// How many snapshots one owner may have.
+    pub snapshots_per_owner: usize,
     /// What each owner may have at once.
     pub quotas: Quotas,
     /// The limits of a sandbox that names none, as quotas count them.
@@ -169,10 +173,11 @@ impl Service {
     async fn start_at(config: Config, backend: SharedBackend, clock: Clock) -> Result<Self, ServiceError> {
         measure::describe();
         let deaths = backend.deaths();
-        let (core, records, volumes) = Core::open(config, backend, clock).await?;
+        let (core, records, kept, volumes) = Core::open(config, backend, clock).await?;
         core.tasks.spawn(events::keep(Arc::clone(&core)));
         volumes::settle(&core, volumes, &records).await?;
         reconcile::reconcile(&core, records).await?;
+        snapshots::settle(&core, kept).await?;
         core.tasks.spawn(Arc::clone(&core).hear_of_deaths(deaths));
         core.tasks.spawn(reaper::reap(Arc::clone(&core)));
         core.tasks.spawn(history::keep(Arc::clone(&core)));

@@ -11,6 +11,7 @@ pub(crate) fn describe() {
     describe_gauge!("coracle_sandboxes", "Sandboxes by phase");
     describe_histogram!("coracle_create_seconds", metrics::Unit::Seconds, "From asking to the first command");
     describe_histogram!("coracle_exec_seconds", metrics::Unit::Seconds, "From asking to a started process");
+    describe_counter!("coracle_snapshots_total", "Snapshots that were taken");
     describe_counter!("coracle_failures_total", "What failed, by operation and cause");
 }
 
@@ -30,6 +31,10 @@ pub(crate) fn created(took: Duration) {
 
 pub(crate) fn launched(took: Duration) {
     histogram!("coracle_exec_seconds").record(took);
+}
+
+pub(crate) fn snapshot_taken() {
+    counter!("coracle_snapshots_total").increment(1);
 }
 
 /// A sandbox ended by itself.

@@ -8,13 +8,14 @@ mod columns;
 mod events;
 mod hours;
 mod rows;
+mod snapshots;
 mod volumes;
 mod writer;
 
 use std::path::Path;
 use std::time::Duration;
 
-use domain::{Owner, SandboxId};
+use domain::{Owner, SandboxId, Snapshot, SnapshotId};
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::{mpsc, oneshot};
 
@@ -38,7 +39,8 @@ const MIGRATIONS: &[(u32, &str)] = &[
     (3, include_str!("store/migrations/0003_api_keys.sql")),
     (4, include_str!("store/migrations/0004_events.sql")),
     (5, include_str!("store/migrations/0005_hours.sql")),
-    (6, include_str!("store/migrations/0006_volumes.sql")),
+    (6, include_str!("store/migrations/0006_snapshots.sql")),
+    (7, include_str!("store/migrations/0007_volumes.sql")),
 ];
 
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +71,7 @@ impl StoreError {
 pub(crate) struct Kept {
     pub(crate) records: Vec<Record>,
     pub(crate) keys: Vec<KeptKey>,
+    pub(crate) snapshots: Vec<Snapshot>,
     /// The oldest first.
     pub(crate) events: Vec<LifeEvent>,
     pub(crate) volumes: Vec<KeptVolume>,
@@ -90,6 +93,8 @@ enum Write {
     DeleteKey(String, Answer),
     Events(Vec<LifeEvent>),
     Volume(VolumeChange, Answer),
+    Snapshot(Box<Snapshot>, Answer),
+    DeleteSnapshot(SnapshotId, Answer),
     Hours(Vec<Hour>),
     Close(oneshot::Sender<()>),
 }
@@ -102,6 +107,7 @@ impl Store {
         let kept = Kept {
             records: read_records(&connection)?,
             keys: read_keys(&connection)?,
+            snapshots: snapshots::read(&connection)?,
             events: events::read(&connection)?,
             volumes: volumes::read(&connection)?,
             hours: hours::read(&connection)?,
@@ -147,6 +153,15 @@ impl Store {
     /// Writes what becomes of a volume, and waits until it is durable.
     pub(crate) async fn change_volume(&self, change: VolumeChange) -> Result<(), StoreError> {
         self.ask(|answer| Write::Volume(change, answer)).await
+    }
+
+    /// Writes a snapshot as it is now, known before or not.
+    pub(crate) async fn keep_snapshot(&self, snapshot: &Snapshot) -> Result<(), StoreError> {
+        self.ask(|answer| Write::Snapshot(Box::new(snapshot.clone()), answer)).await
+    }
+
+    pub(crate) async fn delete_snapshot(&self, id: &SnapshotId) -> Result<(), StoreError> {
+        self.ask(|answer| Write::DeleteSnapshot(id.clone(), answer)).await
     }
 
     /// Keeps events; only takes its place in the queue. A failure is logged.

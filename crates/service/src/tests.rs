@@ -11,6 +11,7 @@ mod lifecycle;
 mod owners;
 mod pretend;
 mod restart;
+mod snapshots;
 mod volumes;
 mod waiting;
 
@@ -92,6 +93,7 @@ fn config(state: &TempDir) -> Config {
         soft_sandboxes: None,
         park_after: Duration::from_secs(600),
         commands_per_sandbox: 3,
+        snapshots_per_owner: 3,
         quotas: Quotas::default(),
         usual: Resources::default(),
         volume_size: domain::Bytes::mib(64),

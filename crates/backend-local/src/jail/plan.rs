@@ -16,6 +16,9 @@ use crate::network::Wish;
 pub struct JailPlan {
     pub id: String,
     pub image: String,
+    /// The snapshot whose files it begins with; the image is then the one below them.
+    #[serde(default)]
+    pub snapshot: Option<String>,
     pub limits: Limits,
     /// Limits that the caller named. One that cannot be enforced fails the create.
     pub named: Vec<LimitName>,

@@ -14,6 +14,7 @@ use wire::AgentConfig;
 
 use super::mounts::Gathered;
 use super::protocol::{Holds, Refusal, RefusalKind};
+use super::record::MadeOf;
 use super::{Launcher, PREPARED_DISK, Rights, Root};
 use crate::cgroups::{Groups, has_legacy_controllers};
 use crate::images::{self, ImageError, Resolved};
@@ -65,13 +66,18 @@ impl<T: Into<Refusal>> From<T> for NotBegun {
 impl Launcher {
     /// Starts making a sandbox.
     pub fn begin(&mut self, plan: &JailPlan) -> Result<Pending, NotBegun> {
-        let image = self.resolve(&plan.image)?;
+        let (image, restored) = match &plan.snapshot {
+            Some(snapshot) => self.image_below(snapshot)?,
+            None => (self.resolve(&plan.image)?, 0),
+        };
         self.tell_of_alias(&image);
         let (reach, network) = self.reach(plan.network)?;
         let mut holds = self.judge(plan, &image, network)?;
+        self.tell_of_snapshot(plan, restored, &mut holds);
         let mut gathered = self.gather_mounts(&plan.mounts)?;
         holds.measures.append(&mut gathered.measures);
-        let mut record = self.records.begin(&plan.id, plan.limits).at(Step::Record)?;
+        let made_of = MadeOf::of(&image, restored);
+        let mut record = self.records.begin(&plan.id, plan.limits, made_of).at(Step::Record)?;
         record.user = default_ids(plan);
         record.without_set_id = self.refuses_set_id(plan);
         let begun = self.prepare(plan, &image, reach, gathered).and_then(|(parts, status)| {
@@ -112,7 +118,7 @@ impl Launcher {
         self.resolve(name).map(|image| image.name)
     }
 
-    fn resolve(&self, name: &str) -> Result<Resolved, Refusal> {
+    pub(super) fn resolve(&self, name: &str) -> Result<Resolved, Refusal> {
         images::resolve(&self.settings.image_state, &self.host, name, &self.aliases).map_err(refuse_image)
     }
 
@@ -402,7 +408,7 @@ impl Root {
     ) -> Result<Resources, JailError> {
         let base = self.ranges.allocate(&plan.id).map_err(io::Error::other).at(Step::UidRange)?.first;
         let groups = self.groups.make(&plan.id, &plan.limits, base).at(Step::Groups)?;
-        let prepared = match self.disks.pop() {
+        let prepared = match self.take_restored(&plan.id).or_else(|| self.disks.pop()) {
             Some(disk) => disk,
             None => self.volumes.prepare(PREPARED_DISK).map_err(disk_error).at(Step::Volume)?,
         };

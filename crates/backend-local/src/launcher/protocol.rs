@@ -65,6 +65,15 @@ pub enum Question {
     WasOutOfMemory {
         id: String,
     },
+    /// Answered when the snapshot is whole and the sandbox goes on.
+    Snapshot {
+        id: String,
+        snapshot: String,
+    },
+    ForgetSnapshot {
+        snapshot: String,
+    },
+    Snapshots,
     /// Gives a living sandbox its network.
     Connect {
         id: String,
@@ -90,6 +99,9 @@ impl Question {
             | Self::Resolve { .. }
             | Self::Watch { .. }
             | Self::WasOutOfMemory { .. }
+            | Self::Snapshot { .. }
+            | Self::ForgetSnapshot { .. }
+            | Self::Snapshots
             | Self::Connect { .. }
             | Self::Report => true,
         }
@@ -130,10 +142,13 @@ pub enum Answer {
     },
     Resolved(String),
     Yes(bool),
+    Kept(KeptBox),
+    Snapshots(Vec<FoundKept>),
     Report {
         limits: Vec<String>,
         weaker: Vec<String>,
         pause: bool,
+        snapshot: bool,
         #[serde(default)]
         attach: bool,
         #[serde(default)]
@@ -161,6 +176,22 @@ pub struct Holds {
     pub image: String,
     pub measures: Vec<(String, String)>,
     pub weaker: Vec<String>,
+}
+
+/// What a snapshot holds.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct KeptBox {
+    pub image: String,
+    pub size: u64,
+    pub disk: u64,
+}
+
+/// A snapshot: what it holds if it is whole, else how many bytes of how many are copied.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct FoundKept {
+    pub id: String,
+    pub kept: Option<KeptBox>,
+    pub copied: Option<(u64, u64)>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -261,7 +292,11 @@ impl From<JailError> for Refusal {
             cause = source.source();
         }
         let hint = own.or_else(|| error.hint()).map(str::to_owned);
-        let kind = if full { RefusalKind::Exhausted } else { RefusalKind::Step(error.step.to_string()) };
+        let kind = match volume {
+            _ if full => RefusalKind::Exhausted,
+            Some(VolumeError::OtherSize { .. }) => RefusalKind::TooMuch,
+            _ => RefusalKind::Step(error.step.to_string()),
+        };
         Self { kind, message, hint }
     }
 }

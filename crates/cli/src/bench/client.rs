@@ -88,6 +88,40 @@ impl Client {
         Ok(())
     }
 
+    /// Takes a snapshot and waits until it is ready.
+    pub(crate) fn snapshot(&mut self, sandbox: &Sandbox) -> Result<String> {
+        let path = format!("/v1/sandboxes/{}/snapshots", sandbox.id);
+        let status = self.send("POST", &path, "", b"{}")?;
+        let mut answer = self.json(status, 202)?;
+        let id = answer["id"].as_str().context("the server names no id")?.to_owned();
+        while answer["status"]["state"] == "Creating" {
+            let status = self.send("GET", &format!("/v1/snapshots/{id}"), "", b"")?;
+            answer = self.json(status, 200)?;
+        }
+        if answer["status"]["state"] != "Ready" {
+            bail!("a snapshot failed: {answer}");
+        }
+        Ok(id)
+    }
+
+    /// Drops a snapshot.
+    pub(crate) fn forget(&mut self, snapshot: &str) -> Result<()> {
+        self.remove_at(&format!("/v1/snapshots/{snapshot}"), "")
+    }
+
+    /// Creates a sandbox with the files of a snapshot.
+    pub(crate) fn restore(&mut self, snapshot: &str) -> Result<Sandbox> {
+        let wish = json!({
+            "snapshotId": snapshot,
+            "timeout": 3600,
+            "resourceLimits": {"cpu": "1", "memory": "512Mi"},
+        });
+        let status = self.send("POST", "/v1/sandboxes", "", wish.to_string().as_bytes())?;
+        let answer = self.json(status, 202)?;
+        let id = answer["id"].as_str().context("the server names no id")?.to_owned();
+        Ok(Sandbox { id, headers: String::new() })
+    }
+
     pub(crate) fn delete(&mut self, sandbox: &Sandbox) -> Result<()> {
         let status = self.send("DELETE", &format!("/v1/sandboxes/{}", sandbox.id), "", b"")?;
         if status != 204 {

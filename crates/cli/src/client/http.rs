@@ -63,6 +63,9 @@ impl Refused {
             StatusCode::NOT_FOUND if self.code == NO_SANDBOX => {
                 Some("`coracle ls` lists the sandboxes".to_owned())
             }
+            StatusCode::NOT_FOUND if self.code == NO_SNAPSHOT => {
+                Some("`coracle snapshot ls` lists the snapshots".to_owned())
+            }
             StatusCode::TOO_MANY_REQUESTS => {
                 let wait = self.retry_after.as_deref().unwrap_or("a few");
                 Some(format!("try again in {wait} s, or remove sandboxes with `coracle rm`"))
@@ -82,6 +85,8 @@ struct Problem {
 
 /// The code of a refusal for want of the sandbox.
 const NO_SANDBOX: &str = "DOCKER::SANDBOX_NOT_FOUND";
+/// The code of a refusal for want of the snapshot.
+const NO_SNAPSHOT: &str = "SNAPSHOT::NOT_FOUND";
 /// Where the server puts advice, apart from what went wrong.
 const HINT: &str = "coracle-hint";
 

@@ -26,6 +26,8 @@ pub(crate) struct Server(Api);
 #[derive(Debug, Default)]
 pub(crate) struct NewSandbox {
     pub image: String,
+    /// Begins with the files of this snapshot instead of the image.
+    pub snapshot: Option<String>,
     pub timeout: Option<Duration>,
     pub idle_timeout: Option<Duration>,
     pub key: Option<String>,
@@ -78,8 +80,8 @@ struct Page {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Pagination {
-    has_next_page: bool,
+pub(super) struct Pagination {
+    pub(super) has_next_page: bool,
 }
 
 #[derive(Deserialize)]
@@ -140,6 +142,10 @@ impl Server {
         }
     }
 
+    pub(super) fn api(&self) -> &Api {
+        &self.0
+    }
+
     /// The API of operators on the same server.
     pub(super) fn operator(&self) -> Api {
         let server = self.0.base().trim_end_matches("/v1");
@@ -179,13 +185,16 @@ impl NewSandbox {
         let waits = ["tail".to_owned(), "-f".to_owned(), "/dev/null".to_owned()];
         let entrypoint = if self.entrypoint.is_empty() { &waits[..] } else { &self.entrypoint };
         let mut body = json!({
-            "image": { "uri": self.image },
             "entrypoint": entrypoint,
             "resourceLimits": limits,
             "env": self.env,
             "metadata": self.labels,
             "extensions": self.extensions(),
         });
+        match &self.snapshot {
+            Some(snapshot) => body["snapshotId"] = json!(snapshot),
+            None => body["image"] = json!({ "uri": self.image }),
+        }
         if let Some(timeout) = self.timeout {
             body["timeout"] = json!(web::whole_seconds(timeout));
         }
@@ -237,6 +246,12 @@ mod tests {
                 "env": {}, "metadata": {}, "extensions": {"coracle.lines": "P"},
             })
         );
+    }
+
+    #[test]
+    fn a_snapshot_stands_in_the_place_of_the_image() {
+        let wish = NewSandbox { snapshot: Some("s".to_owned()), ..NewSandbox::default() };
+        assert_eq!((&wish.body()["snapshotId"], wish.body().get("image")), (&json!("s"), None));
     }
 
     #[test]

@@ -56,6 +56,7 @@ pub(super) struct RawLimits {
     pub max_sandboxes: Option<usize>,
     pub soft_sandboxes: Option<usize>,
     pub max_commands: Option<u32>,
+    pub max_snapshots: Option<usize>,
     pub concurrent_requests: Option<usize>,
     pub json_body: Option<Amount>,
 }

@@ -147,6 +147,7 @@ async fn start_service(handover: &Handover) -> Result<Service> {
         soft_sandboxes: handover.soft_sandboxes,
         park_after: handover.park_after,
         commands_per_sandbox: handover.max_commands,
+        snapshots_per_owner: handover.max_snapshots,
         quotas: quotas(&handover.owners),
         usual: domain::Resources {
             memory: Some(domain::Bytes(handover.limits.memory)),

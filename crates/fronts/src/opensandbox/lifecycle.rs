@@ -33,11 +33,16 @@ pub(super) async fn create(
     JsonBody(body): JsonBody<CreateBody>,
 ) -> Result<(StatusCode, Json<SandboxBody>), Problem> {
     let Wish { create, name } = wish::parse(body, front.settings.default_network)?;
+    let restored = create.spec.snapshot.is_some();
     let sandbox = match key(&owner, &headers, name.as_deref())? {
         Some(key) => front.service.acquire(&key, create).await.map(|acquired| acquired.sandbox),
         None => front.service.create(&owner, create).await,
     };
-    let sandbox = sandbox.map_err(|error| not_created(error, &owner))?;
+    let sandbox = sandbox.map_err(|error| {
+        let backend = matches!(error, ServiceError::Backend { .. });
+        let problem = not_created(error, &owner);
+        if restored && backend { not_restored(problem) } else { problem }
+    })?;
     Ok((StatusCode::ACCEPTED, Json(SandboxBody::of(&sandbox, ImageShown::No))))
 }
 
@@ -70,6 +75,17 @@ fn not_created(error: ServiceError, owner: &Owner) -> Problem {
         return problem;
     }
     problem.coded(StatusCode::INTERNAL_SERVER_ERROR, "DOCKER::SANDBOX_START_FAILED")
+}
+
+/// What a backend refuses to make from a snapshot, in the words for snapshots.
+fn not_restored(problem: Problem) -> Problem {
+    match problem.status {
+        StatusCode::BAD_REQUEST => {
+            let code = "SNAPSHOT::INVALID_RESTORE_CONFIG";
+            Problem { status: StatusCode::CONFLICT, code, ..problem }
+        }
+        _ => problem,
+    }
 }
 
 /// `GET /sandboxes`

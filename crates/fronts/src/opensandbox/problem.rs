@@ -4,7 +4,7 @@ use std::error::Error;
 
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
-use service::{ErrorKind, ServiceError};
+use service::{ErrorKind, ServiceError, SnapshotProblem};
 
 use super::volumes;
 use crate::answer;
@@ -40,6 +40,12 @@ impl Problem {
         let id: String = id.chars().take(64).collect();
         let message = format!("Sandbox {id} was not found");
         Self::new(StatusCode::NOT_FOUND, "DOCKER::SANDBOX_NOT_FOUND", message)
+    }
+
+    pub(super) fn no_snapshot(id: &str) -> Self {
+        let id: String = id.chars().take(64).collect();
+        let message = format!("Snapshot {id} was not found");
+        Self::new(StatusCode::NOT_FOUND, "SNAPSHOT::NOT_FOUND", message)
     }
 
     pub(super) fn conflict(code: &'static str, message: impl Into<String>) -> Self {
@@ -95,6 +101,8 @@ impl From<ServiceError> for Problem {
             ErrorKind::Exhausted { .. } => {
                 (StatusCode::TOO_MANY_REQUESTS, "KUBERNETES::POOL_CAPACITY_EXHAUSTED")
             }
+            ErrorKind::NoSnapshot => (StatusCode::NOT_FOUND, "SNAPSHOT::NOT_FOUND"),
+            ErrorKind::Snapshot(problem) => (StatusCode::CONFLICT, snapshot_code(problem)),
             ErrorKind::Refused => (StatusCode::BAD_GATEWAY, "BACKEND_CONNECTION_FAILED"),
             ErrorKind::NoProcess | ErrorKind::NoSession | ErrorKind::Mount(_) | ErrorKind::Internal => {
                 (StatusCode::INTERNAL_SERVER_ERROR, "SANDBOX::INTERNAL_ERROR")
@@ -105,6 +113,17 @@ impl From<ServiceError> for Problem {
         let problem = Self::new(status, code, with_hint(&error, error.to_string()));
         let hint = error.hint().map(str::to_owned);
         Self { hint, retry_after: retry_after(&error), ..problem }
+    }
+}
+
+fn snapshot_code(problem: SnapshotProblem) -> &'static str {
+    match problem {
+        SnapshotProblem::Source => "SNAPSHOT::INVALID_SOURCE_STATE",
+        SnapshotProblem::Taking => "SNAPSHOT::RUNTIME_CREATE_CONFLICT",
+        SnapshotProblem::NotReady => "SNAPSHOT::NOT_READY",
+        SnapshotProblem::Unfinished => "SNAPSHOT::INVALID_STATE",
+        SnapshotProblem::InUse => "SNAPSHOT::DELETE_CONFLICT",
+        SnapshotProblem::Restore => "SNAPSHOT::INVALID_RESTORE_CONFIG",
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use domain::{Bytes, Cpus, Guest, Network, Resources, Spec};
+use domain::{Bytes, Cpus, Guest, Network, Resources, SnapshotId, Spec};
 use http::StatusCode;
 use service::Create;
 
@@ -44,7 +44,7 @@ pub(super) struct Wish {
 /// Reads a body; `default` is the network of one that names none.
 pub(super) fn parse(body: CreateBody, default: Network) -> Result<Wish, Problem> {
     refuse_what_is_missing(&body)?;
-    let image = image(&body)?;
+    let (image, snapshot) = source(&body)?;
     let timeout = timeout(body.timeout)?;
     let mut resources = resources(body.resource_limits)?;
     let labels = body.metadata.unwrap_or_default();
@@ -60,11 +60,12 @@ pub(super) fn parse(body: CreateBody, default: Network) -> Result<Wish, Problem>
     };
     let spec = Spec {
         image,
+        entrypoint: entrypoint(body.entrypoint, snapshot.is_some())?,
+        snapshot,
         resources,
         network: extensions.network.unwrap_or(default),
         mounts: volumes::parse(body.volumes.unwrap_or_default())?,
         env: environment(body.env.unwrap_or_default())?,
-        entrypoint: entrypoint(body.entrypoint)?,
         guest: Guest::root(),
     };
     let notes = serde_json::to_vec(&notes).expect("notes are maps of text and numbers");
@@ -75,10 +76,6 @@ pub(super) fn parse(body: CreateBody, default: Network) -> Result<Wish, Problem>
 
 /// What this server does not offer yet is refused by name rather than ignored.
 fn refuse_what_is_missing(body: &CreateBody) -> Result<(), Problem> {
-    if body.snapshot_id.is_some() {
-        let message = "snapshots are not offered by this server yet";
-        return Err(Problem::conflict("SNAPSHOT::UNSUPPORTED_RUNTIME", message));
-    }
     if body.template_id.is_some() {
         let message = "templates are not offered by this server";
         return Err(Problem::new(StatusCode::BAD_REQUEST, "FSB::API_NOT_SUPPORTED", message));
@@ -100,6 +97,18 @@ fn refuse_what_is_missing(body: &CreateBody) -> Result<(), Problem> {
         return Err(Problem::unsupported(message));
     }
     Ok(())
+}
+
+/// What the sandbox begins with. The image below a snapshot is known to the snapshot.
+fn source(body: &CreateBody) -> Result<(String, Option<SnapshotId>), Problem> {
+    match (&body.image, body.snapshot_id.as_deref()) {
+        (Some(_), Some(_)) => Err(Problem::invalid("`image` and `snapshotId` exclude each other")),
+        (_, None) => Ok((image(body)?, None)),
+        (None, Some(id)) => {
+            let snapshot = SnapshotId::parse(id).ok().ok_or_else(|| Problem::no_snapshot(id))?;
+            Ok((String::new(), Some(snapshot)))
+        }
+    }
 }
 
 fn image(body: &CreateBody) -> Result<String, Problem> {
@@ -139,8 +148,9 @@ fn resources(limits: Option<BTreeMap<String, Option<String>>>) -> Result<Resourc
     })
 }
 
-fn entrypoint(words: Option<Vec<String>>) -> Result<Vec<String>, Problem> {
+fn entrypoint(words: Option<Vec<String>>, restored: bool) -> Result<Vec<String>, Problem> {
     match words {
+        None if restored => Ok(["tail", "-f", "/dev/null"].map(str::to_owned).to_vec()),
         Some(words) if words.iter().any(|word| word.contains('\0')) => {
             Err(Problem::invalid("`entrypoint` holds a NUL byte"))
         }
@@ -318,7 +328,8 @@ mod tests {
             (json!({"networkPolicy": {}}), "SANDBOX::API_NOT_SUPPORTED"),
             (json!({"secureAccess": true}), "SANDBOX::API_NOT_SUPPORTED"),
             (json!({"platform": {"os": "windows"}}), "SANDBOX::API_NOT_SUPPORTED"),
-            (json!({"snapshotId": "s"}), "SNAPSHOT::UNSUPPORTED_RUNTIME"),
+            (json!({"snapshotId": "s"}), "SANDBOX::INVALID_PARAMETER"),
+            (json!({"snapshotId": "s", "image": null}), "SNAPSHOT::NOT_FOUND"),
             (json!({"templateId": "t"}), "FSB::API_NOT_SUPPORTED"),
             (json!({"extensions": {"poolRef": "p"}}), "SANDBOX::UNSUPPORTED_POOL_REF"),
             (json!({"extensions": {"coracle.lines": "X"}}), "SANDBOX::INVALID_PARAMETER"),
@@ -328,6 +339,14 @@ mod tests {
         ] {
             assert_eq!(create(change.clone()).unwrap_err().code, code, "{change}");
         }
+    }
+
+    #[test]
+    fn a_sandbox_begins_with_an_image_or_with_a_snapshot_and_then_needs_no_entrypoint() {
+        let id = "ffffffff-ffff-4fff-bfff-ffffffffffff";
+        let wish = create(json!({"image": null, "entrypoint": null, "snapshotId": id})).unwrap();
+        assert_eq!(wish.spec.snapshot.unwrap().as_str(), id);
+        assert_eq!(wish.spec.entrypoint, ["tail", "-f", "/dev/null"]);
     }
 
     #[test]

@@ -151,6 +151,7 @@ pub(super) async fn capabilities(State(front): State<Front>, _: Caller) -> Respo
     Json(json!({
         "pause": offered.pause,
         "attach": offered.attach,
+        "snapshot": offered.snapshot,
         "network": offered.network,
         "limits": offered.limits,
         "weaker": offered.weaker,

@@ -2,14 +2,14 @@
 //! real one seldom does: half-made sandboxes, strangers, deaths, failures, an agent that lies.
 //! It proves nothing about isolation or about the real agent; other tests do that.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 
 use backend::{
-    AgentStream, Backend, BackendError, Capabilities, Condition, Death, Found, FoundVolume, InForce,
-    Measures, Usage,
+    AgentStream, Backend, BackendError, Capabilities, Condition, Death, Found, FoundSnapshot, FoundVolume,
+    InForce, KeptFiles, Measures, Progress, Usage,
 };
-use domain::{Cause, Mount, Network, Resources, SandboxId, Spec, Volume, VolumeId};
+use domain::{Bytes, Cause, Mount, Network, Resources, SandboxId, SnapshotId, Spec, Volume, VolumeId};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::{Semaphore, mpsc, watch};
 use wire::process::{Ended, Exit, ProcessStatus};
@@ -22,6 +22,8 @@ pub(super) struct Pretend {
     pub(super) deaths: (mpsc::UnboundedSender<Death>, Mutex<Option<mpsc::UnboundedReceiver<Death>>>),
     /// Creates wait for a permit.
     pub(super) gate: Semaphore,
+    /// Snapshots wait for a permit.
+    pub(super) snapshot_gate: Semaphore,
     /// How the main processes ended; `None` while they run.
     pub(super) entrypoint_end: watch::Sender<Option<Exit>>,
 }
@@ -29,6 +31,7 @@ pub(super) struct Pretend {
 #[derive(Default)]
 struct World {
     sandboxes: HashMap<SandboxId, Condition>,
+    snapshots: BTreeSet<SnapshotId>,
     /// Every call, as a word.
     calls: Vec<&'static str>,
     /// The next so many calls by this word fail.
@@ -51,6 +54,7 @@ impl Pretend {
             population: watch::Sender::new(0),
             deaths: (sender, Mutex::new(Some(receiver))),
             gate: Semaphore::new(Semaphore::MAX_PERMITS),
+            snapshot_gate: Semaphore::new(Semaphore::MAX_PERMITS),
             entrypoint_end: watch::Sender::new(None),
         })
     }
@@ -69,6 +73,15 @@ impl Pretend {
 
     pub(super) fn condition(&self, id: &SandboxId) -> Option<Condition> {
         self.world.lock().unwrap().sandboxes.get(id).copied()
+    }
+
+    pub(super) fn keep(&self, snapshot: &SnapshotId) {
+        self.world.lock().unwrap().snapshots.insert(snapshot.clone());
+    }
+
+    /// The snapshots that are there.
+    pub(super) fn kept(&self) -> BTreeSet<SnapshotId> {
+        self.world.lock().unwrap().snapshots.clone()
     }
 
     pub(super) fn count(&self) -> usize {
@@ -136,7 +149,8 @@ impl Backend for Pretend {
     }
 
     async fn probe(&self) -> Result<Capabilities, BackendError> {
-        Ok(Capabilities { pause: true, attach: true, volumes: true, ..Capabilities::default() })
+        let most = Capabilities { pause: true, attach: true, snapshot: true, ..Capabilities::default() };
+        Ok(Capabilities { volumes: true, ..most })
     }
 
     async fn create(&self, id: &SandboxId, spec: &Spec) -> Result<InForce, BackendError> {
@@ -233,11 +247,35 @@ impl Backend for Pretend {
         Ok(Measures::new())
     }
 
+    async fn snapshot(&self, id: &SandboxId, snapshot: &SnapshotId) -> Result<KeptFiles, BackendError> {
+        self.called("snapshot asked")?;
+        self.snapshot_gate.acquire().await.unwrap().forget();
+        self.called("snapshot")?;
+        self.condition(id).ok_or(BackendError::Gone)?;
+        self.keep(snapshot);
+        Ok(kept_files())
+    }
+
+    async fn forget_snapshot(&self, snapshot: &SnapshotId) -> Result<(), BackendError> {
+        self.called("forget")?;
+        self.world.lock().unwrap().snapshots.remove(snapshot);
+        Ok(())
+    }
+
+    async fn snapshots(&self) -> Result<Vec<FoundSnapshot>, BackendError> {
+        let complete = |id: SnapshotId| FoundSnapshot { id, progress: Progress::Complete(kept_files()) };
+        Ok(self.kept().into_iter().map(complete).collect())
+    }
+
     fn deaths(&self) -> mpsc::UnboundedReceiver<Death> {
         // After a restart there are no deaths to tell in these tests.
         let first = self.deaths.1.lock().unwrap().take();
         first.unwrap_or_else(|| mpsc::unbounded_channel().1)
     }
+}
+
+fn kept_files() -> KeptFiles {
+    KeptFiles { image: "real host".to_owned(), size: Bytes::mib(10), disk: Bytes::mib(100) }
 }
 
 /// The image that a name stands for: `alias of host` is another name of `host`.
