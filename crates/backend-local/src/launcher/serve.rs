@@ -329,7 +329,7 @@ impl Loop {
             weaker: missing.iter().map(|limit| limit.without_groups()).collect(),
             pause: self.launcher.can_freeze(),
             snapshot: self.launcher.can_keep(),
-            attach: self.launcher.can_attach(),
+            attach: true,
             volumes: self.launcher.keeps_volumes(),
             network: self.launcher.has_network(),
         }
