@@ -19,6 +19,7 @@ use crate::clock::{self, Clock};
 use crate::driver::{Answer, Command, Driver};
 use crate::events::Feed;
 use crate::history::History;
+use crate::images::Pulls;
 use crate::names::Names;
 use crate::reaper::Schedule;
 use crate::registry::{Handle, NoRoom, Registry};
@@ -48,6 +49,7 @@ pub(crate) struct Core {
     pub(crate) events: Feed,
     pub(crate) troubles: Troubles,
     pub(crate) snapshots: Shelf,
+    pub(crate) pulls: Pulls,
     pub(crate) history: History,
     pub(crate) schedule: Schedule,
     pub(crate) mint: Mint,
@@ -87,6 +89,7 @@ impl Core {
             events: Feed::new(kept.events),
             troubles: Troubles::default(),
             snapshots: Shelf::default(),
+            pulls: Pulls::default(),
             history: History::new(kept.hours),
             schedule: Schedule::default(),
             mint,
@@ -108,6 +111,7 @@ impl Core {
             return Err(ServiceError::Stopping);
         }
         let _files = self.stand_on_snapshot(owner, &mut wish.spec)?;
+        self.settle_entrypoint(&mut wish.spec).await;
         let mut record = self.record(owner, key, wish)?;
         let id = record.sandbox.id.clone();
         let uses = self.claim_volumes(owner, &id, &mut record.sandbox.spec.mounts).await?;
