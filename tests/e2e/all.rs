@@ -18,3 +18,4 @@ mod owners;
 mod run;
 mod serving;
 mod snapshots;
+mod volumes;

@@ -9,10 +9,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use backend::{
-    AgentStream, Backend, BackendError, Capabilities, Death, Found, FoundSnapshot, InForce, KeptFiles,
-    Measures, Usage,
+    AgentStream, Backend, BackendError, Capabilities, Death, Found, FoundSnapshot, FoundVolume, InForce,
+    KeptFiles, Measures, Usage,
 };
-use domain::{Access, Bytes, Cause, Mount, Network, Resources, SandboxId, SnapshotId, Source, Spec};
+use domain::volume::Lifetime;
+use domain::{
+    Access, Bytes, Cause, Mount, Network, Owner, Resources, SandboxId, SnapshotId, Source, Spec, Volume,
+    VolumeId, VolumeName,
+};
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::io::Interest;
@@ -23,7 +27,7 @@ use tokio::time::Instant;
 use crate::jail::plan::{GuestPlan, JailPlan, LimitName, Limits, MountPlan, SourcePlan, UserPlan};
 use crate::launcher::packet;
 use crate::launcher::protocol::{
-    Answer, Ask, FoundKept, KeptBox, Question, Refusal, Resize, SOCKET, Tell, VERSION,
+    Answer, Ask, FoundKept, KeptBox, Question, Refusal, Resize, SOCKET, Tell, VERSION, VolumePlan,
 };
 use crate::network::Wish;
 
@@ -102,7 +106,7 @@ impl Native {
             named: named(&spec.resources),
             require_limits: self.defaults.require_limits,
             network: wish(spec.network)?,
-            mounts: spec.mounts.iter().map(mount_plan).collect(),
+            mounts: mount_plans(&spec.mounts)?,
             env: spec.env.clone(),
             guest: guest_plan(spec),
             max_processes: self.defaults.max_processes,
@@ -156,8 +160,8 @@ impl Backend for Native {
 
     async fn probe(&self) -> Result<Capabilities, BackendError> {
         match self.simple(Question::Report).await? {
-            Answer::Report { limits, weaker, pause, snapshot, attach, network } => {
-                Ok(Capabilities { pause, attach, snapshot, network, limits, weaker })
+            Answer::Report { limits, weaker, pause, snapshot, attach, volumes, network } => {
+                Ok(Capabilities { pause, attach, snapshot, volumes, network, limits, weaker })
             }
             _ => Err(unexpected()),
         }
@@ -234,9 +238,33 @@ impl Backend for Native {
     }
 
     async fn attach(&self, id: &SandboxId, mounts: &[Mount]) -> Result<Measures, BackendError> {
-        let mounts = mounts.iter().map(mount_plan).collect();
+        let mounts = mount_plans(mounts)?;
         match self.simple(Question::Attach { id: id.as_str().to_owned(), mounts }).await? {
             Answer::Changed(measures) => Ok(measures),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn make_volume(&self, volume: &Volume) -> Result<(), BackendError> {
+        let plan = VolumePlan {
+            id: volume.id.to_string(),
+            owner: volume.owner.as_str().to_owned(),
+            name: volume.name.to_string(),
+            size: volume.size.0,
+            kept: volume.lifetime == Lifetime::Kept,
+        };
+        self.simple(Question::MakeVolume(plan)).await.map(drop)
+    }
+
+    async fn remove_volume(&self, id: &VolumeId) -> Result<(), BackendError> {
+        self.simple(Question::RemoveVolume { id: id.to_string() }).await.map(drop)
+    }
+
+    async fn volumes(&self) -> Result<Vec<FoundVolume>, BackendError> {
+        match self.simple(Question::Volumes).await? {
+            Answer::Volumes(found) => {
+                Ok(found.into_iter().filter_map(|(plan, used)| found_volume(plan, used)).collect())
+            }
             _ => Err(unexpected()),
         }
     }
@@ -413,6 +441,36 @@ fn unexpected() -> BackendError {
     BackendError::Io { action: "understand the launcher", source: io::ErrorKind::InvalidData.into() }
 }
 
+fn found_volume(plan: VolumePlan, used: u64) -> Option<FoundVolume> {
+    let volume = Volume {
+        id: VolumeId::parse(&plan.id).ok()?,
+        owner: Owner::parse(&plan.owner).ok()?,
+        name: VolumeName::parse(&plan.name).ok()?,
+        size: Bytes(plan.size),
+        lifetime: if plan.kept { Lifetime::Kept } else { Lifetime::WithSandboxes },
+    };
+    Some(FoundVolume { volume, used: Bytes(used) })
+}
+
+/// Mounts as plain data.
+pub fn mount_plans(mounts: &[Mount]) -> Result<Vec<MountPlan>, BackendError> {
+    mounts.iter().map(mount_plan).collect()
+}
+
+fn mount_plan(mount: &Mount) -> Result<MountPlan, BackendError> {
+    let source = match &mount.source {
+        Source::Host(path) => SourcePlan::Host(path.clone()),
+        Source::Volume(id) => SourcePlan::Volume(id.to_string()),
+        Source::Claim(claim) => {
+            let message = format!("the volume `{}` is known by its name alone", claim.name);
+            return Err(BackendError::Unsupported { message, hint: None });
+        }
+    };
+    let read_only = mount.access == Access::ReadOnly;
+    let (target, sub_path) = (mount.target.clone(), mount.sub_path.clone());
+    Ok(MountPlan { source, target, read_only, sub_path })
+}
+
 fn found_snapshot(found: FoundKept) -> Option<FoundSnapshot> {
     let stage = match found.kept {
         Some(kept) => backend::Stage::Complete(kept.into()),
@@ -449,19 +507,6 @@ fn wish(network: Network) -> Result<Wish, BackendError> {
             let hint = Some("use network `on` or `off`".to_owned());
             Err(BackendError::Unsupported { message, hint })
         }
-    }
-}
-
-/// A mount as plain data.
-pub fn mount_plan(mount: &Mount) -> MountPlan {
-    MountPlan {
-        source: match &mount.source {
-            Source::Host(path) => SourcePlan::Host(path.clone()),
-            Source::Volume(id) => SourcePlan::Volume(id.to_string()),
-        },
-        target: mount.target.clone(),
-        read_only: mount.access == Access::ReadOnly,
-        sub_path: mount.sub_path.clone(),
     }
 }
 

@@ -6,14 +6,17 @@
 //! ```
 //!
 //! Ids on disk are canonical (0 to 65535): the launcher mounts a volume idmapped, so it fits any
-//! sandbox. A volume must only ever be seen through an overlay: on a bare btrfs directory a
-//! sandbox could make subvolumes of its own, which no limit holds.
+//! sandbox. On a bare btrfs directory a sandbox could make subvolumes of its own, which no limit
+//! holds; its disk is seen through an overlay, and for volumes with a name and the journal, which
+//! are not, the system call filters refuse everything that btrfs offers. Those with a name outlive
+//! sandboxes: see [`named`].
 //!
 //! Everything is mounted in the caller's mount namespace, which must be private. This module is
 //! synchronous and belongs to the launcher.
 
 mod ext4;
 mod keeping;
+pub mod named;
 mod pool;
 mod pool_file;
 
@@ -132,9 +135,9 @@ impl VolumeError {
             Self::NoRoom { .. } => Some("free some space, or lower the floor in the configuration"),
             Self::NoFormatter => Some("install e2fsprogs, or load the btrfs module"),
             Self::NoBtrfs => Some("load the btrfs module, or choose ext4 volumes"),
-            Self::BadPool { .. } => {
-                Some("remove the file: it holds only snapshots and the disks of ended sandboxes")
-            }
+            Self::BadPool { .. } => Some(
+                "restore the file, or move it away: it holds snapshots, all volumes and disks of sandboxes",
+            ),
             Self::OtherSize { .. } => Some("leave the disk out, or name that of the snapshot"),
             _ => None,
         }

@@ -7,7 +7,7 @@ pub mod images;
 
 use std::sync::Arc;
 
-use domain::{Bytes, Cause, Mount, Network, Resources, SandboxId, SnapshotId, Spec};
+use domain::{Bytes, Cause, Mount, Network, Resources, SandboxId, SnapshotId, Spec, Volume, VolumeId};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 
@@ -36,6 +36,12 @@ pub trait Backend: Send + Sync {
     async fn usage(&self, id: &SandboxId) -> Result<Usage, BackendError>;
     /// Makes mounts visible inside a living sandbox: all of them, or none.
     async fn attach(&self, id: &SandboxId, mounts: &[Mount]) -> Result<Measures, BackendError>;
+    /// Makes a volume that outlives sandboxes. One that exists already stays as it is.
+    async fn make_volume(&self, volume: &Volume) -> Result<(), BackendError>;
+    /// Removes a volume that no sandbox uses, with all it holds. One that is gone already is no error.
+    async fn remove_volume(&self, id: &VolumeId) -> Result<(), BackendError>;
+    /// Every volume that is whole, so that a restarted server knows them again.
+    async fn volumes(&self) -> Result<Vec<FoundVolume>, BackendError>;
     /// Gives a living sandbox other limits, those that are left open as at its creation, and says
     /// what holds now. What cannot be enforced fails, and then nobody knows which limits hold.
     async fn resize(&self, id: &SandboxId, resources: &Resources) -> Result<Measures, BackendError>;
@@ -75,6 +81,8 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 pub struct Capabilities {
     pub pause: bool,
     pub attach: bool,
+    /// Whether there are volumes that outlive sandboxes.
+    pub volumes: bool,
     /// Whether the files of a sandbox can be kept and given to others.
     pub snapshot: bool,
     /// Whether a sandbox can reach other machines.
@@ -115,6 +123,14 @@ impl InForce {
 pub struct Found {
     pub id: SandboxId,
     pub condition: Condition,
+}
+
+/// A volume as a backend finds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundVolume {
+    pub volume: Volume,
+    /// What it holds now.
+    pub used: Bytes,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,6 +14,7 @@ mod operator;
 mod sandbox;
 mod snapshots;
 mod terminal;
+mod volumes;
 mod way;
 
 pub(crate) use commands::{Execution, Wish};
@@ -26,6 +27,7 @@ pub(crate) use operator::{Hour, Report, Sample};
 pub(crate) use sandbox::Sandbox;
 pub(crate) use snapshots::SnapshotInfo;
 pub(crate) use terminal::{FromTerminal, Terminal, ToTerminal};
+pub(crate) use volumes::VolumeInfo;
 
 /// Whether the server answered with this status.
 pub(crate) fn refused_with(error: &anyhow::Error, status: ::http::StatusCode) -> bool {

@@ -7,6 +7,7 @@
 mod keys;
 mod network;
 mod raw;
+mod volumes;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,6 +25,7 @@ use crate::args::{ServeArgs, StateArgs};
 use crate::output::WithHint;
 use crate::values;
 use raw::{Amount, RawConfig, RawImages, RawLimits, RawPrepared, RawQuota};
+pub(crate) use volumes::Volumes;
 
 /// The settings that hold.
 #[derive(Clone, Debug)]
@@ -53,6 +55,7 @@ pub(crate) struct Config {
     /// After how long without use a sandbox with a key may make room for another.
     pub park_after: Duration,
     pub prepared: Prepared,
+    pub volumes: Volumes,
     pub network: NetworkSettings,
 }
 
@@ -225,6 +228,7 @@ impl Config {
                 .map(|amount| read("longest_timeout", &amount, values::duration))
                 .transpose()?,
             prepared: check_prepared(&raw.prepared)?,
+            volumes: volumes::check(&raw.volumes, &state_dir)?,
             network: network::check(raw.network)?,
             state_dir,
         };

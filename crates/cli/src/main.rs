@@ -21,7 +21,9 @@ use clap::{CommandFactory, Parser};
 
 use args::{Cli, Command};
 use client::Server;
-use commands::{NotStarted, block_on, copy, exec, image, key, logs, sandboxes, shell, snapshot, watch};
+use commands::{
+    NotStarted, block_on, copy, exec, image, key, logs, sandboxes, shell, snapshot, volume, watch,
+};
 use output::Printer;
 
 fn main() -> ExitCode {
@@ -86,6 +88,7 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<ExitCode> {
         Command::Snapshot(command) => block_on(snapshot::snapshot(&server()?, command, printer)),
         Command::Fork(args) => block_on(snapshot::fork(&server()?, args, printer)),
         Command::Key(command) => block_on(key::key(&server()?, command, printer)),
+        Command::Volume(command) => block_on(volume::volume(&server()?, command, printer)),
         Command::Image(command) => image::image(&command, printer),
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -220,7 +220,7 @@ fn plan(args: &RunArgs, config: &Config) -> Result<JailPlan> {
         },
         named: asked.into_iter().filter_map(|(named, limit)| named.then_some(limit)).collect(),
         require_limits: args.require_limits,
-        mounts: args.mounts.iter().map(backend_local::native::mount_plan).collect(),
+        mounts: backend_local::native::mount_plans(&args.mounts)?,
         network,
         env: BTreeMap::new(),
         guest: GuestPlan {

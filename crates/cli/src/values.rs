@@ -84,6 +84,27 @@ pub(crate) fn mount(text: &str) -> Result<Mount, String> {
     Ok(Mount::host(source, target, access))
 }
 
+/// Reads `NAME:DST`, `/PATH:DST`, or either with `:ro`, as an entry of the API's `volumes`.
+pub(crate) fn volume(text: &str) -> Result<serde_json::Value, String> {
+    let wrong =
+        |what: &str| format!("{what} in `{text}`; a volume is NAME:DST or /PATH:DST, and `:ro` if need be");
+    let parts: Vec<&str> = text.split(':').collect();
+    let (source, target, read_only) = match parts[..] {
+        [source, target] | [source, target, "rw"] => (source, target, false),
+        [source, target, "ro"] => (source, target, true),
+        _ => return Err(wrong("there are too few or too many parts")),
+    };
+    if source.is_empty() || !target.starts_with('/') {
+        return Err(wrong("the source is missing, or the destination is not an absolute path"));
+    }
+    let (kind, backend) = if source.starts_with('/') {
+        ("host", serde_json::json!({ "path": source }))
+    } else {
+        ("pvc", serde_json::json!({ "claimName": source }))
+    };
+    Ok(serde_json::json!({ "mountPath": target, "readOnly": read_only, kind: backend }))
+}
+
 /// Reads `NAME=VALUE`; a bare `NAME` takes the caller's own value.
 pub(crate) fn variable(text: &str) -> Result<(String, String), String> {
     let (name, value) = match text.split_once('=') {
@@ -182,6 +203,17 @@ mod tests {
         assert_eq!(mount("/data:/mnt").expect("a right mount").access, Access::ReadWrite);
         for text in ["", "/data", ":/mnt", "/data:", "/data:mnt", "/data:/mnt:rx", "/a:/b:ro:ro"] {
             assert!(mount(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_volume_is_a_name_or_a_path_and_where_it_goes() {
+        let named = volume("data:/data").expect("a right volume");
+        assert_eq!(named["pvc"]["claimName"], "data");
+        let host = volume("/srv:/data:ro").expect("a right volume");
+        assert_eq!((&host["host"]["path"], &host["readOnly"]), (&"/srv".into(), &true.into()));
+        for text in ["", "data", "data:rel", ":/data", "data:/data:rx", "a:/b:ro:ro"] {
+            assert!(volume(text).is_err(), "{text}");
         }
     }
 

@@ -23,4 +23,4 @@ pub use quantity::{Bytes, Cpus};
 pub use sandbox::{Labels, NotAnOwner, Owner, SandboxId};
 pub use snapshot::{NotASnapshotId, Snapshot, SnapshotId, SnapshotState};
 pub use spec::{Network, Resources, Spec};
-pub use volume::{Access, Mount, Source, VolumeId};
+pub use volume::{Access, Mount, Source, Volume, VolumeId, VolumeName};

@@ -4,6 +4,9 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use crate::quantity::Bytes;
+use crate::sandbox::Owner;
+
 /// Something that is visible inside at `target`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
@@ -20,12 +23,79 @@ pub enum Source {
     /// A directory of the host.
     Host(PathBuf),
     Volume(VolumeId),
+    /// A volume by its owner's name for it. The service turns it into the volume itself before a
+    /// backend hears of it.
+    Claim(Claim),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     ReadOnly,
     ReadWrite,
+}
+
+/// A volume that somebody wants, by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    pub name: VolumeName,
+    pub absent: Absent,
+}
+
+/// What happens when there is no volume of that name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Absent {
+    Refuse,
+    Make { size: Option<Bytes>, lifetime: Lifetime },
+}
+
+/// How long a volume exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lifetime {
+    /// Until somebody removes it.
+    Kept,
+    /// Until the last sandbox that uses it has ended.
+    WithSandboxes,
+}
+
+/// A disk of its own that outlives sandboxes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Volume {
+    pub id: VolumeId,
+    pub owner: Owner,
+    pub name: VolumeName,
+    /// What it can hold, a hard limit.
+    pub size: Bytes,
+    pub lifetime: Lifetime,
+}
+
+/// What an owner calls a volume: 1 to 253 lower-case letters, digits and `-`, not at the ends.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VolumeName(String);
+
+/// The text cannot be the name of a volume.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a volume's name has 1 to 253 lower-case letters, digits and `-`, which is not first or last")]
+pub struct NotAVolumeName;
+
+impl VolumeName {
+    pub fn parse(text: &str) -> Result<Self, NotAVolumeName> {
+        let plain = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+        let ends = [text.as_bytes().first(), text.as_bytes().last()];
+        let right = ends.into_iter().all(|end| end.is_some_and(plain))
+            && text.bytes().all(|byte| plain(&byte) || byte == b'-')
+            && text.len() <= 253;
+        if right { Ok(Self(text.to_owned())) } else { Err(NotAVolumeName) }
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for VolumeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
 }
 
 /// The name of one volume in the backend, minted by us. Owners know volumes by names of their own.
@@ -97,6 +167,16 @@ mod tests {
         }
         for path in ["", "/a", "a/", "a//b", "./a", "a/../b", "..", "a\0b"] {
             assert!(!is_beneath(path), "{path:?}");
+        }
+    }
+
+    #[test]
+    fn a_volume_has_a_plain_name() {
+        for name in ["a", "data-7", "0"] {
+            assert_eq!(VolumeName::parse(name).map(|name| name.to_string()), Ok(name.to_owned()));
+        }
+        for wrong in ["", "-a", "a-", "A", "a.b", "a/b", "..", "a_b", &"a".repeat(254)] {
+            assert_eq!(VolumeName::parse(wrong), Err(NotAVolumeName), "{wrong}");
         }
     }
 

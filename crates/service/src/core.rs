@@ -24,9 +24,10 @@ use crate::names::Names;
 use crate::reaper::Schedule;
 use crate::registry::{Handle, NoRoom, Registry};
 use crate::snapshots::Shelf;
-use crate::store::{Kept, Record, Store};
+use crate::store::{Kept, KeptVolume, Record, Store};
 use crate::tokens::{Mint, random};
 use crate::trouble::Troubles;
+use crate::volumes::Volumes;
 use crate::{Config, Create, InForce, ProcessStatus, Sandbox, Secret, ServiceError, Usage, translate};
 
 /// How long a backend may take to remove a sandbox.
@@ -44,6 +45,7 @@ pub(crate) struct Core {
     pub(crate) boot_id: String,
     pub(crate) registry: Registry,
     pub(crate) names: Names,
+    pub(crate) volumes: Volumes,
     pub(crate) events: Feed,
     pub(crate) troubles: Troubles,
     pub(crate) snapshots: Shelf,
@@ -63,7 +65,7 @@ impl Core {
         config: Config,
         backend: SharedBackend,
         clock: Clock,
-    ) -> Result<(Arc<Self>, Vec<Record>, Vec<Snapshot>), ServiceError> {
+    ) -> Result<(Arc<Self>, Vec<Record>, Vec<Snapshot>, Vec<KeptVolume>), ServiceError> {
         let boot_id = clock::boot_id().map_err(io("read the boot id"))?;
         let mint = Mint::open(&config.state_dir).map_err(io("open the server's secret"))?;
         let (store, kept) = open_store(&config.state_dir).await?;
@@ -83,6 +85,7 @@ impl Core {
             boot_id,
             registry: Registry::default(),
             names: Names::default(),
+            volumes: Volumes::default(),
             events: Feed::new(kept.events),
             troubles: Troubles::default(),
             snapshots: Shelf::default(),
@@ -94,7 +97,7 @@ impl Core {
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
         };
-        Ok((Arc::new(core), kept.records, kept.snapshots))
+        Ok((Arc::new(core), kept.records, kept.snapshots, kept.volumes))
     }
 
     /// Makes a new sandbox: first known, then made.
@@ -113,10 +116,13 @@ impl Core {
             self.ensure_image(&wish.spec.image, None).await?;
             self.settle_entrypoint(&mut wish.spec).await;
         }
-        let record = self.record(owner, key, wish)?;
+        let mut record = self.record(owner, key, wish)?;
+        let id = record.sandbox.id.clone();
+        let uses = self.claim_volumes(owner, &id, &mut record.sandbox.spec.mounts).await?;
         self.make_room().await;
         let (handle, driver) = Driver::new(self, record);
         self.admit(&handle).await?;
+        uses.keep();
         let (reply, claim) = oneshot::channel();
         self.tasks.spawn(driver.create(reply));
         claim.await.unwrap_or(Err(ServiceError::Stopping)).map(|claim| claim.take())
@@ -127,7 +133,7 @@ impl Core {
     async fn admit(&self, handle: &Arc<Handle>) -> Result<(), ServiceError> {
         let limit = self.config.sandboxes;
         let mut quota = self.config.quotas.of(&handle.owner);
-        let kept = self.snapshots.size_of(&handle.owner);
+        let kept = self.snapshots.size_of(&handle.owner).saturating_add(self.volumes.bytes(&handle.owner));
         quota.disk = quota.disk.map(|disk| Bytes(disk.0.saturating_sub(kept)));
         loop {
             let (evicted, refusal) = match self.registry.add(Arc::clone(handle), limit, &quota) {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use backend::{BackendError, MountFault};
-use domain::{Owner, Phase, ProcessId, Request, SandboxId, SessionId, SnapshotId};
+use domain::{Owner, Phase, ProcessId, Request, SandboxId, SessionId, SnapshotId, VolumeId, VolumeName};
 
 use crate::agent_client::AgentError;
 use crate::store::StoreError;
@@ -27,6 +27,16 @@ pub enum ServiceError {
     TooManySandboxes { limit: usize },
     #[error("owner `{}` would have more {what} than its quota", owner.as_str())]
     OverQuota { owner: Owner, what: &'static str },
+    #[error("there is no volume `{0}`")]
+    NoVolume(VolumeName),
+    #[error("the volume `{0}` is not there any more")]
+    NoVolumeId(VolumeId),
+    #[error("there is a volume `{0}` already, of another size")]
+    VolumeExists(VolumeName),
+    #[error("the volume `{name}` is in use by {sandboxes} of the sandboxes")]
+    VolumeInUse { name: VolumeName, sandboxes: usize },
+    #[error("the volume `{0}` is being removed")]
+    VolumeGoes(VolumeName),
     #[error("the server has no key of its own")]
     NoOperatorKey,
     #[error("sandbox `{id}` runs as many commands as it may, {limit}")]
@@ -51,6 +61,8 @@ pub enum ServiceError {
     Backend { backend: &'static str, action: &'static str, id: SandboxId, source: Box<BackendError> },
     #[error("backend `{backend}` could not {action}")]
     Host { backend: &'static str, action: &'static str, source: Box<BackendError> },
+    #[error("backend `{backend}` could not {action}")]
+    VolumeWork { backend: &'static str, action: &'static str, source: Box<BackendError> },
     #[error("could not {action}")]
     Image { action: &'static str, source: Box<BackendError> },
     #[error("the agent of sandbox `{id}` could not {action}")]
@@ -138,6 +150,8 @@ impl ServiceError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::NoSandbox(_) => ErrorKind::NotFound,
+            Self::NoVolume(_) | Self::NoVolumeId(_) => ErrorKind::Mount(MountFault::NoVolume),
+            Self::VolumeExists(_) | Self::VolumeInUse { .. } | Self::VolumeGoes(_) => ErrorKind::Busy,
             Self::NoProcess(_) => ErrorKind::NoProcess,
             Self::NoSession(_) => ErrorKind::NoSession,
             Self::Denied { phase, .. } | Self::NeverExpires { phase, .. } => {
@@ -154,7 +168,9 @@ impl ServiceError {
             Self::Busy(_) => ErrorKind::Busy,
             Self::Refused { .. } => ErrorKind::Refused,
             Self::File(error) => ErrorKind::File(error.fault),
-            Self::Backend { source, .. } | Self::Image { source, .. } => kind_of_backend(source),
+            Self::Backend { source, .. } | Self::Image { source, .. } | Self::VolumeWork { source, .. } => {
+                kind_of_backend(source)
+            }
             Self::Agent { source, .. } => source.kind(),
             Self::Entrypoint(source) => match source.kind() {
                 // The caller named a program or user that is not there.
@@ -185,9 +201,13 @@ impl ServiceError {
     /// What somebody could do about it.
     pub fn hint(&self) -> Option<&str> {
         match self {
-            Self::Backend { source, .. } | Self::Host { source, .. } | Self::Image { source, .. } => {
-                source.hint()
-            }
+            Self::Backend { source, .. }
+            | Self::Host { source, .. }
+            | Self::Image { source, .. }
+            | Self::VolumeWork { source, .. } => source.hint(),
+            Self::NoVolume(_) => Some("`coracle volume ls` lists the volumes"),
+            Self::VolumeInUse { .. } => Some("delete the sandboxes that use it first"),
+            Self::VolumeExists(_) => Some("remove it first, or choose another name"),
             Self::TooManySandboxes { .. } => Some("delete sandboxes that ended, or raise the limit"),
             Self::OverQuota { .. } => Some("delete sandboxes that are not needed"),
             Self::TooManySnapshots { .. } => Some("delete snapshots that are not needed"),

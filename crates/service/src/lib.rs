@@ -38,6 +38,7 @@ mod tokens;
 mod transfer;
 mod translate;
 mod trouble;
+mod volumes;
 mod waiting;
 
 use std::collections::BTreeMap;
@@ -46,7 +47,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use backend::SharedBackend;
-use domain::{Key, Labels, Owner, Phase, Resources, SandboxId, Spec};
+use domain::{Bytes, Key, Labels, Owner, Phase, Resources, SandboxId, Spec};
 use futures_util::StreamExt;
 
 use crate::clock::Clock;
@@ -71,6 +72,7 @@ pub use store::StoreError;
 pub use tokens::Secret;
 pub use transfer::{Reading, Watching, Writing};
 pub use trouble::Trouble;
+pub use volumes::VolumeStatus;
 pub use waiting::{Patience, Waited};
 
 /// The space of the names that people and programs give sandboxes on purpose.
@@ -97,6 +99,8 @@ pub struct Config {
     pub quotas: Quotas,
     /// The limits of a sandbox that names none, as quotas count them.
     pub usual: Resources,
+    /// The size of a volume that names none.
+    pub volume_size: Bytes,
     /// The longest time to live that a client may ask for.
     pub longest_timeout: Option<Duration>,
 }
@@ -171,8 +175,9 @@ impl Service {
     async fn start_at(config: Config, backend: SharedBackend, clock: Clock) -> Result<Self, ServiceError> {
         measure::describe();
         let deaths = backend.deaths();
-        let (core, records, kept) = Core::open(config, backend, clock).await?;
+        let (core, records, kept, volumes) = Core::open(config, backend, clock).await?;
         core.tasks.spawn(events::keep(Arc::clone(&core)));
+        volumes::settle(&core, volumes, &records).await?;
         reconcile::reconcile(&core, records).await?;
         snapshots::settle(&core, kept).await?;
         core.tasks.spawn(Arc::clone(&core).hear_of_deaths(deaths));

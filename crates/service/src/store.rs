@@ -9,6 +9,7 @@ mod events;
 mod hours;
 mod rows;
 mod snapshots;
+mod volumes;
 mod writer;
 
 use std::path::Path;
@@ -20,6 +21,7 @@ use tokio::sync::{mpsc, oneshot};
 
 pub(crate) use rows::Record;
 use rows::Row;
+pub(crate) use volumes::{KeptVolume, VolumeChange};
 
 use crate::api_keys::{ApiKey, KeptKey};
 use crate::{Hour, LifeEvent};
@@ -38,6 +40,7 @@ const MIGRATIONS: &[(u32, &str)] = &[
     (4, include_str!("store/migrations/0004_events.sql")),
     (5, include_str!("store/migrations/0005_hours.sql")),
     (6, include_str!("store/migrations/0006_snapshots.sql")),
+    (7, include_str!("store/migrations/0007_volumes.sql")),
 ];
 
 #[derive(Debug, thiserror::Error)]
@@ -71,6 +74,7 @@ pub(crate) struct Kept {
     pub(crate) snapshots: Vec<Snapshot>,
     /// The oldest first.
     pub(crate) events: Vec<LifeEvent>,
+    pub(crate) volumes: Vec<KeptVolume>,
     pub(crate) hours: Vec<Hour>,
 }
 
@@ -88,6 +92,7 @@ enum Write {
     InsertKey(KeptKey, Answer),
     DeleteKey(String, Answer),
     Events(Vec<LifeEvent>),
+    Volume(VolumeChange, Answer),
     Snapshot(Box<Snapshot>, Answer),
     DeleteSnapshot(SnapshotId, Answer),
     Hours(Vec<Hour>),
@@ -104,6 +109,7 @@ impl Store {
             keys: read_keys(&connection)?,
             snapshots: snapshots::read(&connection)?,
             events: events::read(&connection)?,
+            volumes: volumes::read(&connection)?,
             hours: hours::read(&connection)?,
         };
         let (queue, writes) = mpsc::channel(QUEUE);
@@ -142,6 +148,11 @@ impl Store {
 
     pub(crate) async fn delete_key(&self, id: &str) -> Result<(), StoreError> {
         self.ask(|answer| Write::DeleteKey(id.to_owned(), answer)).await
+    }
+
+    /// Writes what becomes of a volume, and waits until it is durable.
+    pub(crate) async fn change_volume(&self, change: VolumeChange) -> Result<(), StoreError> {
+        self.ask(|answer| Write::Volume(change, answer)).await
     }
 
     /// Writes a snapshot as it is now, known before or not.

@@ -12,6 +12,7 @@ mod owners;
 mod pretend;
 mod restart;
 mod snapshots;
+mod volumes;
 mod waiting;
 
 use std::sync::Arc;
@@ -95,6 +96,7 @@ fn config(state: &TempDir) -> Config {
         snapshots_per_owner: 3,
         quotas: Quotas::default(),
         usual: Resources::default(),
+        volume_size: domain::Bytes::mib(64),
         longest_timeout: Some(Duration::from_secs(86_400)),
     }
 }

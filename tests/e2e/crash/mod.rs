@@ -6,7 +6,7 @@
 //!
 //! `rounds` is that test; `operations` are what clients do, `fleet` is what they were told,
 //! `parts` are the processes, `remains` is what the host holds. `endings` has the other ways in
-//! which a server or a client goes away, `snapshots` has rounds of its own for those.
+//! which a server or a client goes away; `snapshots` and `volumes` have rounds of their own for those.
 
 mod endings;
 mod fleet;
@@ -16,3 +16,4 @@ mod random;
 mod remains;
 mod rounds;
 mod snapshots;
+mod volumes;

@@ -11,8 +11,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command};
 
 use e2e::binary::Programs;
-use e2e::run::attack_outside;
-use e2e::server::Server;
+use e2e::run::{User, attack_outside};
+use e2e::server::{Server, Start};
 use serde_json::{Value, json};
 
 use super::Secret;
@@ -161,6 +161,7 @@ fn plan(fields: &Value) -> Value {
         "limits": {"memory": 64 << 20, "cpus": 500, "pids": 32, "disk": 64 << 20},
         "named": [],
         "require_limits": true,
+        "network": "off",
         "mounts": [],
         "env": {},
         "guest": {"users": [], "default_user": "root", "default_directory": "/root", "directories": []},
@@ -171,6 +172,79 @@ fn plan(fields: &Value) -> Value {
         plan[name] = value.clone();
     }
     json!({"version": 1, "number": 1, "question": {"create": plan}})
+}
+
+/// An attack in which the server asks the launcher this.
+fn asking(server: &Server, name: &str, question: &Value) -> String {
+    let state = server.state_directory();
+    let file = state.join("server").join(name);
+    fs::write(&file, question.to_string()).expect("root may write there");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).expect("our own file");
+    format!("ask-launcher:{}:{}", state.join("run/launcher").display(), file.display())
+}
+
+#[test]
+fn a_subverted_server_mounts_nothing_but_what_the_operator_lists() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let place = User::Same.home();
+    let allowed = place.path().join("allowed");
+    fs::create_dir(&allowed).expect("our own directory");
+    std::os::unix::fs::symlink("/etc", allowed.join("link")).expect("our own directory");
+    let text = allowed.to_str().expect("a test's own path").to_owned();
+    let server = Start::new().env("CORACLE_VOLUMES_HOST_PATHS", &text).start();
+    let living = server.create();
+    let host = |path: &str| json!({"source": {"host": path}, "target": "/stolen", "read_only": true});
+    let sub =
+        |path: &str| json!({"source": {"host": text}, "target": "/s", "read_only": true, "sub_path": path});
+    let volume = |id: &str| json!({"source": {"volume": id}, "target": "/stolen", "read_only": false});
+    let target = json!({"source": {"host": text}, "target": "/proc/1", "read_only": true});
+    let mounts = [
+        ("the-host", host("/etc"), "not below a directory"),
+        ("its-root", host("/"), "not below a directory"),
+        ("a-relative-path", host("etc"), "not below a directory"),
+        ("a-way-up", host(&format!("{text}/../../etc")), "not below a directory"),
+        ("a-link", host(&format!("{text}/link")), "not_found"),
+        ("behind-a-link", host(&format!("{text}/link/ssh")), "not_found"),
+        ("a-sub-path-up", sub("../.."), "sub_path"),
+        ("an-absolute-sub-path", sub("/etc"), "sub_path"),
+        ("a-sub-path-behind-a-link", sub("link/ssh"), "sub_path"),
+        ("a-volume-by-path", volume("../../../../etc"), "no_volume"),
+        ("another-sandboxes-disk", volume(&living.id), "no_volume"),
+        ("a-place-of-the-kernel", target, "target"),
+    ];
+    let volume = json!({"id": PLANNED, "owner": "../x", "name": "a", "size": 1 << 24, "kept": true});
+    let path = json!({"id": "../../x", "owner": "a", "name": "a", "size": 1 << 24, "kept": true});
+    let huge = json!({"id": PLANNED, "owner": "a", "name": "a", "size": u64::MAX, "kept": true});
+    let mut attacks = vec![
+        (asking(&server, "a-label", &question("make_volume", volume)), "not a volume"),
+        (asking(&server, "a-path", &question("make_volume", path)), "hung up"),
+        (asking(&server, "all-space", &question("make_volume", huge)), "too_much"),
+        (asking(&server, "another-path", &question("remove_volume", json!({"id": "../boxes"}))), "hung up"),
+    ];
+    for (name, mount, words) in mounts {
+        let create = plan(&json!({"mounts": [mount]}));
+        let attach = question("attach", json!({"id": living.id, "mounts": [mount]}));
+        attacks.push((asking(&server, &format!("create-{name}"), &create), words));
+        attacks.push((asking(&server, &format!("attach-{name}"), &attach), words));
+    }
+    // It bites: what is listed is mounted.
+    let listed = asking(&server, "listed", &plan(&json!({"mounts": [host(&text)]})));
+    let all: Vec<String> = attacks.iter().map(|(attack, _)| attack.clone()).chain([listed.clone()]).collect();
+    let verdicts = from_the_server(&server, &all);
+    for (attack, words) in &attacks {
+        let verdict = &verdicts[attack];
+        assert!(verdict.starts_with("stopped: ") && verdict.contains(words), "{attack}: {verdict}");
+    }
+    assert!(verdicts[&listed].starts_with("succeeded: "), "what is listed: {}", verdicts[&listed]);
+    e2e::eventually("the attacker's sandbox is gone", || {
+        !server.state_directory().join("boxes").join(PLANNED).exists()
+    });
+}
+
+fn question(kind: &str, content: Value) -> Value {
+    json!({"version": 1, "number": 1, "question": {kind: content}})
 }
 
 #[test]
@@ -192,12 +266,7 @@ fn a_subverted_server_cannot_make_the_launcher_do_more_than_sandboxes() {
         ("an-id-that-is-a-path", json!({"id": "../../../../tmp/x"}), "hung up"),
         ("a-plan-that-is-none", json!({"limits": "none"}), "hung up"),
     ];
-    let question = |name: &str, fields: &Value| {
-        let file = own.join(name);
-        fs::write(&file, plan(fields).to_string()).expect("root may write there");
-        fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).expect("our own file");
-        format!("ask-launcher:{}:{}", socket.display(), file.display())
-    };
+    let question = |name: &str, fields: &Value| asking(&server, name, &plan(fields));
     // It bites: a plan without any of these is carried out.
     let plain = question("a-plain-plan", &json!({}));
     let mut attacks = vec![plain.clone()];

@@ -204,7 +204,8 @@ fn supply(
     }
 }
 
-fn send(socket: BorrowedFd<'_>, descriptors: &[OwnedFd]) -> io::Result<()> {
+/// Hands descriptors to whoever calls [`receive`] at the other end.
+pub fn send(socket: BorrowedFd<'_>, descriptors: &[OwnedFd]) -> io::Result<()> {
     let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
     let mut space = vec![MaybeUninit::uninit(); 32 + 4 * borrowed.len().next_multiple_of(2)];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -215,7 +216,7 @@ fn send(socket: BorrowedFd<'_>, descriptors: &[OwnedFd]) -> io::Result<()> {
     Ok(())
 }
 
-fn receive(socket: BorrowedFd<'_>) -> io::Result<Handover> {
+pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Handover> {
     // As many as the kernel lets one message carry.
     let mut space = vec![MaybeUninit::uninit(); 32 + 4 * 254];
     let mut control = RecvAncillaryBuffer::new(&mut space);

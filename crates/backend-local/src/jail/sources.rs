@@ -86,7 +86,7 @@ impl Site {
                 (opened.map_err(|error| SourceError::Io(path.clone(), error.into()))?, path)
             }
             Place::Volume(path) => {
-                let root = Root::open_plain(path).map_err(|error| SourceError::Io(path.clone(), error))?;
+                let root = Root::open(path).map_err(|error| SourceError::Io(path.clone(), error))?;
                 (root.into(), path)
             }
             Place::Beneath { prefix, path } => (open_beneath(prefix, path, missing)?, prefix),
@@ -119,10 +119,23 @@ fn open_beneath(prefix: &Path, path: &Path, missing: Missing<'_>) -> Result<Owne
         return Ok(root.into());
     }
     let whole = || prefix.join(path);
-    descend(&root, path, missing).map_err(|failure| match failure {
+    let opened = match descend(&root, path, missing) {
+        Err(Descent::Open(error)) if error.kind() == io::ErrorKind::NotADirectory => {
+            open_file(&root, path).map_err(Descent::Open)
+        }
+        opened => opened,
+    };
+    opened.map_err(|failure| match failure {
         Descent::Open(error) => SourceError::Missing(whole(), error),
         Descent::Make(error) => SourceError::NotMade(whole(), error),
     })
+}
+
+/// A file can be shown as well, but neither a link nor a device.
+fn open_file(root: &Root, path: &Path) -> io::Result<OwnedFd> {
+    let file = root.open_with(path, OFlags::PATH, 0)?;
+    let is_file = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode).is_file();
+    if is_file { Ok(file.into()) } else { Err(io::ErrorKind::NotADirectory.into()) }
 }
 
 enum Descent {

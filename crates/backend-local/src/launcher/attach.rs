@@ -9,23 +9,26 @@
 //! ```
 //!
 //! The child stays in our pid namespace: nothing inside can see, trace or signal it. It ends by
-//! itself after a bounded time, whatever it met in there.
+//! itself after a bounded time, whatever it met in there. An ordinary user may copy mounts only in a
+//! mount namespace of its own, which another child makes for that.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 
 use linux::mounts;
 use linux::namespaces::{self, Namespaces, Setgroups};
-use linux::spawn::{self, Forked};
+use linux::spawn::{self, End, Forked, SingleThread};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::pipe::PipeFlags;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 
 use super::mounts::{Gathered, writes_outside};
 use super::protocol::{MountFault, Refusal};
 use super::record::{Record, ended};
-use super::{Launcher, Rights};
-use crate::jail::enter::make_target;
+use super::{Launcher, Rights, Root};
+use crate::jail::build;
+use crate::jail::enter::{EntryMount, clone_site, make_target};
 use crate::jail::plan::MountPlan;
 use crate::jail::sources::{self, Viewer};
 use crate::jail::step::{At, Failure, JailError, Step};
@@ -43,11 +46,6 @@ pub struct Attaching {
 }
 
 impl Launcher {
-    /// Whether mounts can be added to a living sandbox.
-    pub fn can_attach(&self) -> bool {
-        matches!(self.rights, Rights::Root(_))
-    }
-
     /// Begins to add mounts to a living sandbox: all of them, or none.
     pub fn begin_attach(&mut self, id: &str, plans: &[MountPlan]) -> Result<Attaching, Refusal> {
         let record = self.records.read(id).ok_or_else(Refusal::gone)?;
@@ -58,14 +56,18 @@ impl Launcher {
             return Err(Refusal::mount(MountFault::NotAllowed, message, Some(hint)));
         }
         let gathered = self.gather_mounts(plans)?;
-        let copies = self.copies(id, &record, &pidfd, &gathered)?;
-        let targets = gathered.entries.into_iter().map(|entry| entry.target);
-        let attachment = Attachment { sandbox: pidfd, mounts: copies.into_iter().zip(targets).collect() };
+        let (copies, setgroups) = match &self.rights {
+            Rights::Root(root) => {
+                (Some(self.copies(root, id, &record, &pidfd, &gathered)?), Setgroups::Allow)
+            }
+            Rights::User { .. } => (None, Setgroups::Deny),
+        };
+        let attachment = Attachment { sandbox: pidfd, setgroups, entries: gathered.entries, copies };
         let (status, report) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).at(Step::AttachMounts)?;
         match self.thread.fork(Namespaces::NONE, None).at(Step::AttachMounts)? {
             Forked::Child => {
                 drop(status);
-                attachment.run(report)
+                attachment.run(&self.thread, report)
             }
             Forked::Parent { pidfd: child, .. } => {
                 Ok(Attaching { status, child, measures: gathered.measures })
@@ -92,15 +94,12 @@ impl Launcher {
 
     fn copies(
         &self,
+        root: &Root,
         id: &str,
         record: &Record,
         pidfd: &OwnedFd,
         gathered: &Gathered,
     ) -> Result<Vec<OwnedFd>, Refusal> {
-        let Rights::Root(root) = &self.rights else {
-            let message = "an ordinary user's living sandbox takes no further mounts";
-            return Err(Refusal::unsupported(message, Some("name them when it is created")));
-        };
         let range = root.ranges.of(id).ok_or_else(Refusal::gone)?;
         let pid = record.process.as_ref().ok_or_else(Refusal::gone)?.pid;
         let namespace = std::fs::File::open(format!("/proc/{pid}/ns/user")).at(Step::IdMaps)?;
@@ -122,13 +121,20 @@ impl Launcher {
 /// What the child does.
 struct Attachment {
     sandbox: OwnedFd,
-    mounts: Vec<(OwnedFd, String)>,
+    setgroups: Setgroups,
+    entries: Vec<EntryMount>,
+    /// Made already, by root.
+    copies: Option<Vec<OwnedFd>>,
 }
 
 impl Attachment {
-    fn run(self, report: OwnedFd) -> ! {
+    fn run(mut self, thread: &SingleThread, report: OwnedFd) -> ! {
         spawn::end_after(PATIENCE);
-        let told = match self.attach() {
+        let copies = match self.copies.take() {
+            Some(copies) => Ok(copies),
+            None => copy_apart(thread, &self.entries).at(Step::CloneMounts),
+        };
+        let told = match copies.and_then(|copies| self.attach(&copies)) {
             Ok(()) => b"1".to_vec(),
             Err(error) => Failure::from(error).told(),
         };
@@ -136,33 +142,53 @@ impl Attachment {
         spawn::exit_now(i32::from(!told))
     }
 
-    fn attach(&self) -> Result<(), JailError> {
+    fn attach(&self, copies: &[OwnedFd]) -> Result<(), JailError> {
         // By its pidfd, which means this very sandbox and nothing that took its number.
         namespaces::enter(self.sandbox.as_fd(), Namespaces::USER.and(Namespaces::MOUNT))
             .at(Step::AttachMounts)?;
-        namespaces::become_ids(0, 0, Setgroups::Allow).at(Step::BecomeRoot)?;
+        namespaces::become_ids(0, 0, self.setgroups).at(Step::BecomeRoot)?;
         set_dumpable_behavior(DumpableBehavior::NotDumpable).at(Step::BecomeRoot)?;
         rustix::process::umask(Mode::from_raw_mode(0o022));
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open("/", flags, Mode::empty()).at(Step::AttachMounts)?;
-        for (place, (mount, target)) in self.mounts.iter().enumerate() {
+        for (place, (mount, entry)) in copies.iter().zip(&self.entries).enumerate() {
             // Whoever runs inside may have made links; a mount goes where its target says.
             let plain = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-            let attached = make_target(root.as_fd(), target, mount.as_fd(), plain)
+            let attached = make_target(root.as_fd(), &entry.target, mount.as_fd(), plain)
                 .and_then(|target| mounts::attach_on(mount.as_fd(), target.as_fd()));
             if let Err(error) = attached {
-                self.undo(place)?;
-                return Err(error).at_path(Step::AttachMounts, target);
+                undo(&copies[..place])?;
+                return Err(error).at_path(Step::AttachMounts, &entry.target);
             }
         }
         Ok(())
     }
+}
 
-    /// Takes the first `count` mounts away again.
-    fn undo(&self, count: usize) -> Result<(), JailError> {
-        for (mount, target) in self.mounts[..count].iter().rev() {
-            mounts::detach_of(mount.as_fd()).at_path(Step::AttachMounts, target)?;
+/// Takes mounts away again.
+fn undo(mounts: &[OwnedFd]) -> Result<(), JailError> {
+    mounts.iter().rev().try_for_each(|mount| mounts::detach_of(mount.as_fd()).at(Step::AttachMounts))
+}
+
+/// Copies the sources in namespaces of a child's own, where an ordinary user may.
+fn copy_apart(thread: &SingleThread, entries: &[EntryMount]) -> io::Result<Vec<OwnedFd>> {
+    let (ours, theirs) =
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    match thread.fork(Namespaces::USER.and(Namespaces::MOUNT), None)? {
+        Forked::Child => {
+            spawn::end_after(PATIENCE);
+            let copies: io::Result<Vec<OwnedFd>> =
+                entries.iter().map(|entry| clone_site(&entry.site, entry.read_only)).collect();
+            let sent = copies.and_then(|copies| build::send(theirs.as_fd(), &copies));
+            spawn::exit_now(sent.err().map_or(0, |error| error.raw_os_error().unwrap_or(1)))
         }
-        Ok(())
+        Forked::Parent { pidfd, .. } => {
+            drop(theirs);
+            let received = build::receive(ours.as_fd());
+            match spawn::wait(pidfd.as_fd())? {
+                End::Code(errno) if errno != 0 => Err(io::Error::from_raw_os_error(errno)),
+                End::Code(_) | End::Signal(_) => received,
+            }
+        }
     }
 }

@@ -12,6 +12,7 @@ pub mod images;
 mod jobs;
 pub mod kept;
 mod mounts;
+mod named;
 pub mod packet;
 pub mod protocol;
 pub mod record;

@@ -94,7 +94,12 @@ impl Launcher {
     }
 
     fn volume_place(&self, id: &str) -> Result<Place, Refusal> {
-        Err(Refusal::mount(MountFault::NoVolume, format!("there is no volume `{id}`"), None))
+        let data = match &self.rights {
+            Rights::Root(root) => root.volumes.named_data(id),
+            Rights::User { .. } => None,
+        };
+        let missing = || Refusal::mount(MountFault::NoVolume, format!("there is no volume `{id}`"), None);
+        data.map(Place::Volume).ok_or_else(missing)
     }
 
     /// A directory that belongs to an id of some sandbox has no place in the map of another.

@@ -43,6 +43,11 @@ pub enum Question {
         id: String,
         mounts: Vec<MountPlan>,
     },
+    MakeVolume(VolumePlan),
+    RemoveVolume {
+        id: String,
+    },
+    Volumes,
     List,
     Usage {
         id: String,
@@ -87,6 +92,9 @@ impl Question {
             Self::Create(_) | Self::Attach { .. } | Self::Image(ImageQuestion::Remove { .. }) => false,
             Self::Destroy { .. }
             | Self::Freeze { .. }
+            | Self::MakeVolume(_)
+            | Self::RemoveVolume { .. }
+            | Self::Volumes
             | Self::List
             | Self::Usage { .. }
             | Self::Resize(_)
@@ -129,6 +137,8 @@ pub enum Answer {
     Changed(Measures),
     Found(Vec<FoundBox>),
     Used(Used),
+    /// Each with the bytes it holds.
+    Volumes(Vec<(VolumePlan, u64)>),
     /// Nothing is left of the sandbox.
     Ended {
         cpu_micros: Option<u64>,
@@ -145,12 +155,24 @@ pub enum Answer {
         snapshot: bool,
         #[serde(default)]
         attach: bool,
+        #[serde(default)]
+        volumes: bool,
         network: bool,
     },
 }
 
 /// Name and value of each measure.
 pub type Measures = Vec<(String, String)>;
+
+/// A volume, as plain data.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct VolumePlan {
+    pub id: String,
+    pub owner: String,
+    pub name: String,
+    pub size: u64,
+    pub kept: bool,
+}
 
 /// What is in force for a sandbox.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

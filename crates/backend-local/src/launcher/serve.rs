@@ -286,6 +286,8 @@ impl Loop {
                 Ok(attaching) => return self.mounting.push(Mounting { client, number, attaching }),
                 Err(refusal) => Err(refusal),
             },
+            Question::MakeVolume(plan) => self.launcher.make_volume(&plan).map(|()| Answer::Done),
+            Question::RemoveVolume { id } => self.launcher.remove_volume(&id).map(|()| Answer::Done),
             Question::Resize(resize) => self.launcher.resize(&resize).map(Answer::Changed),
             Question::Watch { id } => {
                 let pidfd = self.launcher.pidfd(&id);
@@ -337,6 +339,7 @@ impl Loop {
                 self.launcher.found().map(Answer::Found).map_err(|error| failed("list", &error))
             }
             Question::Usage { id } => self.launcher.usage(&id).map(Answer::Used).ok_or_else(Refusal::gone),
+            Question::Volumes => self.launcher.volumes().map(Answer::Volumes),
             Question::WasOutOfMemory { id } => Ok(Answer::Yes(self.launcher.was_out_of_memory(&id))),
             Question::Report => Ok(self.report()),
             Question::Resolve { image } => self.launcher.image_named(&image).map(Answer::Resolved),
@@ -348,6 +351,8 @@ impl Loop {
             | Question::Destroy { .. }
             | Question::Freeze { .. }
             | Question::Attach { .. }
+            | Question::MakeVolume(_)
+            | Question::RemoveVolume { .. }
             | Question::Connect { .. }
             | Question::Watch { .. }
             | Question::Image(_) => Err(Refusal::unsupported("this question is answered elsewhere", None)),
@@ -362,7 +367,8 @@ impl Loop {
             weaker: missing.iter().map(|limit| limit.without_groups()).collect(),
             pause: self.launcher.can_freeze(),
             snapshot: self.launcher.can_keep(),
-            attach: self.launcher.can_attach(),
+            attach: true,
+            volumes: self.launcher.keeps_volumes(),
             network: self.launcher.has_network(),
         }
     }
@@ -451,12 +457,16 @@ fn names_a_sandbox(question: &Question) -> bool {
         | Question::Watch { id }
         | Question::Connect { id, .. }
         | Question::WasOutOfMemory { id } => id,
+        // A volume's id has the form of a sandbox's.
+        Question::MakeVolume(plan) => &plan.id,
+        Question::RemoveVolume { id } => id,
         Question::Snapshot { id, snapshot } => {
             return SandboxId::parse(id).is_ok() && SnapshotId::parse(snapshot).is_ok();
         }
         Question::ForgetSnapshot { snapshot } => return SnapshotId::parse(snapshot).is_ok(),
         Question::List
         | Question::Snapshots
+        | Question::Volumes
         | Question::Resolve { .. }
         | Question::Image(_)
         | Question::Report => return true,

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, clippy::print_stderr, reason = "a test stops at the first surprise")]
 
 mod keeping;
+mod named;
 
 use std::fs::File;
 use std::io::Write;

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use domain::{Access, Bytes, Cause, Cpus, Mount, Network, Resources, Spec};
+use domain::volume::Lifetime;
+use domain::{
+    Access, Bytes, Cause, Cpus, Mount, Network, Owner, Resources, Spec, Volume, VolumeId, VolumeName,
+};
 use wire::process::Exit;
 
 use super::snapshots::{
@@ -11,7 +14,7 @@ use super::snapshots::{
     what_cannot_be_kept_or_restored_is_refused_and_leaves_nothing,
 };
 use super::{Check, Made, Subject, found, fresh_id};
-use crate::{BackendError, Condition};
+use crate::{BackendError, Condition, MountFault};
 
 /// Every name in `Capabilities::limits`.
 const LIMITS: [&str; 4] = ["memory", "cpus", "pids", "disk"];
@@ -39,6 +42,7 @@ checks![
     a_paused_sandbox_stands_still_and_its_agent_answers,
     what_is_attached_is_seen_by_what_runs_already,
     mounts_that_cannot_all_be_attached_leave_none,
+    a_volume_outlives_its_sandboxes_or_is_refused,
     usage_is_told_of_a_sandbox_that_exists,
     a_living_sandbox_gets_other_limits,
     limits_that_cannot_be_changed_are_refused,
@@ -232,6 +236,42 @@ async fn mounts_that_cannot_all_be_attached_leave_none(subject: &dyn Subject) {
         assert!(ran.output.trim_end().ends_with('0') && !ran.output.contains("greeting"), "{wrong}: {ran:?}");
         made.destroy().await;
     }
+}
+
+async fn a_volume_outlives_its_sandboxes_or_is_refused(subject: &dyn Subject) {
+    let backend = subject.open().await;
+    let offered = backend.probe().await.expect("the host can be probed").volumes;
+    let volume = Volume {
+        id: VolumeId::parse(fresh_id().as_str()).expect("both have one form"),
+        owner: Owner::named("conformance"),
+        name: VolumeName::parse("data").expect("it is one"),
+        size: Bytes::mib(16),
+        lifetime: Lifetime::Kept,
+    };
+    let made = backend.make_volume(&volume).await;
+    if !offered {
+        assert!(matches!(made, Err(BackendError::Unsupported { hint: Some(_), .. })), "{made:?}");
+        assert_eq!(backend.volumes().await.expect("volumes can be listed"), Vec::new());
+        return;
+    }
+    made.expect("a volume can be made");
+    backend.make_volume(&volume).await.expect("one that is there already stays");
+    let mounts = vec![Mount::volume(volume.id.clone(), "/data", Access::ReadWrite)];
+    let spec = Spec { mounts, ..Spec::plain() };
+    let first = Made::of(&backend, &spec).await;
+    assert_eq!(first.run("echo kept > /data/file").await.exit, Exit::Code(0));
+    first.destroy().await;
+    let backend = subject.open().await;
+    let found = backend.volumes().await.expect("volumes can be listed");
+    assert_eq!(found.iter().map(|found| &found.volume).collect::<Vec<_>>(), [&volume]);
+    let second = Made::of(&backend, &spec).await;
+    assert_eq!(second.run("cat /data/file").await.output.trim(), "kept");
+    second.destroy().await;
+    backend.remove_volume(&volume.id).await.expect("a volume can be removed");
+    backend.remove_volume(&volume.id).await.expect("one that is gone already can be removed");
+    assert_eq!(backend.volumes().await.expect("volumes can be listed"), Vec::new());
+    let missing = backend.create(&fresh_id(), &spec).await;
+    assert!(matches!(missing, Err(BackendError::Mount { fault: MountFault::NoVolume, .. })), "{missing:?}");
 }
 
 async fn usage_is_told_of_a_sandbox_that_exists(subject: &dyn Subject) {

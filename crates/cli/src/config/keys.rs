@@ -54,6 +54,8 @@ const SETTINGS: &[(&str, Kind)] = &[
     ("limits.json_body", Kind::Text),
     ("prepared.volumes", Kind::Count),
     ("prepared.namespaces", Kind::Count),
+    ("volumes.host_paths", Kind::Text),
+    ("volumes.default_size", Kind::Text),
     ("network.default", Kind::Text),
     ("network.range", Kind::Text),
     ("network.range6", Kind::Text),

@@ -47,6 +47,8 @@ pub(crate) struct Handover {
     pub plain_registries: Vec<String>,
     pub free_space_floor: u64,
     pub prepared: usize,
+    pub host_paths: Vec<PathBuf>,
+    pub volume_size: u64,
     pub network: NetworkSettings,
     pub announce: Announce,
 }
@@ -89,6 +91,8 @@ impl Handover {
             plain_registries: config.images.plain.clone(),
             free_space_floor: config.free_space_floor.0,
             prepared: config.prepared.volumes.max(config.prepared.namespaces),
+            host_paths: config.volumes.host_paths.clone(),
+            volume_size: config.volumes.default_size.0,
             network: config.network.clone(),
             announce,
         }
@@ -109,7 +113,7 @@ impl Handover {
             disks: None,
             free_space_floor: self.free_space_floor,
             prepared: self.prepared,
-            mounts: MountRule::Below(Vec::new()),
+            mounts: MountRule::Below(self.host_paths.clone()),
             lifetime: Lifetime::Own,
             maxima: self.maxima,
             network: self.network.clone(),

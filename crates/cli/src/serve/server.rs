@@ -175,6 +175,7 @@ async fn start_service(handover: &Handover) -> Result<Service> {
             pids: Some(handover.limits.pids),
             disk: Some(domain::Bytes(handover.limits.disk)),
         },
+        volume_size: domain::Bytes(handover.volume_size),
         longest_timeout: handover.longest_timeout,
     };
     let service = Service::start(config, Arc::new(backend)).await?;

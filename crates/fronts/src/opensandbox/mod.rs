@@ -25,6 +25,7 @@ mod routes;
 mod snapshots;
 mod sse;
 mod types;
+mod volumes;
 mod wish;
 
 use std::sync::Arc;

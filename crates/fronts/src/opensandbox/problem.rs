@@ -4,8 +4,9 @@ use std::error::Error;
 
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
-use service::{ErrorKind, MountFault, ServiceError, SnapshotProblem};
+use service::{ErrorKind, ServiceError, SnapshotProblem};
 
+use super::volumes;
 use crate::answer;
 use crate::auth::Refusal;
 
@@ -93,7 +94,6 @@ impl From<ServiceError> for Problem {
             ErrorKind::Invalid | ErrorKind::File(_) => {
                 (StatusCode::BAD_REQUEST, "SANDBOX::INVALID_PARAMETER")
             }
-            ErrorKind::Mount(fault) => (StatusCode::BAD_REQUEST, mount_code(fault)),
             ErrorKind::Unsupported => (StatusCode::BAD_REQUEST, "SANDBOX::API_NOT_SUPPORTED"),
             ErrorKind::Conflict { .. } | ErrorKind::Busy => {
                 (StatusCode::CONFLICT, "DOCKER::SANDBOX_NOT_RUNNING")
@@ -105,17 +105,13 @@ impl From<ServiceError> for Problem {
             ErrorKind::Snapshot(problem) => (StatusCode::CONFLICT, snapshot_code(problem)),
             ErrorKind::Pull => (StatusCode::INTERNAL_SERVER_ERROR, "DOCKER::SANDBOX_IMAGE_PULL_FAILED"),
             ErrorKind::Refused => (StatusCode::BAD_GATEWAY, "BACKEND_CONNECTION_FAILED"),
-            ErrorKind::NoProcess | ErrorKind::NoSession | ErrorKind::Internal => {
+            ErrorKind::NoProcess | ErrorKind::NoSession | ErrorKind::Mount(_) | ErrorKind::Internal => {
                 (StatusCode::INTERNAL_SERVER_ERROR, "SANDBOX::INTERNAL_ERROR")
             }
         };
+        let (status, code) = volumes::status_of(&error).unwrap_or((status, code));
         report(&error);
-        let message = match error.kind() {
-            // Its words are about what this client asked for.
-            ErrorKind::Mount(_) => chain(&error),
-            _ => error.to_string(),
-        };
-        let problem = Self::new(status, code, with_hint(&error, message));
+        let problem = Self::new(status, code, with_hint(&error, error.to_string()));
         let hint = error.hint().map(str::to_owned);
         Self { hint, retry_after: retry_after(&error), ..problem }
     }
@@ -129,19 +125,6 @@ fn snapshot_code(problem: SnapshotProblem) -> &'static str {
         SnapshotProblem::Unfinished => "SNAPSHOT::INVALID_STATE",
         SnapshotProblem::InUse => "SNAPSHOT::DELETE_CONFLICT",
         SnapshotProblem::Restore => "SNAPSHOT::INVALID_RESTORE_CONFIG",
-    }
-}
-
-/// The reference's word for what is wrong with a mount.
-fn mount_code(fault: MountFault) -> &'static str {
-    match fault {
-        MountFault::NotAllowed => "VOLUME::HOST_PATH_NOT_ALLOWED",
-        MountFault::NotFound => "VOLUME::HOST_PATH_NOT_FOUND",
-        MountFault::NotMade => "VOLUME::HOST_PATH_CREATE_FAILED",
-        MountFault::SubPath => "VOLUME::INVALID_SUB_PATH",
-        MountFault::Target => "VOLUME::INVALID_MOUNT_PATH",
-        MountFault::NoVolume => "VOLUME::PVC_NOT_FOUND",
-        MountFault::Failed => "VOLUME::PVC_INSPECT_FAILED",
     }
 }
 

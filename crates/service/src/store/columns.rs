@@ -176,6 +176,8 @@ impl MountJson {
         let (source, volume) = match &mount.source {
             Source::Host(path) => (path.clone(), None),
             Source::Volume(id) => (PathBuf::new(), Some(id.to_string())),
+            // Turned into the volume itself before a row is written.
+            Source::Claim(_) => (PathBuf::new(), None),
         };
         let writable = mount.access == Access::ReadWrite;
         Self { source, volume, target: mount.target.clone(), writable, sub_path: mount.sub_path.clone() }

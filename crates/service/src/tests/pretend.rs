@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 
 use backend::{
-    AgentStream, Backend, BackendError, Capabilities, Condition, Death, Found, FoundSnapshot, InForce,
-    KeptFiles, Measures, Stage, Usage,
+    AgentStream, Backend, BackendError, Capabilities, Condition, Death, Found, FoundSnapshot, FoundVolume,
+    InForce, KeptFiles, Measures, Stage, Usage,
 };
-use domain::{Bytes, Cause, Mount, Network, Resources, SandboxId, SnapshotId, Spec};
+use domain::{Bytes, Cause, Mount, Network, Resources, SandboxId, SnapshotId, Spec, Volume, VolumeId};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::{Semaphore, mpsc, watch};
 use wire::process::{Ended, Exit, ProcessStatus};
@@ -39,6 +39,7 @@ struct World {
     /// What the agent says it knows.
     processes: Vec<ProcessStatus>,
     script: Option<Script>,
+    volumes: BTreeMap<VolumeId, Volume>,
 }
 
 /// What the agent sends after its greeting, if it answers this request by a script; nothing at
@@ -91,6 +92,14 @@ impl Pretend {
         self.population.subscribe().wait_for(|count| *count == 0).await.unwrap();
     }
 
+    pub(super) fn put_volume(&self, volume: Volume) {
+        self.world.lock().unwrap().volumes.insert(volume.id.clone(), volume);
+    }
+
+    pub(super) fn forget_volume(&self, id: &VolumeId) {
+        self.world.lock().unwrap().volumes.remove(id);
+    }
+
     pub(super) fn fail(&self, call: &'static str, times: usize) {
         self.world.lock().unwrap().failing.insert(call, times);
     }
@@ -140,7 +149,8 @@ impl Backend for Pretend {
     }
 
     async fn probe(&self) -> Result<Capabilities, BackendError> {
-        Ok(Capabilities { pause: true, snapshot: true, ..Capabilities::default() })
+        let most = Capabilities { pause: true, attach: true, snapshot: true, ..Capabilities::default() };
+        Ok(Capabilities { volumes: true, ..most })
     }
 
     async fn create(&self, id: &SandboxId, spec: &Spec) -> Result<InForce, BackendError> {
@@ -201,7 +211,26 @@ impl Backend for Pretend {
     }
 
     async fn attach(&self, _id: &SandboxId, _mounts: &[Mount]) -> Result<backend::Measures, BackendError> {
+        self.called("attach")?;
         Ok(Vec::new())
+    }
+
+    async fn make_volume(&self, volume: &Volume) -> Result<(), BackendError> {
+        self.called("make volume")?;
+        self.world.lock().unwrap().volumes.insert(volume.id.clone(), volume.clone());
+        Ok(())
+    }
+
+    async fn remove_volume(&self, id: &VolumeId) -> Result<(), BackendError> {
+        self.called("remove volume")?;
+        self.world.lock().unwrap().volumes.remove(id);
+        Ok(())
+    }
+
+    async fn volumes(&self) -> Result<Vec<FoundVolume>, BackendError> {
+        let world = self.world.lock().unwrap();
+        let found = |volume: &Volume| FoundVolume { volume: volume.clone(), used: domain::Bytes(0) };
+        Ok(world.volumes.values().map(found).collect())
     }
 
     async fn resize(&self, _id: &SandboxId, resources: &Resources) -> Result<Measures, BackendError> {
