@@ -161,6 +161,7 @@ fn plan(fields: &Value) -> Value {
         "limits": {"memory": 64 << 20, "cpus": 500, "pids": 32, "disk": 64 << 20},
         "named": [],
         "require_limits": true,
+        "network": "off",
         "mounts": [],
         "env": {},
         "guest": {"users": [], "default_user": "root", "default_directory": "/root", "directories": []},
