@@ -11,6 +11,7 @@ mod http;
 mod keys;
 mod lifecycle;
 mod operator;
+mod pools;
 mod sandbox;
 mod terminal;
 
@@ -21,6 +22,7 @@ pub(crate) use http::Refused;
 pub(crate) use keys::KeyInfo;
 pub(crate) use lifecycle::{NewSandbox, SandboxInfo, Server};
 pub(crate) use operator::Report;
+pub(crate) use pools::{NewPool, PoolInfo};
 pub(crate) use sandbox::Sandbox;
 pub(crate) use terminal::{FromTerminal, Terminal, ToTerminal};
 

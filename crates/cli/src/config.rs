@@ -5,6 +5,7 @@
 //! Only `Config` travels.
 
 mod keys;
+mod pools;
 mod raw;
 
 use std::collections::BTreeMap;
@@ -21,6 +22,7 @@ use toml::{Table, Value};
 use crate::args::{ServeArgs, StateArgs};
 use crate::output::WithHint;
 use crate::values;
+pub(crate) use pools::PoolSettings;
 use raw::{Amount, RawConfig, RawImages, RawLimits, RawPrepared, RawQuota};
 
 /// The settings that hold.
@@ -50,6 +52,8 @@ pub(crate) struct Config {
     /// After how long without use a sandbox with a key may make room for another.
     pub park_after: Duration,
     pub prepared: Prepared,
+    /// What is kept warm.
+    pub pools: Vec<PoolSettings>,
 }
 
 /// An API key. It never appears in what is printed.
@@ -204,6 +208,7 @@ impl Config {
                 .map(|amount| read("longest_timeout", &amount, values::duration))
                 .transpose()?,
             prepared: check_prepared(&raw.prepared)?,
+            pools: pools::check(&raw.pool)?,
             state_dir,
         };
         config.check_uids()?;

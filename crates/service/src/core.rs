@@ -17,10 +17,12 @@ use crate::agent_client::Agent;
 use crate::api_keys::{ApiKey, KeptKey, Keys};
 use crate::clock::{self, Clock};
 use crate::driver::{Answer, Command, Driver};
+use crate::error::chain;
 use crate::events::Feed;
 use crate::names::Names;
+use crate::pools::{Pools, Taken, WaitsForRoom};
 use crate::reaper::Schedule;
-use crate::registry::{Handle, NoRoom, Registry};
+use crate::registry::{Handle, NoRoom, Registry, Room};
 use crate::store::{Kept, Record, Store};
 use crate::tokens::{Mint, random};
 use crate::trouble::Troubles;
@@ -38,6 +40,7 @@ pub(crate) struct Core {
     pub(crate) boot_id: String,
     pub(crate) registry: Registry,
     pub(crate) names: Names,
+    pub(crate) pools: Pools,
     pub(crate) events: Feed,
     pub(crate) troubles: Troubles,
     pub(crate) schedule: Schedule,
@@ -65,6 +68,7 @@ impl Core {
             action: "say what this host offers",
             source: Box::new(source),
         })?;
+        let pools = Pools::new(&config.pools, kept.pools, clock.now().wall);
         let core = Self {
             config,
             backend,
@@ -74,6 +78,7 @@ impl Core {
             boot_id,
             registry: Registry::default(),
             names: Names::default(),
+            pools,
             events: Feed::new(kept.events),
             troubles: Troubles::default(),
             schedule: Schedule::default(),
@@ -85,33 +90,59 @@ impl Core {
         Ok((Arc::new(core), kept.records))
     }
 
-    /// Makes a new sandbox: first known, then made.
+    /// A new sandbox: one that is warm, or else first known, then made.
     pub(crate) async fn create(
         self: &Arc<Self>,
         owner: &Owner,
         key: Option<&Key>,
-        wish: Create,
+        mut wish: Create,
     ) -> Result<Sandbox, ServiceError> {
         if self.stop.is_cancelled() {
             return Err(ServiceError::Stopping);
         }
-        let record = self.record(owner, key, wish)?;
+        self.complete(&mut wish)?;
         self.make_room().await;
+        if let Some(warm) = self.take_warm(&wish).await {
+            match self.bring(self.record(owner, key, wish.clone())?, Some(warm)).await {
+                Err(error) if is_worth_another(&error) => {
+                    tracing::warn!(error = %chain(&error), "a warm sandbox was of no use; another is made");
+                }
+                brought => return brought,
+            }
+        }
+        self.bring(self.record(owner, key, wish)?, None).await
+    }
+
+    /// Has a driver make the sandbox of a new record, of a warm one if there is one.
+    async fn bring(
+        self: &Arc<Self>,
+        mut record: Record,
+        warm: Option<Taken>,
+    ) -> Result<Sandbox, ServiceError> {
+        if let Some(warm) = &warm {
+            warm.mark(&mut record);
+        }
         let (handle, driver) = Driver::new(self, record);
-        self.admit(&handle).await?;
+        let room = if warm.is_some() { Room::OfWarm } else { Room::Below(self.config.sandboxes) };
+        self.admit(&handle, room).await?;
         let (reply, claim) = oneshot::channel();
-        self.tasks.spawn(driver.create(reply));
+        self.tasks.spawn(driver.create(warm.map(Taken::keep), reply));
         claim.await.unwrap_or(Err(ServiceError::Stopping)).map(|claim| claim.take())
     }
 
     /// Puts a new sandbox on the list if there is room for it, here and in its owner's quota; one
-    /// that is parked may have to make room.
-    async fn admit(&self, handle: &Arc<Handle>) -> Result<(), ServiceError> {
+    /// that is warm, or else one that is parked, may have to make room.
+    async fn admit(self: &Arc<Self>, handle: &Arc<Handle>, room: Room) -> Result<(), ServiceError> {
         let (limit, quota) = (self.config.sandboxes, self.config.quotas.of(&handle.owner));
+        let mut waiting = None;
         loop {
-            let (evicted, refusal) = match self.registry.add(Arc::clone(handle), limit, &quota) {
+            let (evicted, refusal) = match self.registry.add(Arc::clone(handle), room, &quota) {
                 Ok(()) => return Ok(()),
-                Err(NoRoom::Full) => (self.evict(None).await, ServiceError::TooManySandboxes { limit }),
+                Err(NoRoom::Full) => {
+                    waiting.get_or_insert_with(|| WaitsForRoom::begin(self));
+                    let evicted = self.give_up_warm().await || self.evict(None).await;
+                    (evicted, ServiceError::TooManySandboxes { limit })
+                }
                 Err(NoRoom::OverQuota(what)) => {
                     let owner = handle.owner.clone();
                     (self.evict(Some(&owner)).await, ServiceError::OverQuota { owner, what })
@@ -149,7 +180,12 @@ impl Core {
         Ok(known)
     }
 
-    fn record(&self, owner: &Owner, key: Option<&Key>, wish: Create) -> Result<Record, ServiceError> {
+    pub(crate) fn record(
+        &self,
+        owner: &Owner,
+        key: Option<&Key>,
+        wish: Create,
+    ) -> Result<Record, ServiceError> {
         let now = self.clock.now();
         let expires = wish.timeout.map(|timeout| self.checked(timeout)).transpose()?;
         let expires = expires.map(|timeout| now.after(timeout).ok_or_else(too_long)).transpose()?;
@@ -159,6 +195,7 @@ impl Core {
             owner: owner.clone(),
             origin: wish.origin.to_owned(),
             in_force: InForce { image: wish.spec.image.clone(), ..InForce::default() },
+            pool: None,
             spec: wish.spec,
             labels: wish.labels,
             notes: wish.notes,
@@ -283,8 +320,11 @@ impl Core {
                 () = self.stop.cancelled() => return,
             };
             let Some(death) = death else { return };
-            if let Some(handle) = self.registry.find(&death.id) {
-                handle.death.send_replace(Some(death.cause));
+            match self.registry.find(&death.id) {
+                Some(handle) => {
+                    handle.death.send_replace(Some(death.cause));
+                }
+                None => self.lose_warm(&death),
             }
         }
     }
@@ -300,6 +340,12 @@ async fn open_store(state_dir: &Path) -> Result<(Store, Kept), ServiceError> {
 
 pub(crate) fn new_process_id() -> Result<ProcessId, ServiceError> {
     random().map(ProcessId::from_entropy).map_err(io("draw a random id"))
+}
+
+/// Whether what went wrong with a warm sandbox need not go wrong with one that is made for its
+/// owner.
+fn is_worth_another(error: &ServiceError) -> bool {
+    matches!(error, ServiceError::Backend { .. } | ServiceError::Agent { .. } | ServiceError::Store { .. })
 }
 
 fn too_long() -> ServiceError {

@@ -27,6 +27,12 @@ pub enum ServiceError {
     TooManySandboxes { limit: usize },
     #[error("owner `{}` would have more {what} than its quota", owner.as_str())]
     OverQuota { owner: Owner, what: &'static str },
+    #[error("there is no pool `{0}`")]
+    NoPool(String),
+    #[error("there is a pool `{0}` already")]
+    PoolExists(String),
+    #[error("the pool `{0}` is written in the configuration")]
+    PoolConfigured(String),
     #[error("the server has no key of its own")]
     NoOperatorKey,
     #[error("sandbox `{id}` runs as many commands as it may, {limit}")]
@@ -88,6 +94,9 @@ pub enum ErrorKind {
     NotFound,
     NoProcess,
     NoSession,
+    NoPool,
+    /// The name has one already, or what has it cannot be changed.
+    Taken,
     File(FileFault),
     Invalid,
     /// It cannot be done in this phase.
@@ -109,6 +118,8 @@ impl ServiceError {
             Self::NoSandbox(_) => ErrorKind::NotFound,
             Self::NoProcess(_) => ErrorKind::NoProcess,
             Self::NoSession(_) => ErrorKind::NoSession,
+            Self::NoPool(_) => ErrorKind::NoPool,
+            Self::PoolExists(_) | Self::PoolConfigured(_) => ErrorKind::Taken,
             Self::Denied { phase, .. } | Self::NeverExpires { phase, .. } => {
                 ErrorKind::Conflict { phase: *phase }
             }
@@ -153,6 +164,9 @@ impl ServiceError {
         match self {
             Self::Backend { source, .. } | Self::Host { source, .. } => source.hint(),
             Self::TooManySandboxes { .. } => Some("delete sandboxes that ended, or raise the limit"),
+            Self::NoPool(_) => Some("`coracle pool ls` lists the pools"),
+            Self::PoolExists(_) => Some("choose another name, or remove it first"),
+            Self::PoolConfigured(_) => Some("change it there and start the server again"),
             Self::OverQuota { .. } => Some("delete sandboxes that are not needed"),
             Self::NoOperatorKey => {
                 Some("set `api_key` first: with the first key nobody is let in without one")
@@ -185,6 +199,8 @@ impl ErrorKind {
             Self::NotFound => "not found",
             Self::NoProcess => "no process",
             Self::NoSession => "no session",
+            Self::NoPool => "no pool",
+            Self::Taken => "taken",
             Self::File(_) => "file",
             Self::Invalid => "invalid",
             Self::Conflict { .. } => "conflict",

@@ -22,6 +22,7 @@ mod hold;
 mod listing;
 mod measure;
 mod names;
+mod pools;
 mod processes;
 mod quota;
 mod reaper;
@@ -43,7 +44,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use backend::SharedBackend;
-use domain::{Key, Labels, Owner, Phase, Resources, SandboxId, Spec};
+use domain::{Key, Labels, Owner, Phase, Pool, Resources, SandboxId, Spec};
 
 use crate::clock::Clock;
 use crate::core::Core;
@@ -57,6 +58,7 @@ pub use error::{ErrorKind, FileError, FileFault, ServiceError};
 pub use events::{Events, LifeEvent, Told};
 pub use files::{Attributes, Change, Edit, FileInfo, FileKind, WatchEvent, WriteMode};
 pub use following::{Event, Following, Input};
+pub use pools::{PoolReport, PoolSource};
 pub use processes::{Ended, ProcessStatus, Reach};
 pub use quota::{Quota, Quotas};
 pub use sessions::{Busy, OpenSession, Run, SessionStatus};
@@ -91,6 +93,8 @@ pub struct Config {
     pub quotas: Quotas,
     /// The limits of a sandbox that names none, as quotas count them.
     pub usual: Resources,
+    /// Pools that no client can change.
+    pub pools: Vec<Pool>,
     /// The longest time to live that a client may ask for.
     pub longest_timeout: Option<Duration>,
 }
@@ -114,6 +118,8 @@ pub struct Create {
     pub notes: Vec<u8>,
     pub timeout: Option<Duration>,
     pub idle_timeout: Option<Duration>,
+    /// The pool to take it from. Without one it is taken from any that fits.
+    pub pool: Option<String>,
 }
 
 /// The sandbox of a key.
@@ -138,6 +144,8 @@ pub struct Sandbox {
     pub created: SystemTime,
     pub expires: Option<SystemTime>,
     pub in_force: InForce,
+    /// The pool it was taken from.
+    pub pool: Option<String>,
 }
 
 /// Which sandboxes to list: those with all of `labels` whose phase passes.
@@ -170,6 +178,7 @@ impl Service {
         reconcile::reconcile(&core, records).await?;
         core.tasks.spawn(Arc::clone(&core).hear_of_deaths(deaths));
         core.tasks.spawn(reaper::reap(Arc::clone(&core)));
+        core.keep_pools();
         Ok(Self(core))
     }
 

@@ -6,6 +6,7 @@
 
 mod columns;
 mod events;
+mod pools;
 mod rows;
 mod writer;
 
@@ -16,6 +17,7 @@ use domain::{Owner, SandboxId};
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::{mpsc, oneshot};
 
+pub(crate) use pools::KeptPool;
 pub(crate) use rows::Record;
 use rows::Row;
 
@@ -34,6 +36,7 @@ const MIGRATIONS: &[(u32, &str)] = &[
     (2, include_str!("store/migrations/0002_keys.sql")),
     (3, include_str!("store/migrations/0003_api_keys.sql")),
     (4, include_str!("store/migrations/0004_events.sql")),
+    (5, include_str!("store/migrations/0005_pools.sql")),
 ];
 
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +47,8 @@ pub enum StoreError {
     Thread(#[source] std::io::Error),
     #[error("the column `{column}` of sandbox `{id}` cannot be read")]
     Unreadable { id: String, column: &'static str, source: serde_json::Error },
+    #[error("the row of pool `{name}` cannot be read")]
+    UnreadablePool { name: String, source: serde_json::Error },
     #[error("the row `{0}` does not bear the id of a sandbox")]
     NotOurs(String),
     #[error("the database has version {0}, made by a newer server")]
@@ -64,6 +69,7 @@ impl StoreError {
 pub(crate) struct Kept {
     pub(crate) records: Vec<Record>,
     pub(crate) keys: Vec<KeptKey>,
+    pub(crate) pools: Vec<KeptPool>,
     /// The oldest first.
     pub(crate) events: Vec<LifeEvent>,
 }
@@ -78,9 +84,13 @@ type Answer = oneshot::Sender<Result<(), StoreError>>;
 enum Write {
     Insert(Box<Row>, Answer),
     Update(Box<Row>, Option<Answer>),
+    /// Gives a warm sandbox to its owner.
+    Claim(Box<Row>, Answer),
     Delete(SandboxId, Answer),
     InsertKey(KeptKey, Answer),
     DeleteKey(String, Answer),
+    PutPool(Box<KeptPool>, Answer),
+    DeletePool(String, Answer),
     Events(Vec<LifeEvent>),
     Close(oneshot::Sender<()>),
 }
@@ -93,6 +103,7 @@ impl Store {
         let kept = Kept {
             records: read_records(&connection)?,
             keys: read_keys(&connection)?,
+            pools: pools::read(&connection)?,
             events: events::read(&connection)?,
         };
         let (queue, writes) = mpsc::channel(QUEUE);
@@ -104,6 +115,12 @@ impl Store {
     pub(crate) async fn insert(&self, record: &Record) -> Result<(), StoreError> {
         let row = Box::new(Row::of(record));
         self.ask(|answer| Write::Insert(row, answer)).await
+    }
+
+    /// Writes a sandbox in the place of the warm one that it was.
+    pub(crate) async fn claim(&self, record: &Record) -> Result<(), StoreError> {
+        let row = Box::new(Row::of(record));
+        self.ask(|answer| Write::Claim(row, answer)).await
     }
 
     /// Writes what has changed of a sandbox, and waits until it is durable.
@@ -131,6 +148,15 @@ impl Store {
 
     pub(crate) async fn delete_key(&self, id: &str) -> Result<(), StoreError> {
         self.ask(|answer| Write::DeleteKey(id.to_owned(), answer)).await
+    }
+
+    /// Keeps a pool, new or changed.
+    pub(crate) async fn put_pool(&self, pool: &KeptPool) -> Result<(), StoreError> {
+        self.ask(|answer| Write::PutPool(Box::new(pool.clone()), answer)).await
+    }
+
+    pub(crate) async fn delete_pool(&self, name: &str) -> Result<(), StoreError> {
+        self.ask(|answer| Write::DeletePool(name.to_owned(), answer)).await
     }
 
     /// Keeps events; only takes its place in the queue. A failure is logged.
@@ -207,6 +233,7 @@ fn read_records(connection: &Connection) -> Result<Vec<Record>, StoreError> {
             entrypoint: row.get("entrypoint")?,
             epoch: row.get("epoch")?,
             boot_id: row.get("boot_id")?,
+            pool: row.get("pool")?,
             key: match (row.get("key_space")?, row.get("key_name")?) {
                 (Some(space), Some(name)) => Some((space, name)),
                 _ => None,

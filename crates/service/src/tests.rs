@@ -8,6 +8,7 @@ mod expiry;
 mod liar;
 mod lifecycle;
 mod owners;
+mod pools;
 mod pretend;
 mod restart;
 mod waiting;
@@ -92,6 +93,7 @@ fn config(state: &TempDir) -> Config {
         commands_per_sandbox: 3,
         quotas: Quotas::default(),
         usual: Resources::default(),
+        pools: Vec::new(),
         longest_timeout: Some(Duration::from_secs(86_400)),
     }
 }
@@ -104,6 +106,7 @@ fn plain() -> Create {
         notes: Vec::new(),
         timeout: None,
         idle_timeout: None,
+        pool: None,
     }
 }
 

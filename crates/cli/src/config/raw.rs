@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
+use super::pools::RawPool;
+
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawConfig {
@@ -27,6 +29,8 @@ pub(super) struct RawConfig {
     pub prepared: RawPrepared,
     #[serde(default)]
     pub owners: BTreeMap<String, RawQuota>,
+    #[serde(default)]
+    pub pool: Vec<RawPool>,
 }
 
 #[derive(Debug, Default, Deserialize)]

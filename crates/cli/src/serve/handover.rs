@@ -13,7 +13,7 @@ use backend_local::settings::{Lifetime, Maxima, MountRule, Settings};
 use linux::descriptors::Inherited;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Config, Lines, Most, Quota};
+use crate::config::{Config, Lines, Most, PoolSettings, Quota};
 
 /// The settings as one part needs them. It travels through memory only: it holds the API key.
 #[derive(Serialize, Deserialize)]
@@ -41,6 +41,7 @@ pub(crate) struct Handover {
     pub strict_images: bool,
     pub free_space_floor: u64,
     pub prepared: usize,
+    pub pools: Vec<PoolSettings>,
     pub announce: Announce,
 }
 
@@ -77,6 +78,7 @@ impl Handover {
             strict_images: config.images.strict,
             free_space_floor: config.free_space_floor.0,
             prepared: config.prepared.volumes.max(config.prepared.namespaces),
+            pools: config.pools.clone(),
             announce,
         }
     }

@@ -18,7 +18,7 @@ use service::{Quotas, Service};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::handover::{self, Announce, Handover, Received};
-use crate::config::{EVERYBODY_ELSE, Quota};
+use crate::config::{EVERYBODY_ELSE, PoolSettings, Quota};
 use crate::output::{Printer, WithHint};
 
 /// The exit code that tells the supervisor not to try again.
@@ -96,6 +96,7 @@ async fn run(handover: Handover, listener: OwnedFd, ready: OwnedFd, printer: &Pr
         }
     };
     fronts::serve(listener, connections, router, stop).await;
+    service.drain_pools().await;
     let staying = service.stop().await;
     if staying > 0 {
         let some =
@@ -132,6 +133,7 @@ async fn start_service(handover: &Handover) -> Result<Service> {
             pids: Some(handover.limits.pids),
             disk: Some(domain::Bytes(handover.limits.disk)),
         },
+        pools: handover.pools.iter().map(PoolSettings::pool).collect(),
         longest_timeout: handover.longest_timeout,
     };
     let service = Service::start(config, Arc::new(backend)).await?;

@@ -25,12 +25,6 @@ pub(super) async fn snapshots(Caller(_): Caller) -> Problem {
     Problem::new(StatusCode::NOT_IMPLEMENTED, "SNAPSHOT::NOT_IMPLEMENTED", message)
 }
 
-/// `/pools…`
-pub(super) async fn pools(Caller(_): Caller) -> Problem {
-    let message = "pools are not offered by this server";
-    Problem::new(StatusCode::NOT_IMPLEMENTED, "KUBERNETES::POOL_NOT_SUPPORTED", message)
-}
-
 /// `/templates…`
 pub(super) async fn templates(Caller(_): Caller) -> Problem {
     let message = "templates are not offered by this server";

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! /v1/sandboxes…                     lifecycle.rs   endpoints.rs   absent.rs
+//! /v1/pools…                         pools.rs
 //! /v1/sandboxes/{id}/proxy/44772/…   proxy.rs ─► execd/
 //! /v1/sandboxes/{id}/proxy/18080/…   proxy.rs ─► egress.rs
 //! /v1/sandboxes/{id}/proxy/{port}/…  proxy.rs ─► forward.rs ─► the port, through the agent
@@ -17,6 +18,7 @@ mod forward;
 mod labels;
 mod lifecycle;
 mod lines;
+mod pools;
 mod problem;
 mod proxy;
 mod query;

@@ -94,6 +94,8 @@ impl From<ServiceError> for Problem {
             ErrorKind::Exhausted { .. } => {
                 (StatusCode::TOO_MANY_REQUESTS, "KUBERNETES::POOL_CAPACITY_EXHAUSTED")
             }
+            ErrorKind::NoPool => (StatusCode::NOT_FOUND, "KUBERNETES::POOL_NOT_FOUND"),
+            ErrorKind::Taken => (StatusCode::CONFLICT, "KUBERNETES::POOL_ALREADY_EXISTS"),
             ErrorKind::Refused => (StatusCode::BAD_GATEWAY, "BACKEND_CONNECTION_FAILED"),
             ErrorKind::NoProcess | ErrorKind::NoSession | ErrorKind::Internal => {
                 (StatusCode::INTERNAL_SERVER_ERROR, "SANDBOX::INTERNAL_ERROR")

@@ -2,7 +2,7 @@
 
 use axum::routing::{MethodRouter, any, get, patch, post};
 
-use super::{Front, absent, endpoints, lifecycle};
+use super::{Front, absent, endpoints, lifecycle, pools};
 
 pub(super) fn table() -> Vec<(String, MethodRouter<Front>)> {
     let twice = |(path, method): (&str, MethodRouter<Front>)| {
@@ -22,6 +22,8 @@ fn offered() -> Vec<(&'static str, MethodRouter<Front>)> {
         ("/sandboxes/{id}/pause", post(lifecycle::pause)),
         ("/sandboxes/{id}/resume", post(lifecycle::resume)),
         ("/sandboxes/{id}/endpoints/{port}", get(endpoints::resolve)),
+        ("/pools", get(pools::list).post(pools::create)),
+        ("/pools/{name}", get(pools::get).put(pools::set).delete(pools::delete)),
         ("/sandboxes/{id}/networkpolicy", get(absent::policy).fallback(absent::change_policy)),
     ]
 }
@@ -32,8 +34,6 @@ fn not_offered() -> Vec<(&'static str, MethodRouter<Front>)> {
         ("/sandboxes/{id}/diagnostics/{kind}", get(absent::diagnostics)),
         ("/snapshots", any(absent::snapshots)),
         ("/snapshots/{id}", any(absent::snapshots)),
-        ("/pools", any(absent::pools)),
-        ("/pools/{name}", any(absent::pools)),
         ("/templates", any(absent::templates)),
         ("/templates/{id}", any(absent::templates)),
     ]

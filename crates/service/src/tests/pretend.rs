@@ -21,6 +21,8 @@ pub(super) struct Pretend {
     deaths: (mpsc::UnboundedSender<Death>, Mutex<Option<mpsc::UnboundedReceiver<Death>>>),
     /// Creates wait for a permit.
     pub(super) gate: Semaphore,
+    /// Changes of limits wait for a permit.
+    pub(super) resizes: Semaphore,
     /// How the main processes ended; `None` while they run.
     pub(super) entrypoint_end: watch::Sender<Option<Exit>>,
 }
@@ -49,6 +51,7 @@ impl Pretend {
             population: watch::Sender::new(0),
             deaths: (sender, Mutex::new(Some(receiver))),
             gate: Semaphore::new(Semaphore::MAX_PERMITS),
+            resizes: Semaphore::new(Semaphore::MAX_PERMITS),
             entrypoint_end: watch::Sender::new(None),
         })
     }
@@ -79,6 +82,14 @@ impl Pretend {
 
     pub(super) fn fail(&self, call: &'static str, times: usize) {
         self.world.lock().unwrap().failing.insert(call, times);
+    }
+
+    pub(super) fn times_asked_to(&self, call: &str) -> usize {
+        self.world.lock().unwrap().calls.iter().filter(|known| **known == call).count()
+    }
+
+    pub(super) fn ids(&self) -> Vec<SandboxId> {
+        self.world.lock().unwrap().sandboxes.keys().cloned().collect()
     }
 
     pub(super) fn was_asked_to(&self, call: &str) -> bool {
@@ -187,6 +198,7 @@ impl Backend for Pretend {
 
     async fn resize(&self, _id: &SandboxId, resources: &Resources) -> Result<Measures, BackendError> {
         self.called("resize")?;
+        self.resizes.acquire().await.unwrap().forget();
         Ok(vec![("memory".to_owned(), format!("{:?}", resources.memory))])
     }
 

@@ -75,9 +75,11 @@ impl From<ServiceError> for Fault {
             ErrorKind::Busy => (StatusCode::CONFLICT, "RUNTIME_ERROR"),
             ErrorKind::Exhausted { .. } => (StatusCode::TOO_MANY_REQUESTS, "SERVICE_UNAVAILABLE"),
             ErrorKind::Unsupported => (StatusCode::NOT_IMPLEMENTED, "NOT_SUPPORTED"),
-            ErrorKind::File(_) | ErrorKind::Refused | ErrorKind::Internal => {
-                (StatusCode::INTERNAL_SERVER_ERROR, "RUNTIME_ERROR")
-            }
+            ErrorKind::File(_)
+            | ErrorKind::NoPool
+            | ErrorKind::Taken
+            | ErrorKind::Refused
+            | ErrorKind::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "RUNTIME_ERROR"),
         };
         problem::report(&error);
         let problem = Problem::new(status, code, problem::with_hint(&error, words(&error)));

@@ -1,0 +1,45 @@
+//! Making a warm sandbox somebody's own.
+
+use std::time::Duration;
+
+use backend::Measures;
+
+use super::Driver;
+use crate::ServiceError;
+use crate::pools::Claimed;
+
+/// How long a backend may take to bind one thing.
+const BIND: Duration = Duration::from_secs(30);
+
+impl Driver {
+    /// Writes whose it is, and then gives it all that its owner asked for. It either has all of
+    /// that in the end, or is removed: nothing of one owner ever reaches another.
+    pub(super) async fn bind(&mut self, warm: Claimed) -> Result<(), ServiceError> {
+        let bound = self.bind_all(&warm).await;
+        if bound.is_err() {
+            warm.failed();
+        }
+        bound
+    }
+
+    async fn bind_all(&mut self, warm: &Claimed) -> Result<(), ServiceError> {
+        let noted = self.core.store.claim(&self.record).await;
+        noted.map_err(|source| ServiceError::Store { action: "note whose sandbox it is", source })?;
+        let env = self.record.sandbox.spec.env.clone();
+        // They have nothing to do with each other, so none waits for another.
+        let (limits, ()) = tokio::try_join!(self.bind_limits(warm), self.handle.agent.adopt(env))?;
+        let in_force = &mut self.record.sandbox.in_force;
+        in_force.change(limits);
+        in_force.change(vec![("pool".to_owned(), warm.pool().to_owned())]);
+        self.begin_life().await
+    }
+
+    async fn bind_limits(&self, warm: &Claimed) -> Result<Measures, ServiceError> {
+        let resources = &self.record.sandbox.spec.resources;
+        if *resources == warm.template().resources {
+            return Ok(Measures::new());
+        }
+        let (core, id) = (&self.core, &self.handle.id);
+        core.ask_backend("resize", id, BIND, core.backend.resize(id, resources)).await
+    }
+}
