@@ -6,9 +6,14 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use backend::{AgentStream, Backend, BackendError, Capabilities, Death, Found, InForce, Measures, Usage};
-use domain::spec::Access;
-use domain::{Bytes, Cause, Mount, Network, Resources, SandboxId, Spec};
+use backend::{
+    AgentStream, Backend, BackendError, Capabilities, Death, Found, FoundVolume, InForce, Measures, Usage,
+};
+use domain::volume::Lifetime;
+use domain::{
+    Access, Bytes, Cause, Mount, Network, Owner, Resources, SandboxId, Source, Spec, Volume, VolumeId,
+    VolumeName,
+};
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::io::Interest;
@@ -16,9 +21,9 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use crate::jail::plan::{GuestPlan, JailPlan, LimitName, Limits, MountPlan, UserPlan};
+use crate::jail::plan::{GuestPlan, JailPlan, LimitName, Limits, MountPlan, SourcePlan, UserPlan};
 use crate::launcher::packet;
-use crate::launcher::protocol::{Answer, Ask, Question, Refusal, Resize, SOCKET, Tell, VERSION};
+use crate::launcher::protocol::{Answer, Ask, Question, Refusal, Resize, SOCKET, Tell, VERSION, VolumePlan};
 
 /// What holds for sandboxes whose caller left something open.
 #[derive(Clone, Copy, Debug)]
@@ -95,7 +100,7 @@ impl Native {
             limits: self.limits(&spec.resources),
             named: named(&spec.resources),
             require_limits: self.defaults.require_limits,
-            mounts: spec.mounts.iter().map(mount_plan).collect(),
+            mounts: mount_plans(&spec.mounts)?,
             env: spec.env.clone(),
             guest: guest_plan(spec),
             max_processes: self.defaults.max_processes,
@@ -149,8 +154,8 @@ impl Backend for Native {
 
     async fn probe(&self) -> Result<Capabilities, BackendError> {
         match self.simple(Question::Report).await? {
-            Answer::Report { limits, weaker, pause } => {
-                Ok(Capabilities { pause, attach: false, limits, weaker })
+            Answer::Report { limits, weaker, pause, attach, volumes } => {
+                Ok(Capabilities { pause, attach, volumes, limits, weaker })
             }
             _ => Err(unexpected()),
         }
@@ -223,9 +228,36 @@ impl Backend for Native {
         }
     }
 
-    async fn attach(&self, _id: &SandboxId, _mount: &Mount) -> Result<(), BackendError> {
-        let message = "a living sandbox takes no further mounts".to_owned();
-        Err(BackendError::Unsupported { message, hint: Some("name them when it is created".to_owned()) })
+    async fn attach(&self, id: &SandboxId, mounts: &[Mount]) -> Result<Measures, BackendError> {
+        let mounts = mount_plans(mounts)?;
+        match self.simple(Question::Attach { id: id.as_str().to_owned(), mounts }).await? {
+            Answer::Changed(measures) => Ok(measures),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn make_volume(&self, volume: &Volume) -> Result<(), BackendError> {
+        let plan = VolumePlan {
+            id: volume.id.to_string(),
+            owner: volume.owner.as_str().to_owned(),
+            name: volume.name.to_string(),
+            size: volume.size.0,
+            kept: volume.lifetime == Lifetime::Kept,
+        };
+        self.simple(Question::MakeVolume(plan)).await.map(drop)
+    }
+
+    async fn remove_volume(&self, id: &VolumeId) -> Result<(), BackendError> {
+        self.simple(Question::RemoveVolume { id: id.to_string() }).await.map(drop)
+    }
+
+    async fn volumes(&self) -> Result<Vec<FoundVolume>, BackendError> {
+        match self.simple(Question::Volumes).await? {
+            Answer::Volumes(found) => {
+                Ok(found.into_iter().filter_map(|(plan, used)| found_volume(plan, used)).collect())
+            }
+            _ => Err(unexpected()),
+        }
     }
 
     async fn resize(&self, id: &SandboxId, resources: &Resources) -> Result<Measures, BackendError> {
@@ -236,7 +268,7 @@ impl Backend for Native {
             require_limits: self.defaults.require_limits,
         };
         match self.simple(Question::Resize(resize)).await? {
-            Answer::Measured(measures) => Ok(measures),
+            Answer::Changed(measures) => Ok(measures),
             _ => Err(unexpected()),
         }
     }
@@ -371,12 +403,34 @@ fn named(resources: &Resources) -> Vec<LimitName> {
     all.into_iter().filter_map(|(limit, named)| named.then_some(limit)).collect()
 }
 
-fn mount_plan(mount: &Mount) -> MountPlan {
-    MountPlan {
-        source: mount.source.clone(),
-        target: mount.target.clone(),
-        read_only: mount.access == Access::ReadOnly,
-    }
+fn found_volume(plan: VolumePlan, used: u64) -> Option<FoundVolume> {
+    let volume = Volume {
+        id: VolumeId::parse(&plan.id).ok()?,
+        owner: Owner::parse(&plan.owner).ok()?,
+        name: VolumeName::parse(&plan.name).ok()?,
+        size: Bytes(plan.size),
+        lifetime: if plan.kept { Lifetime::Kept } else { Lifetime::WithSandboxes },
+    };
+    Some(FoundVolume { volume, used: Bytes(used) })
+}
+
+/// Mounts as plain data.
+pub fn mount_plans(mounts: &[Mount]) -> Result<Vec<MountPlan>, BackendError> {
+    mounts.iter().map(mount_plan).collect()
+}
+
+fn mount_plan(mount: &Mount) -> Result<MountPlan, BackendError> {
+    let source = match &mount.source {
+        Source::Host(path) => SourcePlan::Host(path.clone()),
+        Source::Volume(id) => SourcePlan::Volume(id.to_string()),
+        Source::Claim(claim) => {
+            let message = format!("the volume `{}` is known by its name alone", claim.name);
+            return Err(BackendError::Unsupported { message, hint: None });
+        }
+    };
+    let read_only = mount.access == Access::ReadOnly;
+    let (target, sub_path) = (mount.target.clone(), mount.sub_path.clone());
+    Ok(MountPlan { source, target, read_only, sub_path })
 }
 
 /// The guest of a spec as plain data.

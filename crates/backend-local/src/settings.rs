@@ -43,11 +43,12 @@ pub struct Maxima {
     pub disk: Option<u64>,
 }
 
-/// Whether a plan may mount directories of the host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Which directories of the host a plan may mount.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MountRule {
-    Refuse,
+    /// Only those below these directories, whose paths hold no links; none if there are none.
+    Below(Vec<PathBuf>),
     /// The caller is somebody who could read and write there anyway.
     Allow,
 }

@@ -6,13 +6,16 @@
 //! ```
 //!
 //! Ids on disk are canonical (0 to 65535): the launcher mounts a volume idmapped, so it fits any
-//! sandbox. A volume must only ever be seen through an overlay: on a bare btrfs directory a
-//! sandbox could make subvolumes of its own, which no limit holds.
+//! sandbox. On a bare btrfs directory a sandbox could make subvolumes of its own, which no limit
+//! holds; its disk is seen through an overlay, and for volumes with a name and the journal, which
+//! are not, the system call filters refuse everything that btrfs offers. Those with a name outlive
+//! sandboxes: see [`named`].
 //!
 //! Everything is mounted in the caller's mount namespace, which must be private. This module is
 //! synchronous and belongs to the launcher.
 
 mod ext4;
+pub mod named;
 mod pool;
 mod pool_file;
 
@@ -125,7 +128,9 @@ impl VolumeError {
             Self::NoRoom { .. } => Some("free some space, or lower the floor in the configuration"),
             Self::NoFormatter => Some("install e2fsprogs, or load the btrfs module"),
             Self::NoBtrfs => Some("load the btrfs module, or choose ext4 volumes"),
-            Self::BadPool { .. } => Some("remove the file: it holds only the disks of ended sandboxes"),
+            Self::BadPool { .. } => {
+                Some("restore the file, or move it away: it holds the disks of sandboxes and all volumes")
+            }
             _ => None,
         }
     }

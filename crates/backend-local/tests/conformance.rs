@@ -34,7 +34,7 @@ fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [_, "__agent"] => panic!("{:?}", agent::run().unwrap_err()),
-        [_, "__launcher", state, instance] => launch(state.into(), instance),
+        [_, "__launcher", state, shared, instance] => launch(state.into(), shared.into(), instance),
         _ => hold_all(),
     }
 }
@@ -51,9 +51,11 @@ fn hold_all() {
 
 /// Runs the checks in a child that has become `user` and gone into `group`.
 fn hold(whom: &str, user: Option<u32>, group: Option<&Path>) {
-    let state = TempDir::new().unwrap();
+    let (state, shared) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    fs::write(shared.path().join("greeting"), "hello\n").unwrap();
     if user.is_some() {
         chown(state.path(), user, user).unwrap();
+        chown(shared.path(), user, user).unwrap();
     }
     match SingleThread::prove().unwrap().fork(Namespaces::NONE, None).unwrap() {
         Forked::Child => {
@@ -66,7 +68,7 @@ fn hold(whom: &str, user: Option<u32>, group: Option<&Path>) {
                 // this user would see them.
                 set_dumpable_behavior(DumpableBehavior::Dumpable).unwrap();
             }
-            check(whom, state.path());
+            check(whom, state.path(), shared.path());
             spawn::exit_now(0)
         }
         Forked::Parent { pidfd, .. } => {
@@ -75,10 +77,11 @@ fn hold(whom: &str, user: Option<u32>, group: Option<&Path>) {
     }
 }
 
-fn check(whom: &str, state: &Path) {
+fn check(whom: &str, state: &Path, shared: &Path) {
     // Sandboxes whose launcher was killed become our children, as they become a supervisor's.
     namespaces::adopt_orphans().unwrap();
-    let host = Host { state: state.to_owned(), launcher: Mutex::new(None) };
+    let (state, shared) = (state.to_owned(), shared.to_owned());
+    let host = Host { state, shared, launcher: Mutex::new(None) };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let passed = runtime.block_on(check_all(&host));
     host.close();
@@ -88,6 +91,7 @@ fn check(whom: &str, state: &Path) {
 /// This host with a launcher of our own.
 struct Host {
     state: PathBuf,
+    shared: PathBuf,
     launcher: Mutex<Option<Child>>,
 }
 
@@ -97,6 +101,7 @@ impl Host {
         let mut child = Command::new("/proc/self/exe")
             .arg("__launcher")
             .arg(&self.state)
+            .arg(&self.shared)
             .arg(instance)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -129,6 +134,10 @@ impl Subject for Host {
         Arc::new(Native::connect(&self.state, defaults).unwrap())
     }
 
+    fn shared(&self) -> PathBuf {
+        self.shared.clone()
+    }
+
     async fn strike(&self, id: &SandboxId) {
         let record = Records::open(&self.state).unwrap().read(id.as_str()).unwrap();
         let pid = Pid::from_raw(record.process.unwrap().pid).unwrap();
@@ -137,7 +146,7 @@ impl Subject for Host {
 }
 
 /// Serves until our standard input ends.
-fn launch(state_dir: PathBuf, instance: &str) {
+fn launch(state_dir: PathBuf, shared: PathBuf, instance: &str) {
     let root = rustix::process::geteuid().is_root();
     if root {
         namespaces::unshare(Namespaces::MOUNT).unwrap();
@@ -155,7 +164,7 @@ fn launch(state_dir: PathBuf, instance: &str) {
         free_space_floor: 0,
         prepared: 1,
         maxima: Maxima::default(),
-        mounts: MountRule::Refuse,
+        mounts: MountRule::Below(vec![shared]),
         lifetime: Lifetime::Own,
     });
     let stop = std::io::stdin().as_fd().try_clone_to_owned().unwrap();

@@ -10,6 +10,7 @@ mod checks;
 
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::time::Duration;
 
@@ -23,6 +24,9 @@ pub trait Subject: Send + Sync {
     /// Opens the backend as a server does that was just started. Whatever was open before is
     /// gone, as after a crash; sandboxes are not.
     async fn open(&self) -> SharedBackend;
+    /// A directory where the sandboxes are that may be mounted into them, with a file `greeting`
+    /// in it that says `hello`.
+    fn shared(&self) -> PathBuf;
     /// Ends a sandbox as an accident would, without asking the backend.
     async fn strike(&self, id: &SandboxId);
 }

@@ -6,7 +6,7 @@ pub mod conformance;
 
 use std::sync::Arc;
 
-use domain::{Bytes, Cause, Mount, Resources, SandboxId, Spec};
+use domain::{Bytes, Cause, Mount, Resources, SandboxId, Spec, Volume, VolumeId};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 
@@ -32,13 +32,19 @@ pub trait Backend: Send + Sync {
     async fn list(&self) -> Result<Vec<Found>, BackendError>;
     async fn dial(&self, id: &SandboxId) -> Result<AgentStream, BackendError>;
     async fn usage(&self, id: &SandboxId) -> Result<Usage, BackendError>;
-    /// Makes a host directory visible inside a living sandbox.
-    async fn attach(&self, id: &SandboxId, mount: &Mount) -> Result<(), BackendError>;
     /// Gives a living sandbox other limits, those that are left open as at its creation, and says
     /// what holds now. What cannot be enforced fails, and then nobody knows which limits hold.
     async fn resize(&self, id: &SandboxId, resources: &Resources) -> Result<Measures, BackendError>;
     /// The image that a name stands for, as `InForce::image` would tell it.
     async fn resolve(&self, image: &str) -> Result<String, BackendError>;
+    /// Makes mounts visible inside a living sandbox: all of them, or none.
+    async fn attach(&self, id: &SandboxId, mounts: &[Mount]) -> Result<Measures, BackendError>;
+    /// Makes a volume that outlives sandboxes. One that exists already stays as it is.
+    async fn make_volume(&self, volume: &Volume) -> Result<(), BackendError>;
+    /// Removes a volume that no sandbox uses, with all it holds. One that is gone already is no error.
+    async fn remove_volume(&self, id: &VolumeId) -> Result<(), BackendError>;
+    /// Every volume that is whole, so that a restarted server knows them again.
+    async fn volumes(&self) -> Result<Vec<FoundVolume>, BackendError>;
     /// Sandboxes that end without `destroy`, as they end. There is one listener: the service.
     fn deaths(&self) -> mpsc::UnboundedReceiver<Death>;
 }
@@ -57,11 +63,16 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 pub struct Capabilities {
     pub pause: bool,
     pub attach: bool,
+    /// Whether there are volumes that outlive sandboxes.
+    pub volumes: bool,
     /// The limits that are enforced, by name: `memory`, `cpus`, `pids`, `disk`.
     pub limits: Vec<String>,
     /// What holds less than it should here, each as a sentence.
     pub weaker: Vec<String>,
 }
+
+/// Entries that replace those of the same name in what is in force, or are new there.
+pub type Measures = Vec<(String, String)>;
 
 /// What really holds for one sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -69,23 +80,9 @@ pub struct InForce {
     /// The image that was used, after aliases.
     pub image: String,
     /// Name and value of each measure, such as `memory` → `cgroup v1, 512Mi`.
-    pub measures: Vec<(String, String)>,
+    pub measures: Measures,
     /// Defaults that could not be enforced, each as a sentence.
     pub weaker: Vec<String>,
-}
-
-/// Measures of a living sandbox that have changed: they take the place of those of the same name.
-pub type Measures = Vec<(String, String)>;
-
-impl InForce {
-    pub fn change(&mut self, measures: Measures) {
-        for (name, value) in measures {
-            match self.measures.iter_mut().find(|(known, _)| *known == name) {
-                Some((_, former)) => *former = value,
-                None => self.measures.push((name, value)),
-            }
-        }
-    }
 }
 
 /// A sandbox as a backend finds it at start.
@@ -93,6 +90,14 @@ impl InForce {
 pub struct Found {
     pub id: SandboxId,
     pub condition: Condition,
+}
+
+/// A volume as a backend finds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundVolume {
+    pub volume: Volume,
+    /// What it holds now.
+    pub used: Bytes,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,6 +131,20 @@ pub struct Usage {
     pub oom_kills: Option<u64>,
 }
 
+/// What is wrong with a mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MountFault {
+    /// The operator does not allow its source.
+    NotAllowed,
+    NotFound,
+    /// A missing directory could not be made.
+    NotMade,
+    SubPath,
+    Target,
+    NoVolume,
+    Failed,
+}
+
 /// A backend could not do something.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
@@ -138,6 +157,9 @@ pub enum BackendError {
     /// The spec asks for more than one sandbox may have here.
     #[error("{message}")]
     TooMuch { message: String, hint: Option<String> },
+    /// Something cannot be mounted.
+    #[error("{message}")]
+    Mount { fault: MountFault, message: String, hint: Option<String> },
     #[error("there is no such image as `{0}`")]
     NoImage(String),
     #[error("there is no such sandbox")]
@@ -149,13 +171,26 @@ pub enum BackendError {
     Io { action: &'static str, source: std::io::Error },
 }
 
+impl InForce {
+    /// Takes in what has changed.
+    pub fn replace(&mut self, changed: Measures) {
+        for (name, value) in changed {
+            match self.measures.iter_mut().find(|(known, _)| *known == name) {
+                Some(known) => known.1 = value,
+                None => self.measures.push((name, value)),
+            }
+        }
+    }
+}
+
 impl BackendError {
     /// What somebody could do about it.
     pub fn hint(&self) -> Option<&str> {
         match self {
-            Self::Step { hint, .. } | Self::Unsupported { hint, .. } | Self::TooMuch { hint, .. } => {
-                hint.as_deref()
-            }
+            Self::Step { hint, .. }
+            | Self::Unsupported { hint, .. }
+            | Self::TooMuch { hint, .. }
+            | Self::Mount { hint, .. } => hint.as_deref(),
             Self::NoImage(_) => Some("`coracle image ls` lists the images"),
             // Why exactly stands in the log: it names paths of the host.
             Self::Exhausted(_) => {

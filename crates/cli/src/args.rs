@@ -78,6 +78,9 @@ pub(crate) enum Command {
     /// API keys of the server's owners; needs the operator's key
     #[command(subcommand)]
     Key(KeyCommand),
+    /// Volumes: disks that outlive sandboxes
+    #[command(subcommand)]
+    Volume(VolumeCommand),
     /// Images in the state directory of this host
     #[command(subcommand)]
     Image(ImageCommand),
@@ -246,6 +249,10 @@ pub(crate) struct CreateArgs {
     /// Hang a label on the sandbox
     #[arg(long = "label", short = 'l', value_name = "K=V", value_parser = values::label)]
     pub labels: Vec<(String, String)>,
+
+    /// Show a volume, made if there is none, or a directory of the server's host that its operator allows
+    #[arg(long = "volume", short = 'v', value_name = "NAME|PATH:DST[:ro]", value_parser = values::volume)]
+    pub volumes: Vec<serde_json::Value>,
 
     /// The main process, if there is to be one
     #[arg(trailing_var_arg = true, value_name = "CMD")]
@@ -464,6 +471,27 @@ pub(crate) enum KeyCommand {
     Rm {
         #[arg(required = true, value_name = "ID")]
         ids: Vec<String>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum VolumeCommand {
+    /// List your volumes
+    Ls,
+    /// Make a volume; one of the same size may be there already
+    Create {
+        /// What sandboxes will call it
+        name: String,
+        /// What it can hold, such as 10g [default: what the server's configuration says]
+        #[arg(long, value_name = "BYTES", value_parser = values::bytes)]
+        size: Option<Bytes>,
+    },
+    /// Show one volume and which sandboxes use it
+    Inspect { name: String },
+    /// Remove volumes that no sandbox uses, with all they hold
+    Rm {
+        #[arg(required = true, value_name = "NAME")]
+        names: Vec<String>,
     },
 }
 

@@ -14,6 +14,7 @@ mod operator;
 mod pools;
 mod sandbox;
 mod terminal;
+mod volumes;
 
 pub(crate) use commands::{Execution, Wish};
 pub(crate) use events::{Ending, Event, Failure};
@@ -25,6 +26,7 @@ pub(crate) use operator::Report;
 pub(crate) use pools::{NewPool, PoolInfo};
 pub(crate) use sandbox::Sandbox;
 pub(crate) use terminal::{FromTerminal, Terminal, ToTerminal};
+pub(crate) use volumes::VolumeInfo;
 
 /// Whether the server answered with this status.
 pub(crate) fn refused_with(error: &anyhow::Error, status: ::http::StatusCode) -> bool {

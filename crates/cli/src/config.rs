@@ -7,6 +7,7 @@
 mod keys;
 mod pools;
 mod raw;
+mod volumes;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,6 +25,7 @@ use crate::output::WithHint;
 use crate::values;
 pub(crate) use pools::PoolSettings;
 use raw::{Amount, RawConfig, RawImages, RawLimits, RawPrepared, RawQuota};
+pub(crate) use volumes::Volumes;
 
 /// The settings that hold.
 #[derive(Clone, Debug)]
@@ -54,6 +56,7 @@ pub(crate) struct Config {
     pub prepared: Prepared,
     /// What is kept warm.
     pub pools: Vec<PoolSettings>,
+    pub volumes: Volumes,
 }
 
 /// An API key. It never appears in what is printed.
@@ -209,6 +212,7 @@ impl Config {
                 .transpose()?,
             prepared: check_prepared(&raw.prepared)?,
             pools: pools::check(&raw.pool)?,
+            volumes: volumes::check(&raw.volumes, &state_dir)?,
             state_dir,
         };
         config.check_uids()?;

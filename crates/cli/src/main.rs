@@ -20,7 +20,7 @@ use clap::{CommandFactory, Parser};
 
 use args::{Cli, Command};
 use client::Server;
-use commands::{NotStarted, block_on, copy, exec, image, key, logs, pool, sandboxes, shell, watch};
+use commands::{NotStarted, block_on, copy, exec, image, key, logs, pool, sandboxes, shell, volume, watch};
 use output::Printer;
 
 fn main() -> ExitCode {
@@ -82,6 +82,7 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<ExitCode> {
         Command::Logs(args) => block_on(logs::logs(&server()?, args, printer)),
         Command::Pool(command) => block_on(pool::pool(&server()?, command, printer)),
         Command::Key(command) => block_on(key::key(&server()?, command, printer)),
+        Command::Volume(command) => block_on(volume::volume(&server()?, command, printer)),
         Command::Image(command) => image::image(&command, printer),
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -16,13 +16,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow};
-use backend_local::jail::plan::{GuestPlan, JailPlan, LimitName, Limits, MountPlan};
+use backend_local::jail::plan::{GuestPlan, JailPlan, LimitName, Limits};
 use backend_local::launcher::Launcher;
 use backend_local::launcher::create::NotBegun;
 use backend_local::launcher::protocol::{Holds, Refusal};
 use backend_local::settings::{Lifetime, Maxima, MountRule, Settings};
-use domain::spec::Access;
-use domain::{Bytes, Identity, Network};
+use domain::{Bytes, Identity, Network, Source};
 use linux::namespaces::{self, Namespaces};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::FlockOperation;
@@ -186,8 +185,9 @@ fn plan(args: &RunArgs, config: &Config) -> Result<JailPlan> {
         return Err(anyhow!("network `{word}` comes with the network issue")).hint("use `--network off`");
     }
     for mount in &args.mounts {
-        std::fs::metadata(&mount.source)
-            .with_context(|| format!("`{}` cannot be mounted", mount.source.display()))
+        let Source::Host(source) = &mount.source else { continue };
+        std::fs::metadata(source)
+            .with_context(|| format!("`{}` cannot be mounted", source.display()))
             .hint("the form is `--mount SOURCE:TARGET[:ro]`, with a SOURCE that exists on this host")?;
     }
     let defaults = handover::limits(config);
@@ -199,11 +199,6 @@ fn plan(args: &RunArgs, config: &Config) -> Result<JailPlan> {
     ];
     let mut entropy = [0; 20];
     rustix::rand::getrandom(&mut entropy, rustix::rand::GetRandomFlags::empty())?;
-    let mounts = args.mounts.iter().map(|mount| MountPlan {
-        source: mount.source.clone(),
-        target: mount.target.clone(),
-        read_only: mount.access == Access::ReadOnly,
-    });
     Ok(JailPlan {
         id: domain::SandboxId::from_entropy(entropy).to_string(),
         image: args.image.clone(),
@@ -215,7 +210,7 @@ fn plan(args: &RunArgs, config: &Config) -> Result<JailPlan> {
         },
         named: asked.into_iter().filter_map(|(named, limit)| named.then_some(limit)).collect(),
         require_limits: args.require_limits,
-        mounts: mounts.collect(),
+        mounts: backend_local::native::mount_plans(&args.mounts)?,
         env: BTreeMap::new(),
         guest: GuestPlan {
             users: Vec::new(),

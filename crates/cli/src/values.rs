@@ -7,8 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use domain::spec::Access;
-use domain::{Bytes, Cpus, Identity, Mount, SandboxId};
+use domain::{Access, Bytes, Cpus, Identity, Mount, SandboxId};
 
 /// One end of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,7 +81,28 @@ pub(crate) fn mount(text: &str) -> Result<Mount, String> {
         return Err(wrong("the destination is not an absolute path"));
     }
     let source = std::path::absolute(source).map_err(|error| format!("`{source}`: {error}"))?;
-    Ok(Mount { source, target: target.to_owned(), access })
+    Ok(Mount::host(source, target, access))
+}
+
+/// Reads `NAME:DST`, `/PATH:DST`, or either with `:ro`, as an entry of the API's `volumes`.
+pub(crate) fn volume(text: &str) -> Result<serde_json::Value, String> {
+    let wrong =
+        |what: &str| format!("{what} in `{text}`; a volume is NAME:DST or /PATH:DST, and `:ro` if need be");
+    let parts: Vec<&str> = text.split(':').collect();
+    let (source, target, read_only) = match parts[..] {
+        [source, target] | [source, target, "rw"] => (source, target, false),
+        [source, target, "ro"] => (source, target, true),
+        _ => return Err(wrong("there are too few or too many parts")),
+    };
+    if source.is_empty() || !target.starts_with('/') {
+        return Err(wrong("the source is missing, or the destination is not an absolute path"));
+    }
+    let (kind, backend) = if source.starts_with('/') {
+        ("host", serde_json::json!({ "path": source }))
+    } else {
+        ("pvc", serde_json::json!({ "claimName": source }))
+    };
+    Ok(serde_json::json!({ "mountPath": target, "readOnly": read_only, kind: backend }))
 }
 
 /// Reads `NAME=VALUE`; a bare `NAME` takes the caller's own value.
@@ -152,6 +172,8 @@ pub(crate) fn place(text: &str) -> Result<Place, String> {
 
 #[cfg(test)]
 mod tests {
+    use domain::Source;
+
     use super::*;
 
     #[test]
@@ -175,7 +197,7 @@ mod tests {
     #[test]
     fn mounts_name_source_destination_and_access() {
         let read_only = mount("/data:/mnt/data:ro").expect("a right mount");
-        assert_eq!(read_only.source, Path::new("/data"));
+        assert_eq!(read_only.source, Source::Host("/data".into()));
         assert_eq!(read_only.target, "/mnt/data");
         assert_eq!(read_only.access, Access::ReadOnly);
         assert_eq!(mount("/data:/mnt").expect("a right mount").access, Access::ReadWrite);
@@ -185,9 +207,21 @@ mod tests {
     }
 
     #[test]
+    fn a_volume_is_a_name_or_a_path_and_where_it_goes() {
+        let named = volume("data:/data").expect("a right volume");
+        assert_eq!(named["pvc"]["claimName"], "data");
+        let host = volume("/srv:/data:ro").expect("a right volume");
+        assert_eq!((&host["host"]["path"], &host["readOnly"]), (&"/srv".into(), &true.into()));
+        for text in ["", "data", "data:rel", ":/data", "data:/data:rx", "a:/b:ro:ro"] {
+            assert!(volume(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
     fn a_relative_mount_source_becomes_absolute() {
         let mount = mount("some/where:/mnt").expect("a right mount");
-        assert_eq!(mount.source, std::env::current_dir().expect("a directory").join("some/where"));
+        let expected = std::env::current_dir().expect("a directory").join("some/where");
+        assert_eq!(mount.source, Source::Host(expected));
     }
 
     #[test]

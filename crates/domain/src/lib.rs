@@ -12,6 +12,7 @@ pub mod process;
 pub mod quantity;
 pub mod sandbox;
 pub mod spec;
+pub mod volume;
 
 pub use guest::{Guest, User};
 pub use journal::{Position, Retention, Stream};
@@ -21,4 +22,5 @@ pub use pool::{Capacity, Pool, Refill};
 pub use process::{Exit, Identity, ProcessId, SessionId};
 pub use quantity::{Bytes, Cpus};
 pub use sandbox::{Labels, NotAnOwner, Owner, SandboxId};
-pub use spec::{Mount, Network, Resources, Spec};
+pub use spec::{Network, Resources, Spec};
+pub use volume::{Access, Mount, Source, Volume, VolumeId, VolumeName};

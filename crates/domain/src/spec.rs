@@ -1,10 +1,10 @@
 //! What a sandbox is to be made of.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use crate::guest::Guest;
 use crate::quantity::{Bytes, Cpus};
+use crate::volume::Mount;
 
 /// Everything that is decided before a sandbox exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,20 +38,6 @@ pub enum Network {
     Off,
     On,
     Filtered,
-}
-
-/// A directory of the host that is visible inside.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mount {
-    pub source: PathBuf,
-    pub target: String,
-    pub access: Access,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    ReadOnly,
-    ReadWrite,
 }
 
 impl Spec {

@@ -41,6 +41,14 @@ impl Root {
         Ok(Self { directory: rustix::fs::openat(CWD, path, flags, Mode::empty())? })
     }
 
+    /// As [`Root::open`], but no part of the path may be a link: it was written without any, and
+    /// somebody else may have put one there since. The directory need not be readable.
+    pub fn open_plain(path: &Path) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let plain = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        Ok(Self { directory: rustix::fs::openat2(CWD, path, flags, Mode::empty(), plain)? })
+    }
+
     /// Opens what lies at `path` beneath; `mode` counts when `flags` may create it.
     pub fn open_with(&self, path: &Path, flags: OFlags, mode: u32) -> io::Result<File> {
         let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
@@ -189,6 +197,19 @@ impl Root {
         };
         let flags = OFlags::PATH | OFlags::DIRECTORY;
         Ok((self.open_with(above, flags, 0)?.into(), name))
+    }
+}
+
+impl From<OwnedFd> for Root {
+    /// A directory that is open already.
+    fn from(directory: OwnedFd) -> Self {
+        Self { directory }
+    }
+}
+
+impl From<Root> for OwnedFd {
+    fn from(root: Root) -> Self {
+        root.directory
     }
 }
 

@@ -44,6 +44,17 @@ pub fn clone_tree(path: &Path, depth: Depth) -> io::Result<OwnedFd> {
     rustix::mount::open_tree(CWD, path, flags).map_err(Into::into)
 }
 
+/// Makes a detached copy of what `source` is open on. Nothing is looked up by name, so the copy
+/// shows what was checked, whatever happened to its path since.
+pub fn clone_of(source: BorrowedFd<'_>, depth: Depth) -> io::Result<OwnedFd> {
+    let mut flags =
+        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    if depth == Depth::Recursive {
+        flags |= OpenTreeFlags::AT_RECURSIVE;
+    }
+    rustix::mount::open_tree(source, "", flags).map_err(Into::into)
+}
+
 /// Adds attributes to a mount and, with `owners`, shows its files through the id map of that
 /// user namespace.
 pub fn set_attributes(
@@ -145,6 +156,13 @@ pub fn pivot(root: &Path) -> io::Result<()> {
     rustix::process::pivot_root(".", ".")?;
     rustix::mount::unmount(".", UnmountFlags::DETACH)?;
     rustix::process::chdir("/").map_err(Into::into)
+}
+
+/// Takes away the mount whose root `mount` is open on, without looking it up by name. This
+/// process must be in a mount namespace that has it, and its directory changes.
+pub fn detach_of(mount: BorrowedFd<'_>) -> io::Result<()> {
+    rustix::process::fchdir(mount)?;
+    rustix::mount::unmount(".", UnmountFlags::DETACH).map_err(Into::into)
 }
 
 /// Takes a mount away, even while something still uses it.

@@ -137,6 +137,13 @@ pub fn exit_now(code: i32) -> ! {
     unsafe { libc::_exit(code) }
 }
 
+/// Lets the kernel end this process after so many seconds, whatever it waits for by then. Meant
+/// for a forked child, which has neither handler nor mask for that signal.
+pub fn end_after(seconds: u32) {
+    // SAFETY: the call takes an integer and cannot fail.
+    unsafe { libc::alarm(seconds) };
+}
+
 /// Collects one child that has ended. `None` if none has, an error (ECHILD) if there is none.
 pub fn reap() -> io::Result<Option<Reaped>> {
     let mut status = 0;

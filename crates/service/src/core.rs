@@ -6,7 +6,7 @@ use std::sync::{Arc, RwLock};
 use std::time::{Duration, SystemTime};
 
 use backend::{BackendError, Capabilities, Death, SharedBackend};
-use domain::{Key, Owner, Phase, ProcessId, Request, SandboxId, Verdict};
+use domain::{Bytes, Key, Owner, Phase, ProcessId, Request, SandboxId, Verdict};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -23,9 +23,10 @@ use crate::names::Names;
 use crate::pools::{Pools, Taken, WaitsForRoom};
 use crate::reaper::Schedule;
 use crate::registry::{Handle, NoRoom, Registry, Room};
-use crate::store::{Kept, Record, Store};
+use crate::store::{Kept, KeptVolume, Record, Store};
 use crate::tokens::{Mint, random};
 use crate::trouble::Troubles;
+use crate::volumes::Volumes;
 use crate::{Config, Create, InForce, ProcessStatus, Sandbox, Secret, ServiceError, translate};
 
 /// How long a backend may take to remove a sandbox.
@@ -41,6 +42,7 @@ pub(crate) struct Core {
     pub(crate) registry: Registry,
     pub(crate) names: Names,
     pub(crate) pools: Pools,
+    pub(crate) volumes: Volumes,
     pub(crate) events: Feed,
     pub(crate) troubles: Troubles,
     pub(crate) schedule: Schedule,
@@ -57,7 +59,7 @@ impl Core {
         config: Config,
         backend: SharedBackend,
         clock: Clock,
-    ) -> Result<(Arc<Self>, Vec<Record>), ServiceError> {
+    ) -> Result<(Arc<Self>, Vec<Record>, Vec<KeptVolume>), ServiceError> {
         let boot_id = clock::boot_id().map_err(io("read the boot id"))?;
         let mint = Mint::open(&config.state_dir).map_err(io("open the server's secret"))?;
         let (store, kept) = open_store(&config.state_dir).await?;
@@ -79,6 +81,7 @@ impl Core {
             registry: Registry::default(),
             names: Names::default(),
             pools,
+            volumes: Volumes::default(),
             events: Feed::new(kept.events),
             troubles: Troubles::default(),
             schedule: Schedule::default(),
@@ -87,7 +90,7 @@ impl Core {
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
         };
-        Ok((Arc::new(core), kept.records))
+        Ok((Arc::new(core), kept.records, kept.volumes))
     }
 
     /// A new sandbox: one that is warm, or else first known, then made.
@@ -122,9 +125,12 @@ impl Core {
         if let Some(warm) = &warm {
             warm.mark(&mut record);
         }
+        let (owner, id) = (record.sandbox.owner.clone(), record.sandbox.id.clone());
+        let uses = self.claim_volumes(&owner, &id, &mut record.sandbox.spec.mounts).await?;
         let (handle, driver) = Driver::new(self, record);
         let room = if warm.is_some() { Room::OfWarm } else { Room::Below(self.config.sandboxes) };
         self.admit(&handle, room).await?;
+        uses.keep();
         let (reply, claim) = oneshot::channel();
         self.tasks.spawn(driver.create(warm.map(Taken::keep), reply));
         claim.await.unwrap_or(Err(ServiceError::Stopping)).map(|claim| claim.take())
@@ -133,7 +139,9 @@ impl Core {
     /// Puts a new sandbox on the list if there is room for it, here and in its owner's quota; one
     /// that is warm, or else one that is parked, may have to make room.
     async fn admit(self: &Arc<Self>, handle: &Arc<Handle>, room: Room) -> Result<(), ServiceError> {
-        let (limit, quota) = (self.config.sandboxes, self.config.quotas.of(&handle.owner));
+        let (limit, mut quota) = (self.config.sandboxes, self.config.quotas.of(&handle.owner));
+        let volumes = self.volumes.bytes(&handle.owner);
+        quota.disk = quota.disk.map(|most| Bytes(most.0.saturating_sub(volumes)));
         let mut waiting = None;
         loop {
             let (evicted, refusal) = match self.registry.add(Arc::clone(handle), room, &quota) {

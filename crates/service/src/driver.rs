@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use domain::{Cause, Exit, Phase, Request, Verdict};
+use domain::{Cause, Exit, Mount, Phase, Request, Verdict};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -55,6 +55,7 @@ pub(crate) enum Command {
     End(Cause, Answer<()>),
     PatchLabels(BTreeMap<String, Option<String>>, Answer<Sandbox>),
     Renew(SystemTime, Answer<Sandbox>),
+    Attach(Vec<Mount>, Answer<Sandbox>),
     /// Its time may be over: look, and end it if so.
     Expire,
     /// Nobody may be using it: look, and end it if so.
@@ -265,6 +266,7 @@ impl Driver {
             Command::End(cause, answer) => reply(answer, self.end(cause).await),
             Command::PatchLabels(patch, answer) => reply(answer, self.patch_labels(patch).await),
             Command::Renew(expires, answer) => reply(answer, self.renew(expires).await),
+            Command::Attach(mounts, answer) => reply(answer, self.attach(mounts).await),
             Command::Expire => self.end_if_expired().await,
             Command::Idle => self.end_if_idle().await,
             Command::ClockSet => self.tell_expiry_anew().await,
@@ -349,6 +351,7 @@ impl Driver {
         self.core.schedule.forget(&self.handle.id);
         self.core.registry.remove(&self.handle);
         self.core.pools.look_again();
+        self.core.release_volumes(&self.handle.id);
         if let Some(key) = &self.handle.key {
             self.core.names.forget(key, &self.handle.id);
         }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use backend::BackendError;
-use domain::{Owner, Phase, ProcessId, Request, SandboxId, SessionId};
+use backend::{BackendError, MountFault};
+use domain::{Owner, Phase, ProcessId, Request, SandboxId, SessionId, VolumeName};
 
 use crate::agent_client::AgentError;
 use crate::store::StoreError;
@@ -33,6 +33,14 @@ pub enum ServiceError {
     PoolExists(String),
     #[error("the pool `{0}` is written in the configuration")]
     PoolConfigured(String),
+    #[error("there is no volume `{0}`")]
+    NoVolume(VolumeName),
+    #[error("there is a volume `{0}` already, of another size")]
+    VolumeExists(VolumeName),
+    #[error("the volume `{name}` is in use by {sandboxes} of the sandboxes")]
+    VolumeInUse { name: VolumeName, sandboxes: usize },
+    #[error("the volume `{0}` is being removed")]
+    VolumeGoes(VolumeName),
     #[error("the server has no key of its own")]
     NoOperatorKey,
     #[error("sandbox `{id}` runs as many commands as it may, {limit}")]
@@ -51,6 +59,8 @@ pub enum ServiceError {
     Backend { backend: &'static str, action: &'static str, id: SandboxId, source: Box<BackendError> },
     #[error("backend `{backend}` could not {action}")]
     Host { backend: &'static str, action: &'static str, source: Box<BackendError> },
+    #[error("backend `{backend}` could not {action}")]
+    VolumeWork { backend: &'static str, action: &'static str, source: Box<BackendError> },
     #[error("the agent of sandbox `{id}` could not {action}")]
     Agent { id: SandboxId, action: &'static str, source: AgentError },
     #[error("the entrypoint could not be started")]
@@ -109,6 +119,8 @@ pub enum ErrorKind {
     },
     Refused,
     Unsupported,
+    /// Something cannot be mounted.
+    Mount(MountFault),
     Internal,
 }
 
@@ -116,6 +128,8 @@ impl ServiceError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::NoSandbox(_) => ErrorKind::NotFound,
+            Self::NoVolume(_) => ErrorKind::Mount(MountFault::NoVolume),
+            Self::VolumeExists(_) | Self::VolumeInUse { .. } | Self::VolumeGoes(_) => ErrorKind::Busy,
             Self::NoProcess(_) => ErrorKind::NoProcess,
             Self::NoSession(_) => ErrorKind::NoSession,
             Self::NoPool(_) => ErrorKind::NoPool,
@@ -131,7 +145,7 @@ impl ServiceError {
             Self::Busy(_) => ErrorKind::Busy,
             Self::Refused { .. } => ErrorKind::Refused,
             Self::File(error) => ErrorKind::File(error.fault),
-            Self::Backend { source, .. } => kind_of_backend(source),
+            Self::Backend { source, .. } | Self::VolumeWork { source, .. } => kind_of_backend(source),
             Self::Agent { source, .. } => source.kind(),
             Self::Entrypoint(source) => match source.kind() {
                 // The caller named a program or user that is not there.
@@ -162,7 +176,12 @@ impl ServiceError {
     /// What somebody could do about it.
     pub fn hint(&self) -> Option<&str> {
         match self {
-            Self::Backend { source, .. } | Self::Host { source, .. } => source.hint(),
+            Self::Backend { source, .. } | Self::Host { source, .. } | Self::VolumeWork { source, .. } => {
+                source.hint()
+            }
+            Self::NoVolume(_) => Some("`coracle volume ls` lists the volumes"),
+            Self::VolumeInUse { .. } => Some("delete the sandboxes that use it first"),
+            Self::VolumeExists(_) => Some("remove it first, or choose another name"),
             Self::TooManySandboxes { .. } => Some("delete sandboxes that ended, or raise the limit"),
             Self::NoPool(_) => Some("`coracle pool ls` lists the pools"),
             Self::PoolExists(_) => Some("choose another name, or remove it first"),
@@ -186,6 +205,7 @@ fn kind_of_backend(error: &BackendError) -> ErrorKind {
     match error {
         BackendError::Unsupported { .. } => ErrorKind::Unsupported,
         BackendError::NoImage(_) | BackendError::TooMuch { .. } => ErrorKind::Invalid,
+        BackendError::Mount { fault, .. } => ErrorKind::Mount(*fault),
         BackendError::Gone => ErrorKind::NotFound,
         BackendError::Exhausted(_) => exhausted(),
         BackendError::Step { .. } | BackendError::Io { .. } => ErrorKind::Internal,
@@ -208,6 +228,7 @@ impl ErrorKind {
             Self::Exhausted { .. } => "exhausted",
             Self::Refused => "refused",
             Self::Unsupported => "unsupported",
+            Self::Mount(_) => "mount",
             Self::Internal => "internal",
         }
     }

@@ -36,6 +36,7 @@ mod tokens;
 mod transfer;
 mod translate;
 mod trouble;
+mod volumes;
 mod waiting;
 
 use std::collections::BTreeMap;
@@ -44,7 +45,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use backend::SharedBackend;
-use domain::{Key, Labels, Owner, Phase, Pool, Resources, SandboxId, Spec};
+use domain::{Bytes, Key, Labels, Owner, Phase, Pool, Resources, SandboxId, Spec};
 
 use crate::clock::Clock;
 use crate::core::Core;
@@ -53,7 +54,7 @@ use crate::registry::Handle;
 
 pub use agent_client::AgentError;
 pub use api_keys::ApiKey;
-pub use backend::{AgentStream, Capabilities, InForce, Usage};
+pub use backend::{AgentStream, Capabilities, InForce, MountFault, Usage};
 pub use error::{ErrorKind, FileError, FileFault, ServiceError};
 pub use events::{Events, LifeEvent, Told};
 pub use files::{Attributes, Change, Edit, FileInfo, FileKind, WatchEvent, WriteMode};
@@ -66,6 +67,7 @@ pub use store::StoreError;
 pub use tokens::Secret;
 pub use transfer::{Reading, Watching, Writing};
 pub use trouble::Trouble;
+pub use volumes::VolumeStatus;
 pub use waiting::{Patience, Waited};
 
 /// The space of the names that people and programs give sandboxes on purpose.
@@ -95,6 +97,8 @@ pub struct Config {
     pub usual: Resources,
     /// Pools that no client can change.
     pub pools: Vec<Pool>,
+    /// The size of a volume that names none.
+    pub volume_size: Bytes,
     /// The longest time to live that a client may ask for.
     pub longest_timeout: Option<Duration>,
 }
@@ -173,8 +177,9 @@ impl Service {
     async fn start_at(config: Config, backend: SharedBackend, clock: Clock) -> Result<Self, ServiceError> {
         measure::describe();
         let deaths = backend.deaths();
-        let (core, records) = Core::open(config, backend, clock).await?;
+        let (core, records, volumes) = Core::open(config, backend, clock).await?;
         core.tasks.spawn(events::keep(Arc::clone(&core)));
+        volumes::settle(&core, volumes, &records).await?;
         reconcile::reconcile(&core, records).await?;
         core.tasks.spawn(Arc::clone(&core).hear_of_deaths(deaths));
         core.tasks.spawn(reaper::reap(Arc::clone(&core)));

@@ -125,6 +125,7 @@ async fn destroy(core: &Arc<Core>, record: Record, why: Cause) {
         Ok(()) => {
             let why = if record.sandbox.phase == Phase::Stopping { Cause::Destroyed } else { why };
             core.events.tell(core.clock.now().wall, &record.sandbox.owner, &id, Phase::Stopped, Some(why));
+            core.release_volumes(&id);
             if let Err(error) = core.store.delete(&id).await {
                 tracing::warn!(sandbox = %id, error = %chain(&error), "its row stays for now");
             }

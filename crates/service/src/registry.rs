@@ -170,6 +170,11 @@ impl Registry {
         self.read().by_id.get(id).cloned()
     }
 
+    /// What an owner's sandboxes may use together.
+    pub(crate) fn cost(&self, owner: &Owner) -> Cost {
+        self.read().cost_of(owner)
+    }
+
     pub(crate) fn count(&self) -> usize {
         self.read().by_id.len()
     }

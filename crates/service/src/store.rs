@@ -8,6 +8,7 @@ mod columns;
 mod events;
 mod pools;
 mod rows;
+mod volumes;
 mod writer;
 
 use std::path::Path;
@@ -20,6 +21,7 @@ use tokio::sync::{mpsc, oneshot};
 pub(crate) use pools::KeptPool;
 pub(crate) use rows::Record;
 use rows::Row;
+pub(crate) use volumes::{KeptVolume, VolumeChange};
 
 use crate::LifeEvent;
 use crate::api_keys::{ApiKey, KeptKey};
@@ -36,7 +38,8 @@ const MIGRATIONS: &[(u32, &str)] = &[
     (2, include_str!("store/migrations/0002_keys.sql")),
     (3, include_str!("store/migrations/0003_api_keys.sql")),
     (4, include_str!("store/migrations/0004_events.sql")),
-    (5, include_str!("store/migrations/0005_pools.sql")),
+    (5, include_str!("store/migrations/0005_volumes.sql")),
+    (6, include_str!("store/migrations/0006_pools.sql")),
 ];
 
 #[derive(Debug, thiserror::Error)]
@@ -72,6 +75,7 @@ pub(crate) struct Kept {
     pub(crate) pools: Vec<KeptPool>,
     /// The oldest first.
     pub(crate) events: Vec<LifeEvent>,
+    pub(crate) volumes: Vec<KeptVolume>,
 }
 
 /// A handle to the thread that writes.
@@ -92,6 +96,7 @@ enum Write {
     PutPool(Box<KeptPool>, Answer),
     DeletePool(String, Answer),
     Events(Vec<LifeEvent>),
+    Volume(VolumeChange, Answer),
     Close(oneshot::Sender<()>),
 }
 
@@ -105,6 +110,7 @@ impl Store {
             keys: read_keys(&connection)?,
             pools: pools::read(&connection)?,
             events: events::read(&connection)?,
+            volumes: volumes::read(&connection)?,
         };
         let (queue, writes) = mpsc::channel(QUEUE);
         writer::spawn(connection, connect(path)?, writes)?;
@@ -157,6 +163,11 @@ impl Store {
 
     pub(crate) async fn delete_pool(&self, name: &str) -> Result<(), StoreError> {
         self.ask(|answer| Write::DeletePool(name.to_owned(), answer)).await
+    }
+
+    /// Writes what becomes of a volume, and waits until it is durable.
+    pub(crate) async fn change_volume(&self, change: VolumeChange) -> Result<(), StoreError> {
+        self.ask(|answer| Write::Volume(change, answer)).await
     }
 
     /// Keeps events; only takes its place in the queue. A failure is logged.

@@ -94,6 +94,7 @@ fn config(state: &TempDir) -> Config {
         quotas: Quotas::default(),
         usual: Resources::default(),
         pools: Vec::new(),
+        volume_size: domain::Bytes::mib(64),
         longest_timeout: Some(Duration::from_secs(86_400)),
     }
 }

@@ -183,7 +183,7 @@ fn a_subverted_server_cannot_make_the_launcher_do_more_than_sandboxes() {
     let socket = server.state_directory().join("run/launcher");
     let image = own.join("image");
     fs::create_dir_all(image.join("rootfs/bin")).expect("root may write there");
-    let mount = json!([{"source": "/etc", "target": "/stolen", "read_only": true}]);
+    let mount = json!([{"source": {"host": "/etc"}, "target": "/stolen", "read_only": true}]);
     let refused = [
         ("a-mount-of-the-host", json!({"mounts": mount}), "mounts no host directories"),
         ("files-that-stay-behind", json!({"keep": true}), "is kept"),

@@ -28,6 +28,7 @@ use rustix::process::Pid;
 
 use super::enter::{self, Entry, Handover};
 use super::owners;
+use super::sources::{self, Opened, Viewer};
 use super::step::{At, Failure, JailError, Step};
 
 /// Everything about a sandbox that is decided before its first process exists.
@@ -53,18 +54,9 @@ pub enum NetworkPart {
 /// Whose ids the sandbox has.
 pub enum Ownership {
     /// A range of host ids that begins at `base`; everything is shown through its map.
-    Range { base: u32, volume: PathBuf, journal: PathBuf, mounts: Vec<Owners> },
+    Range { base: u32, user: (u32, u32), volume: PathBuf, journal: PathBuf, mounts: Vec<Opened> },
     /// The caller's own id as root, and nobody else.
     Single { uid: u32, gid: u32 },
-}
-
-/// Who owns a mounted directory on disk, and which user inside is to own it.
-#[derive(Clone, Copy, Debug)]
-pub struct Owners {
-    pub uid: u32,
-    pub gid: u32,
-    pub user: u32,
-    pub group: u32,
 }
 
 /// A sandbox on its way.
@@ -182,7 +174,7 @@ fn supply(
             namespaces::write_maps(pid, &map(*uid), &map(*gid), Setgroups::Deny).at(Step::IdMaps)?;
             Ok(Vec::new())
         }
-        Ownership::Range { base, volume, journal, mounts } => {
+        Ownership::Range { base, user, volume, journal, mounts } => {
             let map = owners::sandbox_map(*base);
             namespaces::write_maps(pid, &map, &map, Setgroups::Allow).at(Step::IdMaps)?;
             let range =
@@ -202,29 +194,14 @@ fn supply(
                     .at_path(Step::CloneVolume, part)?;
                 all.push(clone);
             }
-            for (mount, owners) in entry.mounts.iter().zip(mounts) {
-                let clone = clone_host_directory(thread, *base, mount, *owners);
-                all.push(clone.at_path(Step::CloneMounts, &mount.source)?);
+            let viewer = Viewer { namespace: range.as_fd(), base: *base, user: *user };
+            for (mount, opened) in entry.mounts.iter().zip(mounts) {
+                let shown = sources::show(thread, opened, viewer, mount.read_only);
+                all.push(shown.at_path(Step::CloneMounts, &mount.target)?);
             }
             Ok(all)
         }
     }
-}
-
-/// A host directory, shown through a map of its own. Its submounts stay out: each would need a
-/// map and a check of its own.
-fn clone_host_directory(
-    thread: &SingleThread,
-    base: u32,
-    mount: &enter::EntryMount,
-    owners: Owners,
-) -> io::Result<OwnedFd> {
-    let users = owners::mount_map(base, owners.uid, owners.user)?;
-    let groups = owners::mount_map(base, owners.gid, owners.group)?;
-    let map = namespaces::empty_user_namespace(thread, &users, &groups)?;
-    let clone = mounts::clone_tree(&mount.source, Depth::Single)?;
-    mounts::set_attributes(clone.as_fd(), mount.attributes(), Some(map.as_fd()), Depth::Single)?;
-    Ok(clone)
 }
 
 fn send(socket: BorrowedFd<'_>, descriptors: &[OwnedFd]) -> io::Result<()> {

@@ -27,6 +27,7 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::process::{Resource, Rlimit};
 
 use super::plan::GuestPlan;
+use super::sources::{self, Site};
 use super::step::{At, Failure, JailError, Step};
 use crate::images;
 
@@ -92,7 +93,7 @@ pub enum EntryVolume {
 }
 
 pub struct EntryMount {
-    pub source: PathBuf,
+    pub site: Site,
     pub target: String,
     pub read_only: bool,
 }
@@ -176,10 +177,10 @@ fn gather(entry: &Entry, handover: Handover) -> Result<Layers, JailError> {
                 .map(|path| clone(path, Depth::Single, attributes).at_path(Step::CloneLowers, path));
             trees.push(lowers.collect::<Result<_, _>>()?);
         }
-        let mounts = entry.mounts.iter().map(|mount| {
-            let cloned = clone(&mount.source, Depth::Recursive, mount.attributes());
-            cloned.at_path(Step::CloneMounts, &mount.source)
-        });
+        let mounts = entry
+            .mounts
+            .iter()
+            .map(|mount| clone_site(&mount.site, mount.read_only).at_path(Step::CloneMounts, &mount.target));
         let mounts = mounts.collect::<Result<_, _>>()?;
         let commands = entry.commands.as_ref().map(|(_, path)| mounts::clone_tree(path, Depth::Single));
         let commands = commands.transpose().at(Step::JoinGroups)?;
@@ -203,12 +204,13 @@ fn clone(path: &Path, depth: Depth, attributes: Attributes) -> io::Result<OwnedF
     Ok(tree)
 }
 
-impl EntryMount {
-    /// Nothing on a mount gives rights by its mode or is a device.
-    pub fn attributes(&self) -> Attributes {
-        let always = Attributes::NO_SUID.and(Attributes::NO_DEV);
-        if self.read_only { always.and(Attributes::READ_ONLY) } else { always }
-    }
+/// Opens and copies the source of a mount where no ids have to be changed. The submounts come
+/// along: the kernel lets nobody but root look beneath them.
+pub fn clone_site(site: &Site, read_only: bool) -> io::Result<OwnedFd> {
+    let opened = site.open_existing().map_err(io::Error::other)?;
+    let tree = mounts::clone_of(opened.source.as_fd(), Depth::Recursive)?;
+    mounts::set_attributes(tree.as_fd(), sources::attributes(read_only), None, Depth::Recursive)?;
+    Ok(tree)
 }
 
 /// Lays the image's trees over each other: an overlay at `/`, then one at each mount point.
@@ -337,7 +339,7 @@ fn attach_mounts(root: &Path, entry: &Entry, given: &[OwnedFd]) -> Result<(), Ja
     let root = rustix::fs::open(root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .at(Step::AttachMounts)?;
     for (mount, tree) in entry.mounts.iter().zip(given) {
-        make_target(root.as_fd(), &mount.target, tree.as_fd())
+        make_target(root.as_fd(), &mount.target, tree.as_fd(), ResolveFlags::IN_ROOT)
             .and_then(|target| mounts::attach_on(tree.as_fd(), target.as_fd()))
             .at_path(Step::AttachMounts, &mount.target)?;
     }
@@ -346,10 +348,14 @@ fn attach_mounts(root: &Path, entry: &Entry, given: &[OwnedFd]) -> Result<(), Ja
 
 /// Opens the target of a mount, making what is missing of its path: a file for a file, a
 /// directory for a directory.
-fn make_target(root: BorrowedFd<'_>, target: &str, source: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let open = |path: &str, flags| {
-        rustix::fs::openat2(root, path, flags | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::IN_ROOT)
-    };
+pub fn make_target(
+    root: BorrowedFd<'_>,
+    target: &str,
+    source: BorrowedFd<'_>,
+    resolve: ResolveFlags,
+) -> io::Result<OwnedFd> {
+    let open =
+        |path: &str, flags| rustix::fs::openat2(root, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve);
     let is_file = rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(source)?.st_mode).is_file();
     let mut path = String::new();
     let words: Vec<&str> = target.split('/').filter(|word| !word.is_empty()).collect();

@@ -5,4 +5,5 @@ pub mod enter;
 pub mod filters;
 pub mod owners;
 pub mod plan;
+pub mod sources;
 pub mod step;

@@ -53,9 +53,20 @@ pub enum LimitName {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountPlan {
-    pub source: PathBuf,
+    pub source: SourcePlan,
     pub target: String,
     pub read_only: bool,
+    /// A directory beneath the source that is shown instead of all of it.
+    #[serde(default)]
+    pub sub_path: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SourcePlan {
+    Host(PathBuf),
+    /// A volume, by its id.
+    Volume(String),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

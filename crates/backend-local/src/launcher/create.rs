@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use domain::Bytes;
@@ -13,17 +12,18 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::pipe::PipeFlags;
 use wire::AgentConfig;
 
+use super::mounts::Gathered;
 use super::protocol::{Holds, Refusal, RefusalKind};
 use super::{Launcher, PREPARED_DISK, Rights, Root};
 use crate::cgroups::{Groups, has_legacy_controllers};
 use crate::images::{self, ImageError, Resolved};
-use crate::jail::build::{self, Begun, NetworkPart, Owners, Ownership, Parts};
-use crate::jail::enter::{COMMAND_CAPABILITIES, Entry, EntryMount, EntryTree, EntryVolume, make_uppers};
+use crate::jail::build::{self, Begun, NetworkPart, Ownership, Parts};
+use crate::jail::enter::{COMMAND_CAPABILITIES, Entry, EntryTree, EntryVolume, make_uppers};
 use crate::jail::filters::Pair;
-use crate::jail::owners;
 use crate::jail::plan::{JailPlan, LimitName, Limits};
+use crate::jail::sources::Opened;
 use crate::jail::step::{At, Failure, JailError, Step};
-use crate::settings::{Lifetime, Maxima, MountRule};
+use crate::settings::{Lifetime, Maxima};
 use crate::volumes::{Kind, VolumeError, tree_name};
 
 /// How an ordinary user gets groups with controllers.
@@ -66,10 +66,13 @@ impl Launcher {
     pub fn begin(&mut self, plan: &JailPlan) -> Result<Pending, NotBegun> {
         let image = self.resolve(&plan.image)?;
         self.tell_of_alias(&image);
-        let holds = self.judge(plan, &image)?;
-        self.check_mounts(plan)?;
+        let mut holds = self.judge(plan, &image)?;
+        let mut gathered = self.gather_mounts(&plan.mounts)?;
+        holds.measures.append(&mut gathered.measures);
         let mut record = self.records.begin(&plan.id, plan.limits).at(Step::Record)?;
-        let begun = self.prepare(plan, &image).and_then(|(parts, status)| {
+        record.user = default_ids(plan);
+        record.without_set_id = self.refuses_set_id(plan);
+        let begun = self.prepare(plan, &image, gathered).and_then(|(parts, status)| {
             let records = self.records.clone();
             let begun =
                 build::begin(&self.thread, parts, |pid| records.add_process(&plan.id, &mut record, pid))?;
@@ -227,20 +230,18 @@ impl Launcher {
         Ok(())
     }
 
-    fn check_mounts(&self, plan: &JailPlan) -> Result<(), Refusal> {
-        if self.settings.mounts == MountRule::Refuse && !plan.mounts.is_empty() {
-            return Err(Refusal::unsupported("this server mounts no host directories", None));
-        }
-        Ok(())
-    }
-
     /// Makes everything that has to exist before the first process does.
-    fn prepare(&mut self, plan: &JailPlan, image: &Resolved) -> Result<(Parts, OwnedFd), JailError> {
+    fn prepare(
+        &mut self,
+        plan: &JailPlan,
+        image: &Resolved,
+        gathered: Gathered,
+    ) -> Result<(Parts, OwnedFd), JailError> {
         let listen = self.bind_socket(&plan.id).at(Step::Socket)?;
         let (status, report) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).at(Step::Configuration)?;
         let trees: Vec<EntryTree> = image.trees.iter().map(entry_tree).collect();
-        let mounts: Vec<EntryMount> = plan.mounts.iter().map(entry_mount).collect();
-        let resources = self.resources(plan, &trees, &mounts)?;
+        let Gathered { entries: mounts, opened, .. } = gathered;
+        let resources = self.resources(plan, &trees, opened)?;
         let mut inherited = Inherited::new(report.try_clone().at(Step::Configuration)?, listen);
         let mut commands = None;
         let (group, groups_fds) = match resources.groups {
@@ -285,7 +286,7 @@ impl Launcher {
         &mut self,
         plan: &JailPlan,
         trees: &[EntryTree],
-        mounts: &[EntryMount],
+        mounts: Vec<Opened>,
     ) -> Result<Resources, JailError> {
         let kept = plan.keep.then(|| self.kept(&plan.id));
         if let Some(kept) = &kept {
@@ -346,8 +347,7 @@ impl Launcher {
     /// Where a sandbox writes to directories of the host, set-id bits are refused: the host's
     /// users could run what root inside, who is a real user there, has made.
     fn filters(&self, plan: &JailPlan) -> &Pair {
-        let writes_outside = plan.keep || plan.mounts.iter().any(|mount| !mount.read_only);
-        if writes_outside { &self.filters.without_set_id } else { &self.filters.usual }
+        if self.refuses_set_id(plan) { &self.filters.without_set_id } else { &self.filters.usual }
     }
 
     fn agent_config(&self, plan: &JailPlan, image: &Resolved, inherited: &Inherited) -> AgentConfig {
@@ -391,7 +391,7 @@ impl Root {
         &mut self,
         plan: &JailPlan,
         trees: &[EntryTree],
-        mounts: &[EntryMount],
+        mounts: Vec<Opened>,
         kept: Option<PathBuf>,
     ) -> Result<Resources, JailError> {
         let base = self.ranges.allocate(&plan.id).map_err(io::Error::other).at(Step::UidRange)?.first;
@@ -405,12 +405,6 @@ impl Root {
         for tree in trees.iter().filter(|tree| tree.name != "root" && tree.name != "usr") {
             volume.add_tree(&tree.name).map_err(disk_error).at(Step::Volume)?;
         }
-        let default_user = plan.guest.users.iter().find(|user| user.name == plan.guest.default_user);
-        let default_ids = default_user.map_or((0, 0), |user| (user.uid, user.gid));
-        let ids = plan.user.unwrap_or(default_ids);
-        let owners =
-            mounts.iter().map(|mount| mount_owners(&mount.source, ids).at_path(Step::Mounts, &mount.source));
-        let owners = owners.collect::<Result<_, _>>()?;
         let namespace = self.nets.take().at(Step::NetNamespace)?;
         let home = self.nets.home().at(Step::NetNamespace)?;
         Ok(Resources {
@@ -420,26 +414,20 @@ impl Root {
             cgroup_namespace: self.groups.allows_namespace(),
             ownership: Ownership::Range {
                 base,
+                user: default_ids(plan),
                 volume: kept.unwrap_or(volume.disk),
                 journal: volume.journal,
-                mounts: owners,
+                mounts,
             },
             setgroups: Setgroups::Allow,
         })
     }
 }
 
-/// Who owns a host directory inside: the user that commands start as. But root's stays root's, or
-/// any user inside would act as root there.
-fn mount_owners(source: &Path, (user, group): (u32, u32)) -> io::Result<Owners> {
-    let facts = std::fs::metadata(source)?;
-    // An owner from the ids of sandboxes would collide with the map of every other id.
-    if facts.uid() >= owners::IDS || facts.gid() >= owners::IDS {
-        return Err(io::Error::other("the directory belongs to no ordinary user of this host"));
-    }
-    let user = if facts.uid() == 0 { 0 } else { user };
-    let group = if facts.gid() == 0 { 0 } else { group };
-    Ok(Owners { uid: facts.uid(), gid: facts.gid(), user, group })
+/// As whom the commands of a plan start.
+fn default_ids(plan: &JailPlan) -> (u32, u32) {
+    let default_user = plan.guest.users.iter().find(|user| user.name == plan.guest.default_user);
+    plan.user.unwrap_or(default_user.map_or((0, 0), |user| (user.uid, user.gid)))
 }
 
 /// The agent's descriptors in the order of their numbers, from 3 on.
@@ -502,10 +490,6 @@ fn entry_tree(tree: &images::Tree) -> EntryTree {
         name: tree_name(&tree.mount_point),
         lowers: tree.lowers.clone(),
     }
-}
-
-fn entry_mount(mount: &crate::jail::plan::MountPlan) -> EntryMount {
-    EntryMount { source: mount.source.clone(), target: mount.target.clone(), read_only: mount.read_only }
 }
 
 fn disk_error(error: VolumeError) -> io::Error {

@@ -3,8 +3,11 @@
 //! It is single-threaded, because it clones, and has no network. [`Launcher`] is its craft,
 //! used by `coracle run` in its own process too; `serve` is its loop behind a socket.
 
+pub mod attach;
 pub mod create;
 pub mod end;
+mod mounts;
+mod named;
 pub mod packet;
 pub mod protocol;
 pub mod record;

@@ -4,7 +4,7 @@
 use backend::{BackendError, Condition};
 use serde::{Deserialize, Serialize};
 
-use crate::jail::plan::{JailPlan, LimitName, Limits};
+use crate::jail::plan::{JailPlan, LimitName, Limits, MountPlan};
 use crate::jail::step::JailError;
 use crate::range::RangeError;
 use crate::volumes::VolumeError;
@@ -36,11 +36,21 @@ pub enum Question {
         id: String,
         frozen: bool,
     },
+    /// Adds mounts to a living sandbox: all of them, or none.
+    Attach {
+        id: String,
+        mounts: Vec<MountPlan>,
+    },
+    MakeVolume(VolumePlan),
+    RemoveVolume {
+        id: String,
+    },
+    Volumes,
     List,
     Usage {
         id: String,
     },
-    /// Answered `Measured`.
+    /// Answered `Changed`.
     Resize(Resize),
     /// Answered `Resolved`: the image that a name stands for.
     Resolve {
@@ -62,9 +72,12 @@ impl Question {
     /// Whether asking a second time does no harm when nobody knows what became of the first.
     pub fn may_be_repeated(&self) -> bool {
         match self {
-            Self::Create(_) => false,
+            Self::Create(_) | Self::Attach { .. } => false,
             Self::Destroy { .. }
             | Self::Freeze { .. }
+            | Self::MakeVolume(_)
+            | Self::RemoveVolume { .. }
+            | Self::Volumes
             | Self::List
             | Self::Usage { .. }
             | Self::Resize(_)
@@ -98,17 +111,33 @@ pub enum Answer {
     Done,
     /// Comes with the sandbox's pidfd.
     Created(Holds),
+    /// What is in force now besides what was before.
+    Changed(Vec<(String, String)>),
     Found(Vec<FoundBox>),
     Used(Used),
-    /// Measures that have changed.
-    Measured(Vec<(String, String)>),
     Resolved(String),
+    /// Each with the bytes it holds.
+    Volumes(Vec<(VolumePlan, u64)>),
     Yes(bool),
     Report {
         limits: Vec<String>,
         weaker: Vec<String>,
         pause: bool,
+        #[serde(default)]
+        attach: bool,
+        #[serde(default)]
+        volumes: bool,
     },
+}
+
+/// A volume, as plain data.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct VolumePlan {
+    pub id: String,
+    pub owner: String,
+    pub name: String,
+    pub size: u64,
+    pub kept: bool,
 }
 
 /// What is in force for a sandbox.
@@ -161,12 +190,31 @@ pub enum RefusalKind {
     Unsupported,
     /// More was asked for than one sandbox may have.
     TooMuch,
+    Mount(MountFault),
     NoImage,
     Exhausted,
     Gone,
 }
 
+/// What is wrong with a mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MountFault {
+    NotAllowed,
+    NotFound,
+    NotMade,
+    SubPath,
+    Target,
+    NoVolume,
+    Failed,
+}
+
 impl Refusal {
+    pub fn mount(fault: MountFault, message: impl Into<String>, hint: Option<&str>) -> Self {
+        let kind = RefusalKind::Mount(fault);
+        Self { kind, message: message.into(), hint: hint.map(str::to_owned) }
+    }
+
     pub fn unsupported(message: impl Into<String>, hint: Option<&str>) -> Self {
         Self { kind: RefusalKind::Unsupported, message: message.into(), hint: hint.map(str::to_owned) }
     }
@@ -210,9 +258,24 @@ impl From<Refusal> for BackendError {
             RefusalKind::Step(step) => Self::Step { step, message, hint },
             RefusalKind::Unsupported => Self::Unsupported { message, hint },
             RefusalKind::TooMuch => Self::TooMuch { message, hint },
+            RefusalKind::Mount(fault) => Self::Mount { fault: fault.into(), message, hint },
             RefusalKind::NoImage => Self::NoImage(message),
             RefusalKind::Exhausted => Self::Exhausted(message),
             RefusalKind::Gone => Self::Gone,
+        }
+    }
+}
+
+impl From<MountFault> for backend::MountFault {
+    fn from(fault: MountFault) -> Self {
+        match fault {
+            MountFault::NotAllowed => Self::NotAllowed,
+            MountFault::NotFound => Self::NotFound,
+            MountFault::NotMade => Self::NotMade,
+            MountFault::SubPath => Self::SubPath,
+            MountFault::Target => Self::Target,
+            MountFault::NoVolume => Self::NoVolume,
+            MountFault::Failed => Self::Failed,
         }
     }
 }

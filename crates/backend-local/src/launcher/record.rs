@@ -16,6 +16,12 @@ use crate::jail::plan::Limits;
 pub struct Record {
     pub boot: String,
     pub limits: Limits,
+    /// As whom its commands start.
+    #[serde(default)]
+    pub user: (u32, u32),
+    /// Whether its filters refuse set-id bits, without which it writes to no directory of the host.
+    #[serde(default)]
+    pub without_set_id: bool,
     /// Absent until the first process exists.
     pub process: Option<Process>,
 }
@@ -44,7 +50,7 @@ impl Records {
 
     /// Writes down the intention; an id that has a record already is refused.
     pub fn begin(&self, id: &str, limits: Limits) -> io::Result<Record> {
-        let record = Record { boot: boot_id()?, limits, process: None };
+        let record = Record { boot: boot_id()?, limits, user: (0, 0), without_set_id: false, process: None };
         let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(self.path(id))?;
         file.write_all(&serde_json::to_vec(&record)?)?;
         Ok(record)
@@ -139,7 +145,13 @@ mod tests {
     fn a_record_knows_its_process_again_and_no_other() {
         let own = rustix::process::getpid();
         let limits = Limits { memory: 1, cpus: 1, pids: 1, disk: 1 };
-        let mut record = Record { boot: boot_id().expect("linux"), limits, process: Process::of(own).ok() };
+        let mut record = Record {
+            boot: boot_id().expect("linux"),
+            limits,
+            user: (0, 0),
+            without_set_id: false,
+            process: Process::of(own).ok(),
+        };
         assert!(record.pidfd().is_some());
         let process = record.process.as_mut().expect("it has one");
         process.started += 1;

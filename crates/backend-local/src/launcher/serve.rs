@@ -12,6 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, Mode, Uid};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, socket_with};
 
+use super::attach::Attaching;
 use super::create::{NotBegun, Pending};
 use super::end::Ending;
 use super::protocol::{Answer, Ask, Question, Refusal, RefusalKind, SOCKET, Tell, VERSION};
@@ -26,6 +27,13 @@ struct Creating {
     client: Client,
     number: u64,
     pending: Pending,
+}
+
+/// Mounts on their way into a living sandbox.
+struct Mounting {
+    client: Client,
+    number: u64,
+    attaching: Attaching,
 }
 
 /// A sandbox on its way out: one that somebody wants destroyed, or that failed to come up.
@@ -68,6 +76,7 @@ pub struct Loop {
     clients: Vec<Client>,
     creating: Vec<Creating>,
     changing: Vec<Changing>,
+    mounting: Vec<Mounting>,
     dying: Vec<Dying>,
     stocked: bool,
 }
@@ -79,6 +88,7 @@ enum Ready {
     Client(usize),
     Created(usize),
     Changed(usize),
+    Mounted(usize),
     Died(usize),
     Nothing,
 }
@@ -105,6 +115,7 @@ impl Loop {
             clients: Vec::new(),
             creating: Vec::new(),
             changing: Vec::new(),
+            mounting: Vec::new(),
             dying: Vec::new(),
             stocked: false,
         })
@@ -122,6 +133,7 @@ impl Loop {
                 Ready::Client(place) => self.hear(place),
                 Ready::Created(place) => self.conclude(place),
                 Ready::Changed(place) => self.look_at_change(place),
+                Ready::Mounted(place) => self.conclude_mounting(place),
                 Ready::Died(place) => self.dying[place].state = Waiting::Groups,
                 Ready::Nothing => {}
             }
@@ -139,6 +151,9 @@ impl Loop {
         );
         watched.extend(
             self.changing.iter().map(|changing| PollFd::new(&changing.freezing.events, PollFlags::PRI)),
+        );
+        watched.extend(
+            self.mounting.iter().map(|mounting| PollFd::new(&mounting.attaching.status, PollFlags::IN)),
         );
         let deaths = |dying: &Dying| matches!(dying.state, Waiting::Death);
         let waiting: Vec<usize> = (0..self.dying.len()).filter(|place| deaths(&self.dying[*place])).collect();
@@ -164,6 +179,7 @@ impl Loop {
             (Ready::Client, self.clients.len()),
             (Ready::Created, self.creating.len()),
             (Ready::Changed, self.changing.len()),
+            (Ready::Mounted, self.mounting.len()),
         ] {
             if place < count {
                 return Ok(kind(place));
@@ -239,7 +255,13 @@ impl Loop {
                 }
                 Err(error) => Err(failed("freeze", &error)),
             },
-            Question::Resize(resize) => self.launcher.resize(&resize).map(Answer::Measured),
+            Question::Resize(resize) => self.launcher.resize(&resize).map(Answer::Changed),
+            Question::Attach { id, mounts } => match self.launcher.begin_attach(&id, &mounts) {
+                Ok(attaching) => return self.mounting.push(Mounting { client, number, attaching }),
+                Err(refusal) => Err(refusal),
+            },
+            Question::MakeVolume(plan) => self.launcher.make_volume(&plan).map(|()| Answer::Done),
+            Question::RemoveVolume { id } => self.launcher.remove_volume(&id).map(|()| Answer::Done),
             Question::Watch { id } => {
                 let pidfd = self.launcher.pidfd(&id);
                 let answer = if pidfd.is_some() { Ok(Answer::Done) } else { Err(Refusal::gone()) };
@@ -257,6 +279,7 @@ impl Loop {
                 self.launcher.found().map(Answer::Found).map_err(|error| failed("list", &error))
             }
             Question::Usage { id } => self.launcher.usage(&id).map(Answer::Used).ok_or_else(Refusal::gone),
+            Question::Volumes => self.launcher.volumes().map(Answer::Volumes),
             Question::WasOutOfMemory { id } => Ok(Answer::Yes(self.launcher.was_out_of_memory(&id))),
             Question::Report => Ok(self.report()),
             Question::Resolve { image } => self.launcher.image_named(&image).map(Answer::Resolved),
@@ -264,6 +287,9 @@ impl Loop {
             | Question::Resize(_)
             | Question::Destroy { .. }
             | Question::Freeze { .. }
+            | Question::Attach { .. }
+            | Question::MakeVolume(_)
+            | Question::RemoveVolume { .. }
             | Question::Watch { .. } => {
                 Err(Refusal::unsupported("this question is answered elsewhere", None))
             }
@@ -277,6 +303,8 @@ impl Loop {
             limits: held.iter().map(|limit| limit.word().to_owned()).collect(),
             weaker: missing.iter().map(|limit| limit.without_groups()).collect(),
             pause: self.launcher.can_freeze(),
+            attach: self.launcher.can_attach(),
+            volumes: self.launcher.keeps_volumes(),
         }
     }
 
@@ -290,6 +318,12 @@ impl Loop {
             }
             Err(refusal) => self.end(client, number, id, Err(refusal)),
         }
+    }
+
+    fn conclude_mounting(&mut self, place: usize) {
+        let Mounting { client, number, attaching } = self.mounting.swap_remove(place);
+        let answer = self.launcher.conclude_attach(attaching).map(Answer::Changed);
+        tell(&client, number, answer, None);
     }
 
     /// Begins to end a sandbox; the answer is told when nothing is left of it.
@@ -347,10 +381,14 @@ fn names_a_sandbox(question: &Question) -> bool {
         Question::Resize(resize) => &resize.id,
         Question::Destroy { id }
         | Question::Freeze { id, .. }
+        | Question::Attach { id, .. }
         | Question::Usage { id }
         | Question::Watch { id }
         | Question::WasOutOfMemory { id } => id,
-        Question::List | Question::Resolve { .. } | Question::Report => return true,
+        // A volume's id has the form of a sandbox's.
+        Question::MakeVolume(plan) => &plan.id,
+        Question::RemoveVolume { id } => id,
+        Question::List | Question::Volumes | Question::Resolve { .. } | Question::Report => return true,
     };
     SandboxId::parse(id).is_ok()
 }

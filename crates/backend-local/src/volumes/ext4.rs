@@ -7,6 +7,8 @@
 //!  ext4/mounts/<n>        where image number n of this launcher is mounted
 //! ```
 
+mod named;
+
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
@@ -20,8 +22,8 @@ use rustix::fs::SeekFrom;
 use rustix::mount::{MountFlags, UnmountFlags};
 
 use super::{
-    DISK, DiskUsage, During, JOURNAL, PREPARED, Prepared, Settings, Volume, VolumeError, check_room,
-    make_directory, make_trees,
+    DISK, DiskUsage, During, JOURNAL, PREPARED, Prepared, Settings, Volume, VolumeError, check_name,
+    check_room, make_directory, make_trees,
 };
 
 /// Below this a filesystem has no room for its own tables.
@@ -151,7 +153,7 @@ impl Ext4 {
     }
 
     pub(super) fn list(&self) -> Vec<String> {
-        self.mounted.keys().filter(|name| !name.starts_with(PREPARED)).cloned().collect()
+        self.mounted.keys().filter(|name| check_name(name).is_ok()).cloned().collect()
     }
 
     fn image(&self, name: &str) -> PathBuf {
@@ -178,20 +180,21 @@ impl Ext4 {
         let path = self.directory.join("templates").join(limit.0.to_string());
         if !path.exists() {
             let draft = path.with_extension("new");
-            format(&draft, limit)?;
+            format(&draft, limit, "^has_journal")?;
             fs::rename(&draft, &path).during("keep the template", &path)?;
         }
         Ok(path)
     }
 }
 
-/// Formats a file of this size. Without a journal of its own: after a power loss no sandbox lives.
-fn format(path: &Path, limit: Bytes) -> Result<(), VolumeError> {
+/// Formats a file of this size. That of a sandbox has no journal of its own: after a power loss no
+/// sandbox lives.
+fn format(path: &Path, limit: Bytes, features: &str) -> Result<(), VolumeError> {
     let mut options = OpenOptions::new();
     let file = options.write(true).create(true).truncate(true).mode(0o600).open(path);
     file.and_then(|file| file.set_len(limit.0)).during("make the template", path)?;
     let output = Command::new(formatter()?)
-        .args(["-q", "-F", "-b", "4096", "-m", "0", "-O", "^has_journal"])
+        .args(["-q", "-F", "-b", "4096", "-m", "0", "-O", features])
         .args(["-E", "lazy_itable_init=1,nodiscard,root_owner=0:0", "-i", &BYTES_PER_INODE.to_string()])
         .arg(path)
         .env_clear()

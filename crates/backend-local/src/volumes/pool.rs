@@ -1,6 +1,8 @@
 //! Volumes as btrfs subvolumes: a directory per sandbox with one subvolume for its disk and one
 //! for its journal, each with a quota.
 
+mod named;
+
 use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io;
@@ -181,7 +183,7 @@ impl Pool {
         for name in self.names()?.iter().filter(|name| name.starts_with(PREPARED)) {
             self.remove(name)?;
         }
-        Ok(())
+        self.remove_named_leftovers()
     }
 
     fn set_limit(&self, path: &Path, bytes: u64) -> Result<(), VolumeError> {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use domain::{Bytes, Cause, Cpus, Network, Resources, Spec};
+use domain::{Access, Bytes, Cause, Cpus, Mount, Network, Resources, Spec};
 use wire::process::Exit;
 
 use super::{Check, Made, Subject, found, fresh_id};
@@ -32,6 +32,8 @@ checks![
     what_cannot_be_made_is_refused_and_leaves_nothing,
     an_id_that_is_taken_is_refused_and_its_sandbox_lives_on,
     a_paused_sandbox_stands_still_and_its_agent_answers,
+    what_is_attached_is_seen_by_what_runs_already,
+    mounts_that_cannot_all_be_attached_leave_none,
     usage_is_told_of_a_sandbox_that_exists,
     a_living_sandbox_gets_other_limits,
     limits_that_cannot_be_changed_are_refused,
@@ -173,6 +175,55 @@ async fn a_paused_sandbox_stands_still_and_its_agent_answers(subject: &dyn Subje
     made.destroy().await;
 }
 
+async fn what_is_attached_is_seen_by_what_runs_already(subject: &dyn Subject) {
+    let backend = subject.open().await;
+    let offered = backend.probe().await.expect("the host can be probed");
+    let made = Made::plain(&backend).await;
+    let waits = "echo waiting; until cat /given/here/greeting 2>/dev/null; do sleep 0.01; done";
+    let mut lasting = made.start(LASTING, waits).await;
+    lasting.output().await;
+    let mounts = [
+        Mount::host(subject.shared(), "/given/here", Access::ReadOnly),
+        Mount::host(subject.shared(), "/given/there", Access::ReadWrite),
+    ];
+    match backend.attach(&made.id, &mounts).await {
+        Ok(measures) => {
+            assert!(offered.attach, "it attaches and does not offer to");
+            assert!(measures.iter().any(|(name, _)| name == "mount /given/here"), "{measures:?}");
+            assert_eq!(lasting.output().await, b"hello\n", "what ran already does not see it");
+            let ran =
+                made.run("echo no > /given/here/new; echo yes > /given/there/new; cat /given/here/new").await;
+            assert!(ran.output.contains("yes") && !ran.output.contains("no\n"), "{ran:?}");
+        }
+        Err(BackendError::Unsupported { hint: Some(_), .. }) => {
+            assert!(!offered.attach, "it offers to attach")
+        }
+        Err(error) => panic!("a mount that is allowed: {error:?}"),
+    }
+    made.destroy().await;
+    let gone = backend.attach(&fresh_id(), &mounts).await;
+    assert!(matches!(gone, Err(BackendError::Gone)), "{gone:?}");
+}
+
+async fn mounts_that_cannot_all_be_attached_leave_none(subject: &dyn Subject) {
+    let backend = subject.open().await;
+    if !backend.probe().await.expect("the host can be probed").attach {
+        return;
+    }
+    for wrong in ["/link/there/deep", "/file/there/deep", "/proc/there/deep"] {
+        let made = Made::plain(&backend).await;
+        let prepare = "mkdir /real && ln -s /real /link && touch /file && echo ready";
+        made.start(LASTING, prepare).await.output().await;
+        let good = Mount::host(subject.shared(), "/given", Access::ReadOnly);
+        let mounts = [good, Mount::host(subject.shared(), wrong, Access::ReadOnly)];
+        let refused = backend.attach(&made.id, &mounts).await;
+        assert!(refused.is_err(), "`{wrong}` leads elsewhere: {refused:?}");
+        let ran = made.run("ls /real /given; grep -c given /proc/self/mounts").await;
+        assert!(ran.output.trim_end().ends_with('0') && !ran.output.contains("greeting"), "{wrong}: {ran:?}");
+        made.destroy().await;
+    }
+}
+
 async fn usage_is_told_of_a_sandbox_that_exists(subject: &dyn Subject) {
     let backend = subject.open().await;
     let offered = backend.probe().await.expect("the host can be probed");
@@ -202,7 +253,7 @@ async fn a_living_sandbox_gets_other_limits(subject: &dyn Subject) {
     // Up and down again, and the same once more: nothing of the former limit is in the way.
     for resources in [&more, &less, &less] {
         let measures = backend.resize(&made.id, resources).await.expect("limits can be changed");
-        in_force.change(measures);
+        in_force.replace(measures);
     }
     let told = in_force.measures.iter().filter(|(name, _)| name == "memory").collect::<Vec<_>>();
     assert!(matches!(&told[..], [(_, value)] if value.contains("64Mi")), "{told:?}");

@@ -37,6 +37,8 @@ pub(crate) struct NewSandbox {
     pub network: Option<Network>,
     pub env: BTreeMap<String, String>,
     pub labels: BTreeMap<String, String>,
+    /// As the API writes them; each is given a name of its own.
+    pub volumes: Vec<serde_json::Value>,
     pub entrypoint: Vec<String>,
 }
 
@@ -186,6 +188,14 @@ impl NewSandbox {
         });
         if let Some(timeout) = self.timeout {
             body["timeout"] = json!(web::whole_seconds(timeout));
+        }
+        let named = |(place, volume): (usize, &serde_json::Value)| {
+            let mut volume = volume.clone();
+            volume["name"] = json!(format!("v{place}"));
+            volume
+        };
+        if !self.volumes.is_empty() {
+            body["volumes"] = self.volumes.iter().enumerate().map(named).collect();
         }
         body
     }

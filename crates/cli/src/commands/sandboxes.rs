@@ -24,6 +24,7 @@ pub(crate) async fn create(server: &Server, args: CreateArgs, printer: &Printer)
         network: args.network.map(Into::into),
         env: args.env.into_iter().collect(),
         labels: args.labels.into_iter().collect(),
+        volumes: args.volumes,
         entrypoint: args.entrypoint,
     };
     let made = server.create(&wish).await?;

@@ -46,6 +46,8 @@ const SETTINGS: &[(&str, Kind)] = &[
     ("limits.json_body", Kind::Text),
     ("prepared.volumes", Kind::Count),
     ("prepared.namespaces", Kind::Count),
+    ("volumes.host_paths", Kind::Text),
+    ("volumes.default_size", Kind::Text),
 ];
 
 /// Variables with our prefix that are not settings of the server: the client's address, the

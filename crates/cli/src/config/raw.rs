@@ -28,6 +28,8 @@ pub(super) struct RawConfig {
     #[serde(default)]
     pub prepared: RawPrepared,
     #[serde(default)]
+    pub volumes: RawVolumes,
+    #[serde(default)]
     pub owners: BTreeMap<String, RawQuota>,
     #[serde(default)]
     pub pool: Vec<RawPool>,
@@ -74,6 +76,21 @@ pub(super) struct RawQuota {
 pub(super) struct RawPrepared {
     pub volumes: Option<usize>,
     pub namespaces: Option<usize>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawVolumes {
+    pub host_paths: Option<Paths>,
+    pub default_size: Option<Amount>,
+}
+
+/// Paths: a list, or as a variable has them, with `:` between.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+pub(super) enum Paths {
+    List(Vec<PathBuf>),
+    Text(String),
 }
 
 /// A quantity: text with a unit, or a bare number as TOML has it.

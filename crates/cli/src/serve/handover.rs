@@ -42,6 +42,8 @@ pub(crate) struct Handover {
     pub free_space_floor: u64,
     pub prepared: usize,
     pub pools: Vec<PoolSettings>,
+    pub host_paths: Vec<PathBuf>,
+    pub volume_size: u64,
     pub announce: Announce,
 }
 
@@ -79,6 +81,8 @@ impl Handover {
             free_space_floor: config.free_space_floor.0,
             prepared: config.prepared.volumes.max(config.prepared.namespaces),
             pools: config.pools.clone(),
+            host_paths: config.volumes.host_paths.clone(),
+            volume_size: config.volumes.default_size.0,
             announce,
         }
     }
@@ -96,7 +100,7 @@ impl Handover {
             pool_bytes: None,
             free_space_floor: self.free_space_floor,
             prepared: self.prepared,
-            mounts: MountRule::Refuse,
+            mounts: MountRule::Below(self.host_paths.clone()),
             lifetime: Lifetime::Own,
             maxima: self.maxima,
         }

@@ -134,6 +134,7 @@ async fn start_service(handover: &Handover) -> Result<Service> {
             disk: Some(domain::Bytes(handover.limits.disk)),
         },
         pools: handover.pools.iter().map(PoolSettings::pool).collect(),
+        volume_size: domain::Bytes(handover.volume_size),
         longest_timeout: handover.longest_timeout,
     };
     let service = Service::start(config, Arc::new(backend)).await?;

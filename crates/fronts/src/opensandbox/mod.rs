@@ -25,6 +25,7 @@ mod query;
 mod routes;
 mod sse;
 mod types;
+mod volumes;
 mod wish;
 
 use std::sync::Arc;

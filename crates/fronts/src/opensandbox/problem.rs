@@ -6,6 +6,7 @@ use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use service::{ErrorKind, ServiceError};
 
+use super::volumes;
 use crate::answer;
 use crate::auth::Refusal;
 
@@ -97,12 +98,17 @@ impl From<ServiceError> for Problem {
             ErrorKind::NoPool => (StatusCode::NOT_FOUND, "KUBERNETES::POOL_NOT_FOUND"),
             ErrorKind::Taken => (StatusCode::CONFLICT, "KUBERNETES::POOL_ALREADY_EXISTS"),
             ErrorKind::Refused => (StatusCode::BAD_GATEWAY, "BACKEND_CONNECTION_FAILED"),
-            ErrorKind::NoProcess | ErrorKind::NoSession | ErrorKind::Internal => {
+            ErrorKind::NoProcess | ErrorKind::NoSession | ErrorKind::Mount(_) | ErrorKind::Internal => {
                 (StatusCode::INTERNAL_SERVER_ERROR, "SANDBOX::INTERNAL_ERROR")
             }
         };
+        let volume = volumes::status_of(&error);
+        let (status, code) = volume.unwrap_or((status, code));
         report(&error);
-        let problem = Self::new(status, code, with_hint(&error, error.to_string()));
+        // What is wrong with a volume is about what this client asked for.
+        let told = volume.is_some() && error.kind() != ErrorKind::Internal;
+        let message = if told { chain(&error) } else { error.to_string() };
+        let problem = Self::new(status, code, with_hint(&error, message));
         let hint = error.hint().map(str::to_owned);
         Self { hint, retry_after: retry_after(&error), ..problem }
     }

@@ -10,6 +10,7 @@ use service::Create;
 use super::labels;
 use super::problem::Problem;
 use super::types::{CreateBody, ImageBody, Notes, Platform};
+use super::volumes;
 use crate::settings::Lines;
 
 /// The name under which this front's sandboxes are kept.
@@ -61,7 +62,7 @@ pub(super) fn parse(body: CreateBody) -> Result<Wish, Problem> {
         image,
         resources,
         network: Network::Off,
-        mounts: Vec::new(),
+        mounts: volumes::parse(body.volumes.unwrap_or_default())?,
         env: environment(body.env.unwrap_or_default())?,
         entrypoint: entrypoint(body.entrypoint)?,
         guest: Guest::root(),
@@ -93,10 +94,6 @@ fn refuse_what_is_missing(body: &CreateBody) -> Result<(), Problem> {
     if body.template_id.is_some() {
         let message = "templates are not offered by this server";
         return Err(Problem::new(StatusCode::BAD_REQUEST, "FSB::API_NOT_SUPPORTED", message));
-    }
-    if body.volumes.as_ref().is_some_and(|volumes| !volumes.is_empty()) {
-        let message = "volumes are not offered by this server yet";
-        return Err(Problem::new(StatusCode::BAD_REQUEST, "VOLUME::UNSUPPORTED_BACKEND", message));
     }
     if body.network_policy.is_some() {
         return Err(Problem::unsupported("a network policy comes with the network issue"));
@@ -323,7 +320,7 @@ mod tests {
             (json!({"metadata": {"opensandbox.io/x": "y"}}), "SANDBOX::INVALID_METADATA_LABEL"),
             (json!({"env": {"A=B": "c"}}), "SANDBOX::INVALID_PARAMETER"),
             (json!({"env": {"OPENSANDBOX_EGRESS_X": "c"}}), "SANDBOX::INVALID_PARAMETER"),
-            (json!({"volumes": [{"name": "v"}]}), "VOLUME::UNSUPPORTED_BACKEND"),
+            (json!({"volumes": [{"name": "v", "mountPath": "/v"}]}), "VOLUME::INVALID_BACKEND"),
             (json!({"networkPolicy": {}}), "SANDBOX::API_NOT_SUPPORTED"),
             (json!({"secureAccess": true}), "SANDBOX::API_NOT_SUPPORTED"),
             (json!({"platform": {"os": "windows"}}), "SANDBOX::API_NOT_SUPPORTED"),

@@ -1,10 +1,11 @@
 //! What no compatible API has: health, version, measurements, what holds for one sandbox, names,
-//! keys, and what becomes of sandboxes. Owners reach what is theirs; keys are the operator's alone.
+//! keys, volumes, and what becomes of sandboxes. Owners reach what is theirs; keys are the operator's alone.
 
 mod access;
 mod events;
 mod keys;
 mod names;
+mod volumes;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -46,6 +47,8 @@ pub(crate) fn table() -> Vec<(&'static str, MethodRouter<Front>)> {
         ("/coracle/v1/capabilities", get(events::capabilities)),
         ("/coracle/v1/keys", get(keys::list).post(keys::issue)),
         ("/coracle/v1/keys/{id}", delete(keys::revoke)),
+        ("/coracle/v1/volumes", get(volumes::list).post(volumes::create)),
+        ("/coracle/v1/volumes/{name}", get(volumes::inspect).delete(volumes::remove)),
         ("/coracle/v1/names/{name}", get(names::find)),
         ("/coracle/v1/names/{name}/release", post(names::release)),
     ]

@@ -27,11 +27,21 @@ impl Driver {
         noted.map_err(|source| ServiceError::Store { action: "note whose sandbox it is", source })?;
         let env = self.record.sandbox.spec.env.clone();
         // They have nothing to do with each other, so none waits for another.
-        let (limits, ()) = tokio::try_join!(self.bind_limits(warm), self.handle.agent.adopt(env))?;
-        let in_force = &mut self.record.sandbox.in_force;
-        in_force.change(limits);
-        in_force.change(vec![("pool".to_owned(), warm.pool().to_owned())]);
+        let hello = self.handle.agent.adopt(env);
+        let (limits, mounts, ()) = tokio::try_join!(self.bind_limits(warm), self.bind_mounts(), hello)?;
+        let pool = vec![("pool".to_owned(), warm.pool().to_owned())];
+        for measures in [limits, mounts, pool] {
+            self.record.sandbox.in_force.replace(measures);
+        }
         self.begin_life().await
+    }
+
+    async fn bind_mounts(&self) -> Result<Measures, ServiceError> {
+        let (core, id, mounts) = (&self.core, &self.handle.id, &self.record.sandbox.spec.mounts);
+        if mounts.is_empty() {
+            return Ok(Measures::new());
+        }
+        core.ask_backend("attach", id, BIND, core.backend.attach(id, mounts)).await
     }
 
     async fn bind_limits(&self, warm: &Claimed) -> Result<Measures, ServiceError> {

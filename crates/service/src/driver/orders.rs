@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
-use domain::{Cause, Labels, Phase, Request, Verdict};
+use domain::{Cause, Labels, Mount, Phase, Request, Verdict};
 
 use super::Driver;
 use crate::reaper::Why;
@@ -15,6 +15,9 @@ const LABELS: usize = 256 << 10;
 
 /// How long a backend may take to freeze or to thaw.
 const FREEZE: Duration = Duration::from_secs(30);
+
+/// How long a backend may take to add mounts.
+const ATTACH: Duration = Duration::from_secs(30);
 
 impl Driver {
     pub(super) async fn pause(&mut self) -> Result<Outcome, ServiceError> {
@@ -49,6 +52,17 @@ impl Driver {
         self.enter(Phase::Running);
         self.core.store.update_later(&self.record).await;
         Ok(Outcome::Done)
+    }
+
+    /// Adds mounts, and keeps in mind that they are there.
+    pub(super) async fn attach(&mut self, mounts: Vec<Mount>) -> Result<Sandbox, ServiceError> {
+        self.judge(Request::Use)?;
+        let (core, id) = (&self.core, &self.handle.id);
+        let measures = core.ask_backend("attach to", id, ATTACH, core.backend.attach(id, &mounts)).await?;
+        self.record.sandbox.in_force.replace(measures);
+        self.record.sandbox.spec.mounts.extend(mounts);
+        self.core.store.update_later(&self.record).await;
+        Ok(self.publish())
     }
 
     pub(super) async fn destroy(&mut self) -> Result<Outcome, ServiceError> {

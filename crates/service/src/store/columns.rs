@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use backend::InForce;
-use domain::spec::Access;
-use domain::{Bytes, Cause, Cpus, Exit, Guest, Mount, Network, Phase, Resources, Spec, User};
+use domain::{
+    Access, Bytes, Cause, Cpus, Exit, Guest, Mount, Network, Phase, Resources, Source, Spec, User, VolumeId,
+};
 use serde::{Deserialize, Serialize};
 
 #[derive(Serialize, Deserialize)]
@@ -42,9 +43,15 @@ enum NetworkJson {
 
 #[derive(Serialize, Deserialize)]
 struct MountJson {
+    /// Of a directory of the host.
+    #[serde(default)]
     source: PathBuf,
+    #[serde(default)]
+    volume: Option<String>,
     target: String,
     writable: bool,
+    #[serde(default)]
+    sub_path: Option<String>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -114,11 +121,6 @@ pub(super) struct InForceJson {
 
 impl SpecJson {
     pub(super) fn of(spec: &Spec) -> Self {
-        let mount = |mount: &Mount| MountJson {
-            source: mount.source.clone(),
-            target: mount.target.clone(),
-            writable: mount.access == Access::ReadWrite,
-        };
         Self {
             image: spec.image.clone(),
             resources: ResourcesJson {
@@ -132,7 +134,7 @@ impl SpecJson {
                 Network::On => NetworkJson::On,
                 Network::Filtered => NetworkJson::Filtered,
             },
-            mounts: spec.mounts.iter().map(mount).collect(),
+            mounts: spec.mounts.iter().map(MountJson::of).collect(),
             env: spec.env.clone(),
             entrypoint: spec.entrypoint.clone(),
             guest: GuestJson::of(&spec.guest),
@@ -140,11 +142,6 @@ impl SpecJson {
     }
 
     pub(super) fn into_domain(self) -> Spec {
-        let mount = |mount: MountJson| Mount {
-            source: mount.source,
-            target: mount.target,
-            access: if mount.writable { Access::ReadWrite } else { Access::ReadOnly },
-        };
         Spec {
             image: self.image,
             resources: Resources {
@@ -158,10 +155,33 @@ impl SpecJson {
                 NetworkJson::On => Network::On,
                 NetworkJson::Filtered => Network::Filtered,
             },
-            mounts: self.mounts.into_iter().map(mount).collect(),
+            mounts: self.mounts.into_iter().map(MountJson::into_domain).collect(),
             env: self.env,
             entrypoint: self.entrypoint,
             guest: self.guest.into_domain(),
+        }
+    }
+}
+
+impl MountJson {
+    fn of(mount: &Mount) -> Self {
+        let (source, volume) = match &mount.source {
+            Source::Host(path) => (path.clone(), None),
+            Source::Volume(id) => (PathBuf::new(), Some(id.to_string())),
+            // Turned into the volume itself before a row is written.
+            Source::Claim(_) => (PathBuf::new(), None),
+        };
+        let writable = mount.access == Access::ReadWrite;
+        Self { source, volume, target: mount.target.clone(), writable, sub_path: mount.sub_path.clone() }
+    }
+
+    fn into_domain(self) -> Mount {
+        let volume = self.volume.and_then(|id| VolumeId::parse(&id).ok());
+        Mount {
+            source: volume.map_or(Source::Host(self.source), Source::Volume),
+            target: self.target,
+            access: if self.writable { Access::ReadWrite } else { Access::ReadOnly },
+            sub_path: self.sub_path,
         }
     }
 }

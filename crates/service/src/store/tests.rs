@@ -6,8 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::{Duration, UNIX_EPOCH};
 
-use domain::spec::Access;
-use domain::{Bytes, Cause, Cpus, Exit, Mount, Network, Owner, Phase, ProcessId, Spec, User};
+use domain::{Access, Bytes, Cause, Cpus, Exit, Mount, Network, Owner, Phase, ProcessId, Spec, User};
 
 use super::*;
 use crate::{InForce, Sandbox};
@@ -57,11 +56,10 @@ fn full_record() -> Record {
             disk: Some(Bytes(u64::MAX >> 1)),
         },
         network: Network::Filtered,
-        mounts: vec![Mount {
-            source: "/srv/data".into(),
-            target: "/data".to_owned(),
-            access: Access::ReadOnly,
-        }],
+        mounts: vec![
+            Mount { sub_path: Some("a/b".to_owned()), ..Mount::host("/srv/data", "/data", Access::ReadOnly) },
+            Mount::volume(domain::VolumeId::from_entropy([3; 20]), "/kept", Access::ReadWrite),
+        ],
         entrypoint: vec!["sh".to_owned(), "-c".to_owned()],
         ..record.sandbox.spec
     };

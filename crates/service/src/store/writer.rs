@@ -62,6 +62,9 @@ impl Writer {
                 Write::DeletePool(name, answer) => {
                     reply(answer, super::pools::delete(&self.connection, &name))
                 }
+                Write::Volume(change, answer) => {
+                    reply(answer, super::volumes::write(&self.connection, &change));
+                }
                 Write::Events(events) => {
                     if let Err(error) = super::events::write(&mut self.connection, &events) {
                         tracing::warn!(%error, "some events were not kept");
@@ -108,7 +111,7 @@ impl Writer {
 
     fn update(&self, row: &Row) -> Result<(), StoreError> {
         const SQL: &str = "UPDATE sandboxes SET labels = ?2, phase = ?3, phase_since = ?4, expires = ?5, \
-             expires_boot = ?6, in_force = ?7 WHERE id = ?1";
+             expires_boot = ?6, in_force = ?7, spec = ?8 WHERE id = ?1";
         let written = self.connection.prepare_cached(SQL).and_then(|mut statement| {
             statement.execute(params![
                 row.id,
@@ -117,7 +120,8 @@ impl Writer {
                 row.phase_since,
                 row.expires,
                 row.expires_boot,
-                row.in_force
+                row.in_force,
+                row.spec
             ])
         });
         written.map(drop).map_err(|source| StoreError::Sqlite { action: "change a row", source })

@@ -6,9 +6,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 
 use backend::{
-    AgentStream, Backend, BackendError, Capabilities, Condition, Death, Found, InForce, Measures, Usage,
+    AgentStream, Backend, BackendError, Capabilities, Condition, Death, Found, FoundVolume, InForce,
+    Measures, Usage,
 };
-use domain::{Cause, Mount, Resources, SandboxId, Spec};
+use domain::{Cause, Mount, Resources, SandboxId, Spec, Volume, VolumeId};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::{Semaphore, mpsc, watch};
 use wire::process::{Ended, Exit, ProcessStatus};
@@ -37,6 +38,7 @@ struct World {
     /// What the agent says it knows.
     processes: Vec<ProcessStatus>,
     script: Option<Script>,
+    volumes: BTreeMap<VolumeId, Volume>,
 }
 
 /// What the agent sends after its greeting, if it answers this request by a script; nothing at
@@ -133,7 +135,7 @@ impl Backend for Pretend {
     }
 
     async fn probe(&self) -> Result<Capabilities, BackendError> {
-        Ok(Capabilities { pause: true, ..Capabilities::default() })
+        Ok(Capabilities { pause: true, attach: true, volumes: true, ..Capabilities::default() })
     }
 
     async fn create(&self, id: &SandboxId, spec: &Spec) -> Result<InForce, BackendError> {
@@ -192,7 +194,14 @@ impl Backend for Pretend {
         Ok(Usage::default())
     }
 
-    async fn attach(&self, _id: &SandboxId, _mount: &Mount) -> Result<(), BackendError> {
+    async fn attach(&self, _id: &SandboxId, mounts: &[Mount]) -> Result<Measures, BackendError> {
+        self.called("attach")?;
+        Ok(mounts.iter().map(|mount| (format!("mount {}", mount.target), "yes".to_owned())).collect())
+    }
+
+    async fn make_volume(&self, volume: &Volume) -> Result<(), BackendError> {
+        self.called("make volume")?;
+        self.world.lock().unwrap().volumes.insert(volume.id.clone(), volume.clone());
         Ok(())
     }
 
@@ -205,6 +214,18 @@ impl Backend for Pretend {
     async fn resolve(&self, image: &str) -> Result<String, BackendError> {
         self.called("resolve")?;
         Ok(real(image))
+    }
+
+    async fn remove_volume(&self, id: &VolumeId) -> Result<(), BackendError> {
+        self.called("remove volume")?;
+        self.world.lock().unwrap().volumes.remove(id);
+        Ok(())
+    }
+
+    async fn volumes(&self) -> Result<Vec<FoundVolume>, BackendError> {
+        let world = self.world.lock().unwrap();
+        let found = |volume: &Volume| FoundVolume { volume: volume.clone(), used: domain::Bytes(0) };
+        Ok(world.volumes.values().map(found).collect())
     }
 
     fn deaths(&self) -> mpsc::UnboundedReceiver<Death> {

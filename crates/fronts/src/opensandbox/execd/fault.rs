@@ -79,6 +79,7 @@ impl From<ServiceError> for Fault {
             | ErrorKind::NoPool
             | ErrorKind::Taken
             | ErrorKind::Refused
+            | ErrorKind::Mount(_)
             | ErrorKind::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "RUNTIME_ERROR"),
         };
         problem::report(&error);

@@ -1,0 +1,268 @@
+//! What mounts show, opened once and by descriptor.
+//!
+//! ```text
+//! allowed prefix ─► path beneath it ─► sub path beneath that ─► a detached copy ─► the sandbox
+//!    (operator)        (client)            (client)               (idmapped, nosuid, nodev)
+//! ```
+//!
+//! Another sandbox may be writing to a shared directory at this very moment and swap directories
+//! for links. So no name is looked up twice: what was opened beneath the prefix, following no
+//! link, is what is checked and what is copied.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use linux::fs::Root;
+use linux::mounts::{self, Attributes, Depth};
+use linux::namespaces::{self, Namespaces, Setgroups};
+use linux::spawn::{self, End, Forked, SingleThread};
+use rustix::fs::{CWD, FileType, Mode, OFlags};
+
+use super::owners;
+
+/// Where the source of a mount is.
+#[derive(Clone, Debug)]
+pub struct Site {
+    pub place: Place,
+    pub sub_path: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// Named by somebody who could read and write there anyway, so links on the way are followed.
+    Named(PathBuf),
+    /// Beneath a directory that the operator allows. What is missing there is made.
+    Beneath { prefix: PathBuf, path: PathBuf },
+    /// A volume of ours, which holds canonical ids.
+    Volume(PathBuf),
+}
+
+/// The source of a mount, open.
+#[derive(Debug)]
+pub struct Opened {
+    pub source: OwnedFd,
+    pub ids: Ids,
+}
+
+/// Whose ids the files of a source have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ids {
+    /// Those of the host's users; the source itself belongs to these.
+    Host { uid: u32, gid: u32 },
+    /// The same in every sandbox.
+    Canonical,
+}
+
+/// Why a source could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum SourceError {
+    #[error("`{0}` does not exist or is no directory")]
+    Missing(PathBuf, #[source] io::Error),
+    #[error("the directory `{0}` could not be made")]
+    NotMade(PathBuf, #[source] io::Error),
+    #[error("the sub path `{0}` is none beneath its source")]
+    SubPath(PathBuf, #[source] io::Error),
+    #[error("`{0}` cannot be mounted")]
+    Io(PathBuf, #[source] io::Error),
+}
+
+impl Site {
+    /// Opens the source, making directories that may be made.
+    pub fn open(&self, thread: &SingleThread) -> Result<Opened, SourceError> {
+        self.open_with(Missing::Make(thread))
+    }
+
+    /// Opens a source that exists.
+    pub fn open_existing(&self) -> Result<Opened, SourceError> {
+        self.open_with(Missing::Fail)
+    }
+
+    fn open_with(&self, missing: Missing<'_>) -> Result<Opened, SourceError> {
+        let (whole, named) = match &self.place {
+            Place::Named(path) => {
+                let flags = OFlags::PATH | OFlags::CLOEXEC;
+                let opened = rustix::fs::openat(CWD, path, flags, Mode::empty());
+                (opened.map_err(|error| SourceError::Io(path.clone(), error.into()))?, path)
+            }
+            Place::Volume(path) => {
+                let root = Root::open(path).map_err(|error| SourceError::Io(path.clone(), error))?;
+                (root.into(), path)
+            }
+            Place::Beneath { prefix, path } => (open_beneath(prefix, path, missing)?, prefix),
+        };
+        let source = match &self.sub_path {
+            None => whole,
+            Some(sub_path) => descend(&Root::from(whole), sub_path, missing)
+                .map_err(|error| SourceError::SubPath(sub_path.clone(), error.into()))?,
+        };
+        let ids = match &self.place {
+            Place::Volume(_) => Ids::Canonical,
+            Place::Named(_) | Place::Beneath { .. } => {
+                host_ids(source.as_fd()).map_err(|error| SourceError::Io(named.clone(), error))?
+            }
+        };
+        Ok(Opened { source, ids })
+    }
+}
+
+/// What happens to directories that are not there.
+#[derive(Clone, Copy)]
+enum Missing<'thread> {
+    Fail,
+    Make(&'thread SingleThread),
+}
+
+fn open_beneath(prefix: &Path, path: &Path, missing: Missing<'_>) -> Result<OwnedFd, SourceError> {
+    let root = Root::open_plain(prefix).map_err(|error| SourceError::Missing(prefix.to_owned(), error))?;
+    if path == Path::new("") {
+        return Ok(root.into());
+    }
+    let whole = || prefix.join(path);
+    let opened = match descend(&root, path, missing) {
+        // A file can be shown as well.
+        Err(Descent::Open(error)) if error.kind() == io::ErrorKind::NotADirectory => {
+            root.open_with(path, OFlags::PATH, 0).map(Into::into).map_err(Descent::Open)
+        }
+        opened => opened,
+    };
+    opened.map_err(|failure| match failure {
+        Descent::Open(error) => SourceError::Missing(whole(), error),
+        Descent::Make(error) => SourceError::NotMade(whole(), error),
+    })
+}
+
+enum Descent {
+    Open(io::Error),
+    Make(io::Error),
+}
+
+impl From<Descent> for io::Error {
+    fn from(descent: Descent) -> Self {
+        match descent {
+            Descent::Open(error) | Descent::Make(error) => error,
+        }
+    }
+}
+
+/// Opens the directory `path` beneath `root`.
+fn descend(root: &Root, path: &Path, missing: Missing<'_>) -> Result<OwnedFd, Descent> {
+    let directory = OFlags::PATH | OFlags::DIRECTORY;
+    match (root.open_with(path, directory, 0), missing) {
+        (Err(error), Missing::Make(thread)) if error.kind() == io::ErrorKind::NotFound => {
+            make_missing(thread, root, path).map_err(Descent::Make)?;
+            root.open_with(path, directory, 0).map(Into::into).map_err(Descent::Open)
+        }
+        (opened, _) => opened.map(Into::into).map_err(Descent::Open),
+    }
+}
+
+/// Makes what is missing of `path`, each directory as the one who owns the directory around it.
+fn make_missing(thread: &SingleThread, root: &Root, path: &Path) -> io::Result<()> {
+    let mut above = PathBuf::from(".");
+    for part in path.components() {
+        let parent = root.open_with(&above, OFlags::PATH | OFlags::DIRECTORY, 0)?;
+        make_as_owner(thread, parent.as_fd(), part.as_ref())?;
+        above.push(part);
+    }
+    Ok(())
+}
+
+/// Makes a directory with the rights of its parent's owner, so that it belongs to that one from
+/// the beginning. A change of owner afterwards would be a second lookup: somebody could have put
+/// another directory in its place.
+fn make_as_owner(thread: &SingleThread, parent: BorrowedFd<'_>, name: &Path) -> io::Result<()> {
+    match rustix::fs::statat(parent, name, rustix::fs::AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(_) => return Ok(()),
+        Err(rustix::io::Errno::NOENT) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let facts = rustix::fs::fstat(parent)?;
+    let own = rustix::process::geteuid().is_root();
+    match thread.fork(Namespaces::NONE, None)? {
+        Forked::Child => {
+            let ready = if own {
+                namespaces::become_ids(facts.st_uid, facts.st_gid, Setgroups::Allow)
+            } else {
+                Ok(())
+            };
+            rustix::process::umask(Mode::from_raw_mode(0o022));
+            let made = ready.and_then(|()| {
+                rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(0o755)).map_err(io::Error::from)
+            });
+            let errno = made.err().map_or(0, |error| error.raw_os_error().unwrap_or(1));
+            spawn::exit_now(errno)
+        }
+        Forked::Parent { pidfd, .. } => match spawn::wait(pidfd.as_fd())? {
+            End::Code(0) => Ok(()),
+            End::Code(errno) => match io::Error::from_raw_os_error(errno) {
+                error if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+                error => Err(error),
+            },
+            End::Signal(_) => Err(io::Error::other("the one who was to make it died")),
+        },
+    }
+}
+
+/// Files and directories of ordinary users can be shown; devices, pipes and sockets cannot.
+fn host_ids(source: BorrowedFd<'_>) -> io::Result<Ids> {
+    let facts = rustix::fs::fstat(source)?;
+    match FileType::from_raw_mode(facts.st_mode) {
+        FileType::Directory | FileType::RegularFile => {}
+        _ => return Err(io::Error::other("it is neither a file nor a directory")),
+    }
+    Ok(Ids::Host { uid: facts.st_uid, gid: facts.st_gid })
+}
+
+/// Nothing on a mount gives rights by its mode or is a device.
+pub fn attributes(read_only: bool) -> Attributes {
+    let always = Attributes::NO_SUID.and(Attributes::NO_DEV);
+    if read_only { always.and(Attributes::READ_ONLY) } else { always }
+}
+
+/// Whose files a sandbox sees.
+#[derive(Clone, Copy, Debug)]
+pub struct Viewer<'fd> {
+    /// The sandbox's user namespace.
+    pub namespace: BorrowedFd<'fd>,
+    /// The first id of its range.
+    pub base: u32,
+    /// As whom its commands start.
+    pub user: (u32, u32),
+}
+
+/// A detached copy of a source as a sandbox with a range of ids sees it. Submounts of the host
+/// stay out: each would need a map and a check of its own.
+pub fn show(
+    thread: &SingleThread,
+    opened: &Opened,
+    viewer: Viewer<'_>,
+    read_only: bool,
+) -> io::Result<OwnedFd> {
+    let copy = mounts::clone_of(opened.source.as_fd(), Depth::Single)?;
+    let flags = attributes(read_only);
+    match opened.ids {
+        Ids::Canonical => {
+            mounts::set_attributes(copy.as_fd(), flags, Some(viewer.namespace), Depth::Single)?;
+        }
+        Ids::Host { uid, gid } => {
+            let map = host_map(thread, viewer, uid, gid)?;
+            mounts::set_attributes(copy.as_fd(), flags, Some(map.as_fd()), Depth::Single)?;
+        }
+    }
+    Ok(copy)
+}
+
+/// The map through which a directory of the host is shown. It belongs to the user that commands
+/// start as; but root's stays root's, or any user inside would act as root there.
+fn host_map(thread: &SingleThread, viewer: Viewer<'_>, uid: u32, gid: u32) -> io::Result<OwnedFd> {
+    // An owner from the ids of sandboxes would collide with the map of every other id.
+    if uid >= owners::IDS || gid >= owners::IDS {
+        return Err(io::Error::other("the directory belongs to no ordinary user of this host"));
+    }
+    let user = if uid == 0 { 0 } else { viewer.user.0 };
+    let group = if gid == 0 { 0 } else { viewer.user.1 };
+    let users = owners::mount_map(viewer.base, uid, user)?;
+    let groups = owners::mount_map(viewer.base, gid, group)?;
+    namespaces::empty_user_namespace(thread, &users, &groups)
+}

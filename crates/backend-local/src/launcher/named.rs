@@ -1,0 +1,79 @@
+//! Volumes that outlive sandboxes, as the launcher keeps them.
+
+use std::io;
+
+use domain::volume::Lifetime;
+use domain::{Bytes, Owner, Volume, VolumeId, VolumeName};
+
+use super::protocol::{Refusal, RefusalKind, VolumePlan};
+use super::{Launcher, Rights, Root};
+use crate::jail::step::{JailError, Step};
+use crate::volumes::VolumeError;
+
+impl Launcher {
+    /// Whether volumes with a hard limit can be kept here.
+    pub fn keeps_volumes(&self) -> bool {
+        matches!(self.rights, Rights::Root(_))
+    }
+
+    pub fn make_volume(&mut self, plan: &VolumePlan) -> Result<(), Refusal> {
+        let volume = volume(plan)?;
+        let most = self.settings.maxima.disk.map(Bytes);
+        let root = self.root()?;
+        if let Some(most) = most.or(root.volumes.capacity()).filter(|most| volume.size > *most) {
+            let message = format!("a volume of {} is more than the {most} allowed here", volume.size);
+            return Err(Refusal::too_much(message));
+        }
+        root.volumes.make_named(&volume).map_err(refuse)
+    }
+
+    pub fn remove_volume(&mut self, id: &str) -> Result<(), Refusal> {
+        self.root()?.volumes.remove_named(id).map_err(refuse)
+    }
+
+    pub fn volumes(&self) -> Result<Vec<(VolumePlan, u64)>, Refusal> {
+        let Rights::Root(root) = &self.rights else { return Ok(Vec::new()) };
+        let found = root.volumes.named().map_err(refuse)?;
+        let plan = |volume: Volume| VolumePlan {
+            id: volume.id.to_string(),
+            owner: volume.owner.as_str().to_owned(),
+            name: volume.name.to_string(),
+            size: volume.size.0,
+            kept: volume.lifetime == Lifetime::Kept,
+        };
+        Ok(found.into_iter().map(|found| (plan(found.volume), found.used.0)).collect())
+    }
+
+    fn root(&mut self) -> Result<&mut Root, Refusal> {
+        match &mut self.rights {
+            Rights::Root(root) => Ok(root),
+            Rights::User { .. } => {
+                let message = "an ordinary user's server keeps no volumes: nothing would bound their size";
+                Err(Refusal::unsupported(message, Some("run the server as root")))
+            }
+        }
+    }
+}
+
+/// The asker is not believed: what it says becomes names on disk and is read by others.
+fn volume(plan: &VolumePlan) -> Result<Volume, Refusal> {
+    let wrong = |_error| Refusal::unsupported("this is not a volume", None);
+    Ok(Volume {
+        id: VolumeId::parse(&plan.id).map_err(|error| wrong(error.to_string()))?,
+        owner: Owner::parse(&plan.owner).map_err(|error| wrong(error.to_string()))?,
+        name: VolumeName::parse(&plan.name).map_err(|error| wrong(error.to_string()))?,
+        size: Bytes(plan.size),
+        lifetime: if plan.kept { Lifetime::Kept } else { Lifetime::WithSandboxes },
+    })
+}
+
+fn refuse(error: VolumeError) -> Refusal {
+    match &error {
+        VolumeError::TooSmall { .. } => Refusal {
+            kind: RefusalKind::TooMuch,
+            message: error.to_string(),
+            hint: Some("ask for more".to_owned()),
+        },
+        _ => JailError::new(Step::Volume, io::Error::other(error)).into(),
+    }
+}

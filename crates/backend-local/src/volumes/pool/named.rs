@@ -1,0 +1,102 @@
+//! Volumes with a name in a pool: a directory each, with one subvolume and its quota.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use backend::FoundVolume;
+use domain::{Bytes, Volume};
+use linux::btrfs;
+
+use super::super::named::{DATA, read, write_label};
+use super::super::{DiskUsage, During, VolumeError, check_name, check_room, make_directory};
+use super::{Pool, check_limit, subvolume_at};
+
+/// The directory of the pool that holds them; no sandbox's id looks like this.
+const NAMED: &str = "named-volumes";
+/// What is not whole: being made, or being removed.
+const PARTIAL: &str = "partial-";
+
+impl Pool {
+    pub(in super::super) fn named_directory(&self, id: &str) -> PathBuf {
+        self.root.join(NAMED).join(id)
+    }
+
+    pub(in super::super) fn make_named(&mut self, volume: &Volume) -> Result<(), VolumeError> {
+        check_limit(volume.size)?;
+        let whole = self.named_directory(volume.id.as_str());
+        if whole.exists() {
+            return Ok(());
+        }
+        check_room(&self.directory, self.settings.floor)?;
+        check_room(&self.root, self.pool_floor)?;
+        make_directory(&self.root.join(NAMED), 0o700)?;
+        let partial = self.named_directory(&format!("{PARTIAL}{}", volume.id));
+        self.drop_named(&partial)?;
+        make_directory(&partial, 0o700)?;
+        let parent = File::open(&partial).during("open", &partial)?;
+        let data = partial.join(DATA);
+        btrfs::create_subvolume(&parent, DATA).during("make the subvolume", &data)?;
+        self.set_limit(&data, volume.size.0)?;
+        fs::set_permissions(&data, fs::Permissions::from_mode(0o755)).during("set the mode of", &data)?;
+        write_label(&partial, volume)?;
+        fs::rename(&partial, &whole).during("finish the volume", &whole)
+    }
+
+    pub(in super::super) fn remove_named(&mut self, id: &str) -> Result<(), VolumeError> {
+        let whole = self.named_directory(id);
+        let partial = self.named_directory(&format!("{PARTIAL}{id}"));
+        match fs::rename(&whole, &partial) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            renamed => renamed.during("take the name from", &whole)?,
+        }
+        self.drop_named(&partial)
+    }
+
+    pub(in super::super) fn named(&self) -> Result<Vec<FoundVolume>, VolumeError> {
+        let names = self.names_of_named()?;
+        let whole = names.iter().filter(|name| check_name(name).is_ok());
+        whole.map(|id| read(&self.named_directory(id), id, self.usage_of_named(id)?)).collect()
+    }
+
+    fn usage_of_named(&self, id: &str) -> Result<DiskUsage, VolumeError> {
+        let path = self.named_directory(id).join(DATA);
+        let subvolume = subvolume_at(&path)?.ok_or_else(|| VolumeError::Unknown(id.to_owned()))?;
+        let usage = btrfs::usage(&self.fsid, subvolume).during("read the quota of", &path)?;
+        Ok(DiskUsage { used: Bytes(usage.used), limit: Bytes(usage.limit.unwrap_or(u64::MAX)) })
+    }
+
+    pub(super) fn remove_named_leftovers(&mut self) -> Result<(), VolumeError> {
+        for name in self.names_of_named()?.iter().filter(|name| name.starts_with(PARTIAL)) {
+            self.drop_named(&self.named_directory(name))?;
+        }
+        Ok(())
+    }
+
+    fn names_of_named(&self) -> Result<Vec<String>, VolumeError> {
+        let directory = self.root.join(NAMED);
+        let entries = match fs::read_dir(&directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.during("list", &directory)?,
+        };
+        let name = |entry: io::Result<fs::DirEntry>| Ok(entry?.file_name().into_string().ok());
+        let names: io::Result<Vec<Option<String>>> = entries.map(name).collect();
+        Ok(names.during("list", &directory)?.into_iter().flatten().collect())
+    }
+
+    /// Takes a directory apart that is not whole. None there is no error.
+    fn drop_named(&mut self, directory: &std::path::Path) -> Result<(), VolumeError> {
+        let parent = match File::open(directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            result => result.during("open", directory)?,
+        };
+        let data = directory.join(DATA);
+        if let Some(subvolume) = subvolume_at(&data)? {
+            btrfs::destroy_subvolume(&parent, DATA).during("drop the subvolume", &data)?;
+            self.dead.push_back(subvolume);
+        }
+        self.forget_dead()?;
+        fs::remove_dir_all(directory).during("remove", directory)
+    }
+}

@@ -1,0 +1,104 @@
+//! `[volumes]`: which directories of the host sandboxes may be shown, and how large volumes are.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow};
+use domain::Bytes;
+
+use super::raw::{Paths, RawVolumes};
+use crate::output::WithHint;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Volumes {
+    /// Directories of the host that may be mounted, with all below them. Without links.
+    pub host_paths: Vec<PathBuf>,
+    /// Of a volume whose claim names none.
+    pub default_size: Bytes,
+}
+
+pub(super) fn check(raw: &RawVolumes, state_dir: &Path) -> Result<Volumes> {
+    let written = match &raw.host_paths {
+        None => Vec::new(),
+        Some(Paths::List(paths)) => paths.clone(),
+        Some(Paths::Text(text)) => std::env::split_paths(text).collect(),
+    };
+    let checked = written.iter().map(|path| check_host_path(path, state_dir));
+    Ok(Volumes {
+        host_paths: checked.collect::<Result<_>>()?,
+        default_size: super::bytes("volumes.default_size", raw.default_size.as_ref(), Bytes::mib(1024))?,
+    })
+}
+
+/// The directory behind the path. Links on the way to it are followed now and never again.
+fn check_host_path(path: &Path, state_dir: &Path) -> Result<PathBuf> {
+    let setting = || format!("`volumes.host_paths` has `{}`", path.display());
+    if !path.is_absolute() {
+        return Err(anyhow!("{}, which is not absolute", setting())).hint("write it from `/` on");
+    }
+    let real = without_links(path)
+        .with_context(|| format!("{}, which cannot be found", setting()))
+        .hint("make the directory first; only what lies below it is made when it is missing")?;
+    if !real.is_dir() {
+        return Err(anyhow!("{}, which is no directory", setting())).hint("name the directory around it");
+    }
+    // The state directory may not exist yet, but its own name has no link then.
+    let state = without_links(state_dir).unwrap_or_else(|_missing| state_dir.to_owned());
+    let kernel = ["/proc", "/sys", "/dev"].iter().any(|own| real.starts_with(own));
+    if real == Path::new("/") || kernel || state.starts_with(&real) || real.starts_with(&state) {
+        return Err(anyhow!("{}, which would open the host or the server's own state", setting()))
+            .hint("name a directory that holds nothing but what sandboxes may have, such as /srv/sandboxes");
+    }
+    Ok(real)
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the operator's own paths, before anything runs; what is opened later is opened without links"
+)]
+fn without_links(path: &Path) -> std::io::Result<PathBuf> {
+    path.canonicalize()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(paths: &[&str], state: &Path) -> Result<Vec<PathBuf>> {
+        let host_paths = Some(Paths::List(paths.iter().map(PathBuf::from).collect()));
+        check(&RawVolumes { host_paths, default_size: None }, state).map(|volumes| volumes.host_paths)
+    }
+
+    #[test]
+    fn nothing_may_be_mounted_unless_it_is_listed() {
+        let volumes = check(&RawVolumes::default(), Path::new("/var/lib/coracle")).expect("defaults");
+        assert!(volumes.host_paths.is_empty());
+        assert_eq!(volumes.default_size, Bytes::mib(1024));
+    }
+
+    #[test]
+    fn what_would_open_the_host_is_refused() {
+        let place = tempfile::tempdir().expect("a directory");
+        let state = place.path().join("data/state");
+        std::fs::create_dir_all(&state).expect("our own directory");
+        let (data, link) = (place.path().join("data"), place.path().join("link"));
+        std::os::unix::fs::symlink("/", &link).expect("our own directory");
+        let text = |path: &Path| path.to_str().expect("plain").to_owned();
+        let inside = text(&state);
+        for wrong in ["/", "/proc", "/sys/kernel", "/dev/shm", "data", &text(&data), &inside, &text(&link)] {
+            written(&[wrong], &state).expect_err(wrong);
+        }
+        let missing = written(&[&text(&place.path().join("none"))], &state).expect_err("it is not there");
+        assert!(missing.to_string().contains("cannot be found"), "{missing:#}");
+    }
+
+    #[test]
+    fn a_listed_directory_is_what_its_links_lead_to() {
+        let place = tempfile::tempdir().expect("a directory");
+        let real = without_links(place.path()).expect("it exists").join("real");
+        std::fs::create_dir(&real).expect("our own directory");
+        let link = place.path().join("link");
+        std::os::unix::fs::symlink(&real, &link).expect("our own directory");
+        let found = written(&[link.to_str().expect("plain")], Path::new("/var/lib/coracle"));
+        assert_eq!(found.expect("it may be listed"), [real]);
+    }
+}

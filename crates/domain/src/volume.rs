@@ -1,0 +1,193 @@
+//! What is shown inside a sandbox besides its own disk: directories of the host, and volumes that
+//! outlive sandboxes.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use crate::quantity::Bytes;
+use crate::sandbox::Owner;
+
+/// Something that is visible inside at `target`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount {
+    pub source: Source,
+    pub target: String,
+    pub access: Access,
+    /// A directory beneath the source that is shown instead of all of it; relative, without `..`.
+    pub sub_path: Option<String>,
+}
+
+/// What a mount shows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A directory of the host.
+    Host(PathBuf),
+    Volume(VolumeId),
+    /// A volume by its owner's name for it. The service turns it into the volume itself before a
+    /// backend hears of it.
+    Claim(Claim),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    ReadOnly,
+    ReadWrite,
+}
+
+/// A volume that somebody wants, by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    pub name: VolumeName,
+    pub absent: Absent,
+}
+
+/// What happens when there is no volume of that name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Absent {
+    Refuse,
+    Make { size: Option<Bytes>, lifetime: Lifetime },
+}
+
+/// How long a volume exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lifetime {
+    /// Until somebody removes it.
+    Kept,
+    /// Until the last sandbox that uses it has ended.
+    WithSandboxes,
+}
+
+/// A disk of its own that outlives sandboxes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Volume {
+    pub id: VolumeId,
+    pub owner: Owner,
+    pub name: VolumeName,
+    /// What it can hold, a hard limit.
+    pub size: Bytes,
+    pub lifetime: Lifetime,
+}
+
+/// What an owner calls a volume: 1 to 253 lower-case letters, digits and `-`, not at the ends.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VolumeName(String);
+
+/// The text cannot be the name of a volume.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a volume's name has 1 to 253 lower-case letters, digits and `-`, which is not first or last")]
+pub struct NotAVolumeName;
+
+impl VolumeName {
+    pub fn parse(text: &str) -> Result<Self, NotAVolumeName> {
+        let plain = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+        let ends = [text.as_bytes().first(), text.as_bytes().last()];
+        let right = ends.into_iter().all(|end| end.is_some_and(plain))
+            && text.bytes().all(|byte| plain(&byte) || byte == b'-')
+            && text.len() <= 253;
+        if right { Ok(Self(text.to_owned())) } else { Err(NotAVolumeName) }
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for VolumeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The name of one volume in the backend, minted by us. Owners know volumes by names of their own.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VolumeId(String);
+
+/// The text is not the id of a volume.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the id of a volume is a letter and nineteen lower-case letters or digits")]
+pub struct NotAVolumeId;
+
+impl VolumeId {
+    /// Mints an id from random bytes, in the form of a sandbox's.
+    pub fn from_entropy(entropy: [u8; 20]) -> Self {
+        Self(crate::SandboxId::from_entropy(entropy).as_str().to_owned())
+    }
+
+    pub fn parse(text: &str) -> Result<Self, NotAVolumeId> {
+        crate::SandboxId::parse(text)
+            .map(|id| Self(id.as_str().to_owned()))
+            .map_err(|_not_an_id| NotAVolumeId)
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for VolumeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Mount {
+    /// A whole directory of the host.
+    pub fn host(source: impl Into<PathBuf>, target: impl Into<String>, access: Access) -> Self {
+        Self { source: Source::Host(source.into()), target: target.into(), access, sub_path: None }
+    }
+
+    pub fn volume(id: VolumeId, target: impl Into<String>, access: Access) -> Self {
+        Self { source: Source::Volume(id), target: target.into(), access, sub_path: None }
+    }
+}
+
+/// Whether `path` stays beneath the directory it is relative to, as it is written.
+pub fn is_beneath(path: &str) -> bool {
+    let plain = |part: &str| !part.is_empty() && part != "." && part != "..";
+    !path.is_empty() && !path.contains('\0') && path.len() < 4096 && path.split('/').all(plain)
+}
+
+/// Whether something may be mounted at `target`: an absolute path as written, and not where the
+/// kernel's own filesystems are.
+pub fn is_target(target: &str) -> bool {
+    const TAKEN: [&str; 3] = ["proc", "sys", "dev"];
+    let Some(path) = target.strip_prefix('/') else { return false };
+    let path = path.strip_suffix('/').unwrap_or(path);
+    is_beneath(path) && !TAKEN.contains(&path.split('/').next().unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_plain_relative_paths_stay_beneath() {
+        for path in ["a", "a/b.c", "..a/b"] {
+            assert!(is_beneath(path), "{path}");
+        }
+        for path in ["", "/a", "a/", "a//b", "./a", "a/../b", "..", "a\0b"] {
+            assert!(!is_beneath(path), "{path:?}");
+        }
+    }
+
+    #[test]
+    fn a_volume_has_a_plain_name() {
+        for name in ["a", "data-7", "0"] {
+            assert_eq!(VolumeName::parse(name).map(|name| name.to_string()), Ok(name.to_owned()));
+        }
+        for wrong in ["", "-a", "a-", "A", "a.b", "a/b", "..", "a_b", &"a".repeat(254)] {
+            assert_eq!(VolumeName::parse(wrong), Err(NotAVolumeName), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_mounted_at_the_root_or_where_the_kernel_is() {
+        for target in ["/data", "/data/", "/devices", "/mnt/proc"] {
+            assert!(is_target(target), "{target}");
+        }
+        for target in ["", "/", "//", "data", "/proc", "/proc/1", "/sys/", "/dev/shm", "/a/../proc", "/a//b"]
+        {
+            assert!(!is_target(target), "{target}");
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! The `volumes` of a create: directories of the host and volumes with a name (`pvc`).
+//!
+//! Which directories of the host may be mounted is not decided here: only the launcher knows the
+//! operator's list, and only it opens them.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use domain::volume::{Absent, Claim, Lifetime, is_target};
+use domain::{Access, Bytes, Mount, Source, VolumeName};
+use http::StatusCode;
+use serde::Deserialize;
+use serde_json::Value;
+use service::{ErrorKind, MountFault, ServiceError};
+
+use super::problem::Problem;
+
+/// More than anybody needs in one sandbox.
+const MOST: usize = 64;
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Entry {
+    name: Option<String>,
+    mount_path: Option<String>,
+    read_only: Option<bool>,
+    sub_path: Option<String>,
+    host: Option<Host>,
+    pvc: Option<Pvc>,
+    /// Its fields hold secrets, and are not even looked at.
+    ossfs: Option<Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Host {
+    path: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Pvc {
+    claim_name: Option<String>,
+    create_if_not_exists: Option<bool>,
+    delete_on_sandbox_termination: Option<bool>,
+    /// There is one kind of storage here, so it is read and not heeded.
+    #[expect(dead_code, reason = "clients may send it")]
+    storage_class: Option<String>,
+    storage: Option<String>,
+    access_modes: Option<Vec<String>>,
+}
+
+/// Reads all entries, or says what is wrong with the first wrong one.
+pub(super) fn parse(entries: Vec<Value>) -> Result<Vec<Mount>, Problem> {
+    if entries.len() > MOST {
+        return Err(Problem::invalid(format!("`volumes` has more than {MOST} entries")));
+    }
+    let (mut names, mut targets) = (BTreeSet::new(), BTreeSet::new());
+    let mut mounts = Vec::new();
+    for (place, entry) in entries.into_iter().enumerate() {
+        // The text of the error names the field and its type, and not what it held.
+        let entry: Entry = serde_json::from_value(entry)
+            .map_err(|error| Problem::invalid(format!("`volumes[{place}]`: {error}")))?;
+        let name = name(entry.name.as_deref())?;
+        if !names.insert(name.clone()) {
+            return Err(wrong(
+                "VOLUME::DUPLICATE_NAME",
+                &name,
+                "another volume of this request has this name",
+            ));
+        }
+        let mount = mount(&name, entry)?;
+        if !targets.insert(mount.target.clone()) {
+            let why = format!("another volume is mounted at `{}`", mount.target);
+            return Err(wrong("VOLUME::INVALID_MOUNT_PATH", &name, why));
+        }
+        mounts.push(mount);
+    }
+    Ok(mounts)
+}
+
+fn wrong(code: &'static str, name: &str, why: impl std::fmt::Display) -> Problem {
+    Problem::new(StatusCode::BAD_REQUEST, code, format!("volume `{name}`: {why}"))
+}
+
+/// A DNS label.
+fn name(text: Option<&str>) -> Result<String, Problem> {
+    let text = text.unwrap_or_default();
+    match VolumeName::parse(text) {
+        Ok(name) if text.len() <= 63 => Ok(name.to_string()),
+        _ => {
+            let shown: String = text.chars().take(64).collect();
+            let why =
+                "its name is not 1 to 63 lower-case letters, digits and `-`, which is not first or last";
+            Err(wrong("VOLUME::INVALID_NAME", &shown, why))
+        }
+    }
+}
+
+fn mount(name: &str, entry: Entry) -> Result<Mount, Problem> {
+    let target = target(name, entry.mount_path.as_deref().unwrap_or_default())?;
+    let sub_path = sub_path(name, entry.sub_path.as_deref().unwrap_or_default())?;
+    let source = match (entry.host, entry.pvc, entry.ossfs) {
+        (Some(host), None, None) => host_source(name, host)?,
+        (None, Some(pvc), None) => Source::Claim(claim(name, pvc)?),
+        (None, None, Some(_)) => {
+            return Err(wrong(
+                "VOLUME::UNSUPPORTED_BACKEND",
+                name,
+                "object storage (`ossfs`) is not offered here",
+            ));
+        }
+        (None, None, None) => {
+            return Err(wrong("VOLUME::INVALID_BACKEND", name, "it names none of `host`, `pvc` and `ossfs`"));
+        }
+        _ => {
+            return Err(wrong(
+                "VOLUME::INVALID_BACKEND",
+                name,
+                "it names more than one of `host`, `pvc` and `ossfs`",
+            ));
+        }
+    };
+    let access = if entry.read_only == Some(true) { Access::ReadOnly } else { Access::ReadWrite };
+    Ok(Mount { source, target, access, sub_path })
+}
+
+/// The place inside, without what changes nothing in a path.
+fn target(name: &str, path: &str) -> Result<String, Problem> {
+    let target = format!("/{}", plain(path));
+    if !path.starts_with('/') || !is_target(&target) {
+        let why = "`mountPath` must be absolute, without `..`, and neither `/` nor in /proc, /sys or /dev";
+        return Err(wrong("VOLUME::INVALID_MOUNT_PATH", name, why));
+    }
+    Ok(target)
+}
+
+fn sub_path(name: &str, path: &str) -> Result<Option<String>, Problem> {
+    let relative = plain(path);
+    if path.starts_with('/') || relative.split('/').any(|part| part == "..") || relative.contains('\0') {
+        return Err(wrong("VOLUME::INVALID_SUB_PATH", name, "`subPath` must be relative and without `..`"));
+    }
+    Ok(Some(relative).filter(|path| !path.is_empty()))
+}
+
+/// A path without empty parts and `.`, relative.
+fn plain(path: &str) -> String {
+    let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
+    parts.join("/")
+}
+
+fn host_source(name: &str, host: Host) -> Result<Source, Problem> {
+    let path = host.path.unwrap_or_default();
+    let climbs = path.split('/').any(|part| part == "..");
+    if !Path::new(&path).is_absolute() || climbs || path.contains('\0') || path.len() >= 4096 {
+        return Err(wrong(
+            "VOLUME::INVALID_HOST_PATH",
+            name,
+            "`host.path` must be absolute and without `..`",
+        ));
+    }
+    Ok(Source::Host(format!("/{}", plain(&path)).into()))
+}
+
+fn claim(name: &str, pvc: Pvc) -> Result<Claim, Problem> {
+    const MODES: [&str; 4] = ["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"];
+    let claimed = VolumeName::parse(pvc.claim_name.as_deref().unwrap_or_default())
+        .map_err(|error| wrong("VOLUME::INVALID_PVC_NAME", name, format!("`pvc.claimName`: {error}")))?;
+    if let Some(mode) = pvc.access_modes.iter().flatten().find(|mode| !MODES.contains(&mode.as_str())) {
+        let shown: String = mode.chars().take(64).collect();
+        return Err(wrong(
+            "VOLUME::INVALID_BACKEND",
+            name,
+            format!("`pvc.accessModes`: `{shown}` is no access mode"),
+        ));
+    }
+    let size = pvc.storage.as_deref().map(Bytes::parse).transpose();
+    let size =
+        size.map_err(|error| wrong("VOLUME::INVALID_BACKEND", name, format!("`pvc.storage`: {error}")))?;
+    let goes = pvc.delete_on_sandbox_termination == Some(true);
+    let lifetime = if goes { Lifetime::WithSandboxes } else { Lifetime::Kept };
+    let absent = match pvc.create_if_not_exists {
+        Some(false) => Absent::Refuse,
+        Some(true) | None => Absent::Make { size, lifetime },
+    };
+    Ok(Claim { name: claimed, absent })
+}
+
+/// The reference's status and word for what went wrong with a volume.
+pub(super) fn status_of(error: &ServiceError) -> Option<(StatusCode, &'static str)> {
+    const WRONG: StatusCode = StatusCode::BAD_REQUEST;
+    const FAILED: StatusCode = StatusCode::INTERNAL_SERVER_ERROR;
+    Some(match (error, error.kind()) {
+        (_, ErrorKind::Mount(fault)) => match fault {
+            MountFault::NotAllowed => (WRONG, "VOLUME::HOST_PATH_NOT_ALLOWED"),
+            MountFault::NotFound => (WRONG, "VOLUME::HOST_PATH_NOT_FOUND"),
+            MountFault::NotMade => (FAILED, "VOLUME::HOST_PATH_CREATE_FAILED"),
+            MountFault::SubPath => (WRONG, "VOLUME::INVALID_SUB_PATH"),
+            MountFault::Target => (WRONG, "VOLUME::INVALID_MOUNT_PATH"),
+            MountFault::NoVolume => (WRONG, "VOLUME::PVC_NOT_FOUND"),
+            MountFault::Failed => (WRONG, "VOLUME::INVALID_HOST_PATH"),
+        },
+        (ServiceError::VolumeGoes(_), _) => (StatusCode::CONFLICT, "VOLUME::PVC_INSPECT_FAILED"),
+        (ServiceError::VolumeWork { .. }, ErrorKind::Unsupported) => (WRONG, "VOLUME::UNSUPPORTED_BACKEND"),
+        (ServiceError::VolumeWork { .. }, ErrorKind::Invalid) => (WRONG, "VOLUME::INVALID_BACKEND"),
+        (ServiceError::VolumeWork { .. }, ErrorKind::Internal) => (FAILED, "VOLUME::PVC_INSPECT_FAILED"),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn one(change: Value) -> Result<Mount, Problem> {
+        let mut entry = json!({"name": "data", "mountPath": "/data", "host": {"path": "/srv/data"}});
+        for (name, value) in change.as_object().unwrap() {
+            entry[name] = value.clone();
+        }
+        parse(vec![entry]).map(|mut mounts| mounts.remove(0))
+    }
+
+    #[test]
+    fn a_directory_of_the_host_and_a_claim_are_read_with_their_defaults() {
+        let host = one(json!({"subPath": "./a//b", "readOnly": true, "pvc": null})).unwrap();
+        let expected = Mount::host("/srv/data", "/data", Access::ReadOnly);
+        assert_eq!(host, Mount { sub_path: Some("a/b".to_owned()), ..expected });
+        let claimed = one(json!({"host": null, "mountPath": "/x/", "pvc": {"claimName": "v"}})).unwrap();
+        let absent = Absent::Make { size: None, lifetime: Lifetime::Kept };
+        let name = VolumeName::parse("v").unwrap();
+        assert_eq!(claimed.source, Source::Claim(Claim { name, absent }));
+        assert_eq!((claimed.target.as_str(), claimed.access), ("/x", Access::ReadWrite));
+        let asked = one(json!({"host": null, "pvc": {"claimName": "v", "storage": "1Gi",
+            "deleteOnSandboxTermination": true, "storageClass": null, "accessModes": ["ReadWriteMany"]}}));
+        let Source::Claim(claim) = asked.unwrap().source else { panic!("it is a claim") };
+        let (size, lifetime) = (Some(Bytes(1 << 30)), Lifetime::WithSandboxes);
+        assert_eq!(claim.absent, Absent::Make { size, lifetime });
+    }
+
+    #[test]
+    fn every_wrong_field_has_a_code_of_its_own() {
+        let pvc = |fields: Value| json!({"host": null, "pvc": fields});
+        for (change, code) in [
+            (json!({"name": null}), "VOLUME::INVALID_NAME"),
+            (json!({"name": "Data"}), "VOLUME::INVALID_NAME"),
+            (json!({"name": "a".repeat(64)}), "VOLUME::INVALID_NAME"),
+            (json!({"host": null}), "VOLUME::INVALID_BACKEND"),
+            (json!({"pvc": {"claimName": "v"}}), "VOLUME::INVALID_BACKEND"),
+            (json!({"mountPath": null}), "VOLUME::INVALID_MOUNT_PATH"),
+            (json!({"mountPath": "data"}), "VOLUME::INVALID_MOUNT_PATH"),
+            (json!({"mountPath": "/"}), "VOLUME::INVALID_MOUNT_PATH"),
+            (json!({"mountPath": "/a/../proc"}), "VOLUME::INVALID_MOUNT_PATH"),
+            (json!({"mountPath": "//proc/x"}), "VOLUME::INVALID_MOUNT_PATH"),
+            (json!({"subPath": "/a"}), "VOLUME::INVALID_SUB_PATH"),
+            (json!({"subPath": "a/../.."}), "VOLUME::INVALID_SUB_PATH"),
+            (json!({"host": {"path": "srv"}}), "VOLUME::INVALID_HOST_PATH"),
+            (json!({"host": {"path": "/srv/../etc"}}), "VOLUME::INVALID_HOST_PATH"),
+            (pvc(json!({"claimName": "A"})), "VOLUME::INVALID_PVC_NAME"),
+            (pvc(json!({"claimName": "v", "storage": "much"})), "VOLUME::INVALID_BACKEND"),
+            (pvc(json!({"claimName": "v", "accessModes": ["Sometimes"]})), "VOLUME::INVALID_BACKEND"),
+            (json!({"host": null, "ossfs": {"accessKeySecret": "x"}}), "VOLUME::UNSUPPORTED_BACKEND"),
+            (json!({"readOnly": "yes"}), "SANDBOX::INVALID_PARAMETER"),
+            (json!({"unknown": 1}), "SANDBOX::INVALID_PARAMETER"),
+        ] {
+            assert_eq!(one(change.clone()).unwrap_err().code, code, "{change}");
+        }
+    }
+
+    #[test]
+    fn names_and_places_are_used_once() {
+        let entry = |name: &str, path: &str| json!({"name": name, "mountPath": path, "host": {"path": "/s"}});
+        let both = |one: Value, other: Value| parse(vec![one, other]).unwrap_err().code;
+        assert_eq!(both(entry("a", "/a"), entry("a", "/b")), "VOLUME::DUPLICATE_NAME");
+        assert_eq!(both(entry("a", "/a"), entry("b", "/a/")), "VOLUME::INVALID_MOUNT_PATH");
+        assert_eq!(parse(vec![entry("a", "/a"), entry("b", "/a/b")]).unwrap().len(), 2);
+    }
+}

@@ -1,0 +1,168 @@
+//! Volumes that outlive sandboxes, each owner's own.
+
+use std::time::SystemTime;
+
+use axum::Json;
+use axum::body::Bytes as Body;
+use axum::extract::rejection::{BytesRejection, PathRejection};
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use domain::volume::Lifetime;
+use domain::{Bytes, VolumeName};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use service::{ErrorKind, MountFault, Outcome, ServiceError, VolumeStatus};
+
+use super::Front;
+use super::access::Caller;
+use crate::answer;
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Wish {
+    name: String,
+    /// Such as `1Gi`; without it the server's usual size.
+    #[serde(default)]
+    size: Option<String>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Shown {
+    name: String,
+    id: String,
+    owner: String,
+    size_bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    used_bytes: Option<u64>,
+    /// Whether it goes with the last sandbox that uses it.
+    deleted_with_sandboxes: bool,
+    sandboxes: Vec<String>,
+    created_at: String,
+}
+
+/// `GET /coracle/v1/volumes`
+pub(super) async fn list(State(front): State<Front>, Caller(owner): Caller) -> Response {
+    match front.service.volumes(&owner).await {
+        Ok(volumes) => {
+            let items: Vec<Shown> = volumes.into_iter().map(shown).collect();
+            Json(json!({ "items": items })).into_response()
+        }
+        Err(error) => failed(&error),
+    }
+}
+
+/// `POST /coracle/v1/volumes`: 201, or 200 if there is one of that name and size already.
+pub(super) async fn create(
+    State(front): State<Front>,
+    Caller(owner): Caller,
+    body: Result<Body, BytesRejection>,
+) -> Response {
+    let (name, size) = match body.ok().as_deref().map_or_else(|| Err("no body".to_owned()), parse) {
+        Ok(wish) => wish,
+        Err(why) => return answer::error(StatusCode::BAD_REQUEST, "INVALID_VOLUME", &why),
+    };
+    match front.service.create_volume(&owner, &name, size).await {
+        Ok((volume, outcome)) => {
+            let status = if outcome == Outcome::Done { StatusCode::CREATED } else { StatusCode::OK };
+            (status, Json(shown(volume))).into_response()
+        }
+        Err(error) => failed(&error),
+    }
+}
+
+/// `GET /coracle/v1/volumes/{name}`
+pub(super) async fn inspect(
+    State(front): State<Front>,
+    Caller(owner): Caller,
+    name: Result<Path<String>, PathRejection>,
+) -> Response {
+    let Some(name) = named(name) else { return not_found() };
+    match front.service.volume(&owner, &name).await {
+        Ok(volume) => Json(shown(volume)).into_response(),
+        Err(error) => failed(&error),
+    }
+}
+
+/// `DELETE /coracle/v1/volumes/{name}`: with all it holds. 409 while a sandbox uses it.
+pub(super) async fn remove(
+    State(front): State<Front>,
+    Caller(owner): Caller,
+    name: Result<Path<String>, PathRejection>,
+) -> Response {
+    let Some(name) = named(name) else { return not_found() };
+    match front.service.remove_volume(&owner, &name).await {
+        Ok(()) => StatusCode::NO_CONTENT.into_response(),
+        Err(error) => failed(&error),
+    }
+}
+
+fn named(name: Result<Path<String>, PathRejection>) -> Option<VolumeName> {
+    VolumeName::parse(&name.ok()?.0).ok()
+}
+
+fn parse(body: &[u8]) -> Result<(VolumeName, Option<Bytes>), String> {
+    let wish: Wish = serde_json::from_slice(body).map_err(|error| error.to_string())?;
+    let name = VolumeName::parse(&wish.name).map_err(|error| format!("`name`: {error}"))?;
+    let size = wish.size.as_deref().map(Bytes::parse).transpose();
+    Ok((name, size.map_err(|error| format!("`size`: {error}"))?))
+}
+
+fn shown(status: VolumeStatus) -> Shown {
+    let time = |time: SystemTime| Timestamp::try_from(time).unwrap_or(Timestamp::MAX).to_string();
+    let volume = status.volume;
+    Shown {
+        name: volume.name.to_string(),
+        id: volume.id.to_string(),
+        owner: volume.owner.as_str().to_owned(),
+        size_bytes: volume.size.0,
+        used_bytes: status.used.map(|used| used.0),
+        deleted_with_sandboxes: volume.lifetime == Lifetime::WithSandboxes,
+        sandboxes: status.sandboxes.iter().map(ToString::to_string).collect(),
+        created_at: time(status.created),
+    }
+}
+
+fn not_found() -> Response {
+    answer::error(StatusCode::NOT_FOUND, "VOLUME_NOT_FOUND", "there is no such volume")
+}
+
+fn failed(error: &ServiceError) -> Response {
+    let (status, code) = match error.kind() {
+        ErrorKind::Mount(MountFault::NoVolume) => return not_found(),
+        ErrorKind::Busy => (StatusCode::CONFLICT, "VOLUME_IN_USE"),
+        ErrorKind::Invalid => (StatusCode::BAD_REQUEST, "INVALID_VOLUME"),
+        ErrorKind::Unsupported => (StatusCode::BAD_REQUEST, "VOLUMES_UNSUPPORTED"),
+        ErrorKind::Exhausted { .. } => (StatusCode::TOO_MANY_REQUESTS, "EXHAUSTED"),
+        _ => (StatusCode::INTERNAL_SERVER_ERROR, "INTERNAL"),
+    };
+    let cause = match (error, error.kind()) {
+        (ServiceError::VolumeWork { source, .. }, ErrorKind::Invalid | ErrorKind::Unsupported) => {
+            format!(": {source}")
+        }
+        _ => String::new(),
+    };
+    let hint = error.hint().map(|hint| format!("; hint: {hint}")).unwrap_or_default();
+    let mut response = answer::error(status, code, &format!("{error}{cause}{hint}"));
+    answer::add_hint(&mut response, error.hint());
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_has_a_name_and_may_have_a_size() {
+        let (name, size) = parse(br#"{"name": "data", "size": "1Gi"}"#).unwrap();
+        assert_eq!((name.as_str(), size), ("data", Some(Bytes(1 << 30))));
+        assert_eq!(parse(br#"{"name": "data"}"#).unwrap().1, None);
+        for wrong in
+            ["", "{}", r#"{"name": "a/b"}"#, r#"{"name": "a", "size": "0"}"#, r#"{"name": "a", "x": 1}"#]
+        {
+            assert!(parse(wrong.as_bytes()).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! Volumes that outlive sandboxes: whose they are, who uses them, and when they go.
+//!
+//! ```text
+//!  a claim (a name) ─► the volume, made if need be ─► a use by one sandbox ─► the sandbox ends
+//! ```
+//! A volume in use is never removed. One that was made to go with its sandboxes goes when the last
+//! of them has ended. The store is told first and the backend then, so that after a crash either
+//! both know a volume or the half of it is taken away.
+
+mod settle;
+mod shelf;
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use backend::{BackendError, FoundVolume};
+use domain::volume::{Absent, Claim, Lifetime};
+use domain::{Bytes, Mount, Owner, SandboxId, Source, Volume, VolumeId, VolumeName};
+
+use crate::clock;
+use crate::core::Core;
+use crate::error::chain;
+use crate::store::{KeptVolume, VolumeChange};
+use crate::tokens::random;
+use crate::{Outcome, ServiceError};
+
+pub(crate) use settle::settle;
+pub(crate) use shelf::Volumes;
+use shelf::{Found, Free};
+
+/// How long a backend may take to make or remove a volume.
+const WORK: Duration = Duration::from_secs(60);
+
+/// A volume as it is at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeStatus {
+    pub volume: Volume,
+    pub created: SystemTime,
+    /// The sandboxes that use it.
+    pub sandboxes: Vec<SandboxId>,
+    /// What it holds, if the backend says so.
+    pub used: Option<Bytes>,
+}
+
+/// The volumes that a sandbox is about to use. They are let go with this, unless it came to be.
+pub(crate) struct Uses {
+    core: Arc<Core>,
+    sandbox: SandboxId,
+    /// Only those that are new to the sandbox.
+    volumes: Vec<VolumeId>,
+}
+
+impl Uses {
+    /// From here on they are let go when the sandbox ends.
+    pub(crate) fn keep(mut self) {
+        self.volumes.clear();
+    }
+}
+
+impl Drop for Uses {
+    fn drop(&mut self) {
+        if !self.volumes.is_empty() {
+            let unused = self.core.volumes.release(&self.sandbox, Some(&self.volumes));
+            self.core.remove_unused(unused);
+        }
+    }
+}
+
+impl Core {
+    /// Turns claims into volumes, which the sandbox uses from now on.
+    pub(crate) async fn claim_volumes(
+        self: &Arc<Self>,
+        owner: &Owner,
+        sandbox: &SandboxId,
+        mounts: &mut [Mount],
+    ) -> Result<Uses, ServiceError> {
+        let mut uses = Uses { core: Arc::clone(self), sandbox: sandbox.clone(), volumes: Vec::new() };
+        for mount in mounts {
+            if let Source::Claim(claim) = &mount.source {
+                let (id, new) = self.claim(owner, sandbox, claim.clone()).await?;
+                if new {
+                    uses.volumes.push(id.clone());
+                }
+                mount.source = Source::Volume(id);
+            }
+        }
+        Ok(uses)
+    }
+
+    async fn claim(
+        self: &Arc<Self>,
+        owner: &Owner,
+        sandbox: &SandboxId,
+        claim: Claim,
+    ) -> Result<(VolumeId, bool), ServiceError> {
+        loop {
+            if let Found::Used { id, new } = self.volumes.take(owner, &claim.name, sandbox)? {
+                return Ok((id, new));
+            }
+            let Absent::Make { size, lifetime } = claim.absent else {
+                return Err(no_volume(&claim.name));
+            };
+            let made = self.make_volume(owner, &claim.name, size, lifetime, Some(sandbox)).await?;
+            if let (volume, Outcome::Done) = made {
+                return Ok((volume.id, true));
+            }
+            // Somebody else made it meanwhile.
+        }
+    }
+
+    /// Makes a volume, or finds that there is one. Once begun it is finished, whoever goes away.
+    async fn make_volume(
+        self: &Arc<Self>,
+        owner: &Owner,
+        name: &VolumeName,
+        size: Option<Bytes>,
+        lifetime: Lifetime,
+        user: Option<&SandboxId>,
+    ) -> Result<(Volume, Outcome), ServiceError> {
+        if !self.capabilities.volumes {
+            return Err(self.without_volumes());
+        }
+        let entropy = random().map_err(|source| ServiceError::Io { action: "draw a random id", source })?;
+        let size = size.unwrap_or(self.config.volume_size);
+        let (owner, name) = (owner.clone(), name.clone());
+        let volume = Volume { id: VolumeId::from_entropy(entropy), owner, name, size, lifetime };
+        let (core, user) = (Arc::clone(self), user.cloned());
+        let work = self.tasks.spawn(async move { core.finish_making(volume, user).await });
+        work.await.unwrap_or(Err(ServiceError::Stopping))
+    }
+
+    async fn finish_making(
+        self: Arc<Self>,
+        volume: Volume,
+        user: Option<SandboxId>,
+    ) -> Result<(Volume, Outcome), ServiceError> {
+        let _turn = self.volumes.turn.lock().await;
+        if let Some(there) = self.volumes.find(&volume.owner, &volume.name) {
+            return Ok((there, Outcome::AlreadySo));
+        }
+        self.check_volume_quota(&volume)?;
+        let created = clock::whole_micros(self.clock.now().wall);
+        let kept = KeptVolume { volume: volume.clone(), created, removing: false };
+        self.note_volume(VolumeChange::Insert(kept)).await?;
+        let made = self.ask_for_volume("make a volume", self.backend.make_volume(&volume)).await;
+        if let Err(error) = made {
+            self.drop_volume(&volume.id).await.inspect_err(|why| {
+                tracing::warn!(volume = %volume.id, error = %chain(why), "what was made of it is removed later")
+            }).ok();
+            return Err(error);
+        }
+        tracing::info!(volume = %volume.id, name = %volume.name, size = %volume.size, "a volume was made");
+        self.volumes.add(volume.clone(), created, user);
+        Ok((volume, Outcome::Done))
+    }
+
+    /// Removes a volume that nobody uses, and finishes it whoever goes away.
+    async fn remove_volume(self: &Arc<Self>, id: VolumeId) -> Result<(), ServiceError> {
+        let core = Arc::clone(self);
+        let work = self.tasks.spawn(async move { core.finish_removing(&id).await });
+        work.await.unwrap_or(Err(ServiceError::Stopping))
+    }
+
+    async fn finish_removing(self: Arc<Self>, id: &VolumeId) -> Result<(), ServiceError> {
+        let _turn = self.volumes.turn.lock().await;
+        match self.volumes.close(id) {
+            Free::Gone => return Ok(()),
+            Free::Used(volume, count) => {
+                return Err(ServiceError::VolumeInUse { name: volume.name, sandboxes: count });
+            }
+            Free::Closed => {}
+        }
+        self.drop_volume(id).await?;
+        self.volumes.forget(id);
+        tracing::info!(volume = %id, "a volume was removed");
+        Ok(())
+    }
+
+    /// Takes a volume away, noting first that it goes.
+    async fn drop_volume(&self, id: &VolumeId) -> Result<(), ServiceError> {
+        self.note_volume(VolumeChange::Remove(id.clone())).await?;
+        self.ask_for_volume("remove a volume", self.backend.remove_volume(id)).await?;
+        self.note_volume(VolumeChange::Forget(id.clone())).await
+    }
+
+    /// Has volumes removed that were made to go with their sandboxes.
+    pub(crate) fn remove_unused(self: &Arc<Self>, unused: Vec<VolumeId>) {
+        for id in unused {
+            let core = Arc::clone(self);
+            self.tasks.spawn(async move {
+                if let Err(error) = Arc::clone(&core).finish_removing(&id).await {
+                    tracing::warn!(volume = %id, error = %chain(&error), "a volume is removed later");
+                }
+            });
+        }
+    }
+
+    /// The sandbox has ended, and with it all its uses of volumes.
+    pub(crate) fn release_volumes(self: &Arc<Self>, sandbox: &SandboxId) {
+        let unused = self.volumes.release(sandbox, None);
+        self.remove_unused(unused);
+    }
+
+    fn check_volume_quota(&self, volume: &Volume) -> Result<(), ServiceError> {
+        let Some(most) = self.config.quotas.of(&volume.owner).disk else { return Ok(()) };
+        let disks = self.registry.cost(&volume.owner).disk;
+        let sum = disks.saturating_add(self.volumes.bytes(&volume.owner)).saturating_add(volume.size.0);
+        if sum > most.0 {
+            return Err(ServiceError::OverQuota { owner: volume.owner.clone(), what: "disk" });
+        }
+        Ok(())
+    }
+
+    async fn note_volume(&self, change: VolumeChange) -> Result<(), ServiceError> {
+        let failed = |source| ServiceError::Store { action: "note a volume", source };
+        self.store.change_volume(change).await.map_err(failed)
+    }
+
+    pub(crate) async fn ask_for_volume<T>(
+        &self,
+        action: &'static str,
+        work: impl Future<Output = Result<T, BackendError>>,
+    ) -> Result<T, ServiceError> {
+        let late = || {
+            let source = std::io::ErrorKind::TimedOut.into();
+            BackendError::Io { action: "finish in time", source }
+        };
+        let done = tokio::time::timeout(WORK, work).await.unwrap_or_else(|_elapsed| Err(late()));
+        let backend = self.backend.name();
+        done.map_err(|source| ServiceError::VolumeWork { backend, action, source: Box::new(source) })
+    }
+
+    fn without_volumes(&self) -> ServiceError {
+        let message = "this server keeps no volumes: nothing would bound their size".to_owned();
+        let source = BackendError::Unsupported { message, hint: Some("run the server as root".to_owned()) };
+        let (backend, action) = (self.backend.name(), "make a volume");
+        ServiceError::VolumeWork { backend, action, source: Box::new(source) }
+    }
+}
+
+fn no_volume(name: &VolumeName) -> ServiceError {
+    ServiceError::NoVolume(name.clone())
+}
+
+impl crate::Service {
+    /// Makes a volume. One of the same size is there already or not; another size is a conflict.
+    pub async fn create_volume(
+        &self,
+        owner: &Owner,
+        name: &VolumeName,
+        size: Option<Bytes>,
+    ) -> Result<(VolumeStatus, Outcome), ServiceError> {
+        let made = self.0.make_volume(owner, name, size, Lifetime::Kept, None).await;
+        let (volume, outcome) = made.inspect_err(self.0.failed("create a volume", owner, None))?;
+        if size.is_some_and(|size| size != volume.size) {
+            return Err(ServiceError::VolumeExists(name.clone()));
+        }
+        Ok((self.volume(owner, name).await?, outcome))
+    }
+
+    pub async fn volume(&self, owner: &Owner, name: &VolumeName) -> Result<VolumeStatus, ServiceError> {
+        let all = self.volumes(owner).await?;
+        all.into_iter().find(|status| status.volume.name == *name).ok_or_else(|| no_volume(name))
+    }
+
+    /// All volumes of an owner, by name.
+    pub async fn volumes(&self, owner: &Owner) -> Result<Vec<VolumeStatus>, ServiceError> {
+        let found = self.0.ask_for_volume("list the volumes", self.0.backend.volumes()).await?;
+        let used = |id: &VolumeId| found.iter().find(|found: &&FoundVolume| found.volume.id == *id);
+        let statuses = self.0.volumes.list(owner).into_iter();
+        Ok(statuses
+            .map(|status| VolumeStatus { used: used(&status.volume.id).map(|found| found.used), ..status })
+            .collect())
+    }
+
+    /// Removes a volume with all it holds. One that a sandbox uses is refused.
+    pub async fn remove_volume(&self, owner: &Owner, name: &VolumeName) -> Result<(), ServiceError> {
+        let id = self.0.volumes.id(owner, name).ok_or_else(|| no_volume(name))?;
+        self.0.remove_volume(id).await.inspect_err(self.0.failed("remove a volume", owner, None))
+    }
+
+    /// Makes mounts visible inside a living sandbox: all of them, or none.
+    pub async fn attach(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        mut mounts: Vec<Mount>,
+    ) -> Result<crate::Sandbox, ServiceError> {
+        let handle = self.0.find(owner, id)?;
+        let uses = self.0.claim_volumes(owner, id, &mut mounts).await?;
+        let attached = self.0.order(&handle, |answer| crate::driver::Command::Attach(mounts, answer)).await;
+        let sandbox = attached.inspect_err(self.0.failed("attach", owner, Some(id)))?;
+        uses.keep();
+        Ok(sandbox)
+    }
+}

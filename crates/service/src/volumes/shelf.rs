@@ -1,0 +1,152 @@
+//! Every volume that exists, in memory, and which sandboxes use it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard};
+use std::time::SystemTime;
+
+use domain::volume::Lifetime;
+use domain::{Owner, SandboxId, Volume, VolumeId, VolumeName};
+
+use super::VolumeStatus;
+use crate::ServiceError;
+
+#[derive(Default)]
+pub(crate) struct Volumes {
+    shelf: Mutex<BTreeMap<VolumeId, Entry>>,
+    /// Held by who makes or removes a volume, so that no two of one name are made.
+    pub(super) turn: tokio::sync::Mutex<()>,
+}
+
+struct Entry {
+    volume: Volume,
+    created: SystemTime,
+    users: BTreeSet<SandboxId>,
+    /// Whether it is being removed, so that nobody may begin to use it.
+    closed: bool,
+}
+
+/// What a look for a volume finds.
+pub(super) enum Found {
+    /// It is used by the sandbox now; `new` if it was not before.
+    Used {
+        id: VolumeId,
+        new: bool,
+    },
+    Nothing,
+}
+
+/// Whether a volume can be removed.
+pub(super) enum Free {
+    Gone,
+    Used(Volume, usize),
+    /// Nobody uses it, and nobody can begin to.
+    Closed,
+}
+
+impl Volumes {
+    pub(super) fn add(&self, volume: Volume, created: SystemTime, user: Option<SandboxId>) {
+        let entry = Entry { volume, created, users: user.into_iter().collect(), closed: false };
+        self.lock().insert(entry.volume.id.clone(), entry);
+    }
+
+    pub(super) fn find(&self, owner: &Owner, name: &VolumeName) -> Option<Volume> {
+        let shelf = self.lock();
+        shelf.values().find(|entry| entry.is(owner, name)).map(|entry| entry.volume.clone())
+    }
+
+    pub(super) fn id(&self, owner: &Owner, name: &VolumeName) -> Option<VolumeId> {
+        self.find(owner, name).map(|volume| volume.id)
+    }
+
+    /// Has a sandbox use the volume of this name, if there is one.
+    pub(super) fn take(
+        &self,
+        owner: &Owner,
+        name: &VolumeName,
+        sandbox: &SandboxId,
+    ) -> Result<Found, ServiceError> {
+        let mut shelf = self.lock();
+        match shelf.values_mut().find(|entry| entry.is(owner, name)) {
+            None => Ok(Found::Nothing),
+            Some(entry) if entry.closed => Err(ServiceError::VolumeGoes(name.clone())),
+            Some(entry) => {
+                let new = entry.users.insert(sandbox.clone());
+                Ok(Found::Used { id: entry.volume.id.clone(), new })
+            }
+        }
+    }
+
+    /// Notes a use that a former server has granted.
+    pub(super) fn adopt_use(&self, id: &VolumeId, sandbox: &SandboxId) {
+        if let Some(entry) = self.lock().get_mut(id) {
+            entry.users.insert(sandbox.clone());
+        }
+    }
+
+    /// Ends the uses of a sandbox, of all volumes or of these. Says which volumes are to go.
+    pub(super) fn release(&self, sandbox: &SandboxId, only: Option<&[VolumeId]>) -> Vec<VolumeId> {
+        let mut unused = Vec::new();
+        for (id, entry) in self.lock().iter_mut() {
+            if only.is_none_or(|only| only.contains(id)) && entry.users.remove(sandbox) && entry.is_unused() {
+                unused.push(id.clone());
+            }
+        }
+        unused
+    }
+
+    /// Those that go with their sandboxes and have none.
+    pub(super) fn unused(&self) -> Vec<VolumeId> {
+        let shelf = self.lock();
+        let unused = shelf.iter().filter(|(_, entry)| entry.is_unused());
+        unused.map(|(id, _)| id.clone()).collect()
+    }
+
+    pub(super) fn close(&self, id: &VolumeId) -> Free {
+        match self.lock().get_mut(id) {
+            None => Free::Gone,
+            Some(entry) if !entry.users.is_empty() => Free::Used(entry.volume.clone(), entry.users.len()),
+            Some(entry) => {
+                entry.closed = true;
+                Free::Closed
+            }
+        }
+    }
+
+    pub(super) fn forget(&self, id: &VolumeId) {
+        self.lock().remove(id);
+    }
+
+    /// What an owner's volumes may hold together.
+    pub(crate) fn bytes(&self, owner: &Owner) -> u64 {
+        let shelf = self.lock();
+        let own = shelf.values().filter(|entry| entry.volume.owner == *owner);
+        own.fold(0, |sum, entry| sum.saturating_add(entry.volume.size.0))
+    }
+
+    pub(super) fn list(&self, owner: &Owner) -> Vec<VolumeStatus> {
+        let shelf = self.lock();
+        let own = shelf.values().filter(|entry| entry.volume.owner == *owner);
+        let mut all: Vec<VolumeStatus> = own.map(Entry::status).collect();
+        all.sort_by(|one, other| one.volume.name.cmp(&other.volume.name));
+        all
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Entry>> {
+        self.shelf.lock().expect("nobody panics while looking")
+    }
+}
+
+impl Entry {
+    fn is(&self, owner: &Owner, name: &VolumeName) -> bool {
+        self.volume.owner == *owner && self.volume.name == *name
+    }
+
+    fn is_unused(&self) -> bool {
+        self.users.is_empty() && self.volume.lifetime == Lifetime::WithSandboxes
+    }
+
+    fn status(&self) -> VolumeStatus {
+        let sandboxes = self.users.iter().cloned().collect();
+        VolumeStatus { volume: self.volume.clone(), created: self.created, sandboxes, used: None }
+    }
+}
