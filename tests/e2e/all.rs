@@ -12,5 +12,6 @@ mod maxima;
 mod mounts;
 mod open_files;
 mod owners;
+mod pools;
 mod run;
 mod serving;

@@ -16,6 +16,7 @@ pub(crate) mod floor;
 mod idle;
 mod lifecycle;
 mod peers;
+mod pools;
 mod report;
 mod server;
 mod statistics;
@@ -68,10 +69,11 @@ pub(crate) fn bench(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
     report.note(format!("prepared ahead: {volumes} volumes and {namespaces} net namespaces, no process"));
     let wanted = |name: &str| args.only.as_deref().is_none_or(|word| name.contains(word));
     type Measurement = fn(&Server, Rounds, &mut Report) -> Result<()>;
-    let measurements: [(&str, Measurement); 7] = [
+    let measurements: [(&str, Measurement); 8] = [
         ("create", lifecycle::create),
         ("exec", lifecycle::exec),
         ("burst", lifecycle::burst),
+        ("pool", pools::claim),
         ("peers", peers::compare),
         ("transfer", transfer::transfer),
         ("memory", idle::memory),

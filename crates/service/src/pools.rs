@@ -78,6 +78,8 @@ pub(crate) struct Kept {
     changed: Notify,
     /// Ends the keeper; nothing is added from then on.
     closed: CancellationToken,
+    /// The keeper of a closed pool has removed everything.
+    emptied: CancellationToken,
 }
 
 struct State {
@@ -143,6 +145,7 @@ impl Kept {
             state: Mutex::new(state),
             changed: Notify::new(),
             closed: CancellationToken::new(),
+            emptied: CancellationToken::new(),
         })
     }
 
@@ -214,7 +217,7 @@ impl Service {
     pub async fn drain_pools(&self) {
         let pools = self.0.pools.all();
         pools.iter().for_each(|kept| kept.closed.cancel());
-        let emptied = futures_util::future::join_all(pools.iter().map(|kept| self.0.empty_pool(kept)));
+        let emptied = futures_util::future::join_all(pools.iter().map(|kept| kept.emptied.cancelled()));
         if tokio::time::timeout(DRAIN, emptied).await.is_err() {
             tracing::warn!("not all warm sandboxes could be removed; the next server does it");
         }
@@ -269,16 +272,15 @@ impl Core {
         Ok(kept.report(self))
     }
 
-    async fn remove_pool(self: &Arc<Self>, name: &str) -> Result<(), ServiceError> {
+    async fn remove_pool(&self, name: &str) -> Result<(), ServiceError> {
         let kept = self.changeable_pool(name)?;
         let failed = |source| ServiceError::Store { action: "forget the pool", source };
         self.store.delete_pool(name).await.map_err(failed)?;
         kept.closed.cancel();
         self.pools.lock().remove(name);
-        let core = Arc::clone(self);
-        // Whoever asked may go away; the warm ones must go all the same.
-        let emptied = self.tasks.spawn(async move { core.empty_pool(&kept).await });
-        emptied.await.map_err(|_broken| ServiceError::Stopping)
+        // Its keeper does the work: whoever asked may go away meanwhile.
+        kept.emptied.cancelled().await;
+        Ok(())
     }
 
     fn changeable_pool(&self, name: &str) -> Result<Arc<Kept>, ServiceError> {

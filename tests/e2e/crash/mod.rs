@@ -6,12 +6,13 @@
 //!
 //! `rounds` is that test; `operations` are what clients do, `fleet` is what they were told,
 //! `parts` are the processes, `remains` is what the host holds. `endings` has the other ways in
-//! which a server or a client goes away.
+//! which a server or a client goes away, `pools` kills in the middle of claims.
 
 mod endings;
 mod fleet;
 mod operations;
 mod parts;
+mod pools;
 mod random;
 mod remains;
 mod rounds;

@@ -114,7 +114,7 @@ fn say_while<T>(round: &Round, play: impl FnOnce() -> T) -> T {
 }
 
 /// What a server leaves that was started, used and ended in peace; then it is started again.
-fn after_peace(parts: &mut Parts, instance: &str) -> Remains {
+pub(super) fn after_peace(parts: &mut Parts, instance: &str) -> Remains {
     parts.server.create_with(&json!({"resourceLimits": {}})).delete();
     assert!(parts.server.terminate().success(), "the server did not end in peace");
     let before = Remains::at_rest(&parts.server.state_directory(), instance);

@@ -21,7 +21,12 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn start() -> Result<Self> {
-        let directory = std::env::temp_dir().join(format!("coracle-bench-{}", std::process::id()));
+        Self::start_as("bench")
+    }
+
+    /// A further one beside it, under another name.
+    pub(crate) fn start_as(name: &str) -> Result<Self> {
+        let directory = std::env::temp_dir().join(format!("coracle-{name}-{}", std::process::id()));
         fs::create_dir(&directory).context("could not make a temporary directory")?;
         let mut process = Command::new(std::env::current_exe()?)
             .args(["serve", "--listen", "127.0.0.1:0", "--state-dir"])

@@ -50,7 +50,10 @@ pub(super) async fn keep(core: Arc<Core>, kept: Arc<Kept>) {
     }
     // What is half made comes to its end, and is removed if the pool is closed.
     while keeper.making.join_next().await.is_some() {}
-    keeper.core.empty_if_closed(&keeper.kept).await;
+    if keeper.kept.closed.is_cancelled() {
+        keeper.core.empty_pool(&keeper.kept).await;
+    }
+    keeper.kept.emptied.cancel();
 }
 
 impl Keeper {
@@ -125,15 +128,6 @@ impl Keeper {
     async fn remove_one(&self) {
         if let Some(warm) = self.kept.pop() {
             self.core.remove_warm(&warm.id).await;
-        }
-    }
-}
-
-impl Core {
-    /// One that became ready while its pool was closed.
-    async fn empty_if_closed(self: &Arc<Self>, kept: &Kept) {
-        if kept.closed.is_cancelled() {
-            self.empty_pool(kept).await;
         }
     }
 }

@@ -118,7 +118,7 @@ impl Core {
         }
     }
 
-    /// Removes all that are ready. Those being made go when they come to their end.
+    /// Removes all that are ready.
     pub(super) async fn empty_pool(self: &Arc<Self>, kept: &Kept) {
         let ready: Vec<Warm> = std::iter::from_fn(|| kept.pop()).collect();
         let removed = |warm: Warm| async move { self.remove_warm(&warm.id).await };
