@@ -39,13 +39,15 @@ def test_extensions_with_their_prefix_are_echoed(api, new_box):
         ({"metadata": {"opensandbox.io/id": "x"}}, 400, "SANDBOX::INVALID_METADATA_LABEL"),
         ({"metadata": {"a": "has space"}}, 400, "SANDBOX::INVALID_METADATA_LABEL"),
         ({"env": {"OPENSANDBOX_EGRESS_EVIL": "1"}}, 400, "SANDBOX::INVALID_PARAMETER"),
-        ({"volumes": [{"name": "v", "mountPath": "/v", "host": {"path": "/"}}]}, 400, "VOLUME::UNSUPPORTED_BACKEND"),
+        ({"volumes": [{"name": "v", "mountPath": "/v", "host": {"path": "/"}}]}, 400, "VOLUME::HOST_PATH_NOT_ALLOWED"),
+        ({"volumes": [{"name": "v", "mountPath": "v", "host": {"path": "/"}}]}, 400, "VOLUME::INVALID_MOUNT_PATH"),
+        ({"volumes": [{"name": "v", "mountPath": "/v"}]}, 400, "VOLUME::INVALID_BACKEND"),
         ({"networkPolicy": {"defaultAction": "deny"}}, 400, "SANDBOX::API_NOT_SUPPORTED"),
-        ({"extensions": {"coracle.network": "on"}}, 400, "SANDBOX::API_NOT_SUPPORTED"),
+        ({"extensions": {"coracle.network": "filtered"}}, 400, "SANDBOX::API_NOT_SUPPORTED"),
         ({"extensions": {"coracle.lines": "Q"}}, 400, "SANDBOX::INVALID_PARAMETER"),
         ({"extensions": {"poolRef": "none"}}, 404, "KUBERNETES::POOL_NOT_FOUND"),
         ({"secureAccess": True}, 400, "SANDBOX::API_NOT_SUPPORTED"),
-        ({"snapshotId": "s", "image": None}, 409, "SNAPSHOT::UNSUPPORTED_RUNTIME"),
+        ({"snapshotId": "s", "image": None}, 404, "SNAPSHOT::NOT_FOUND"),
         ({"image": None}, 400, "SANDBOX::INVALID_PARAMETER"),
     ],
 )
@@ -57,7 +59,7 @@ def test_a_create_that_cannot_be_is_refused_by_name(api, change, status, code):
 def test_what_comes_later_says_so(api):
     for change in [{"networkPolicy": {}}, {"extensions": {"coracle.network": "filtered"}}]:
         answer = api.post("/v1/sandboxes", json={**CREATE, **change})
-        assert "comes with the network issue" in answer.json()["message"]
+        assert "comes with the egress filter" in answer.json()["message"]
 
 
 def test_small_resources_are_in_force(new_box):
@@ -163,11 +165,9 @@ def test_an_endpoint_is_named_as_the_client_named_the_server(api, box):
 
 def test_what_is_not_offered_is_said(api, box):
     for method, path, status, code in [
-        ("POST", f"/v1/sandboxes/{box.id}/snapshots", 409, "SNAPSHOT::UNSUPPORTED_RUNTIME"),
         ("GET", f"/v1/sandboxes/{box.id}/diagnostics/logs?scope=container", 501, "SANDBOX::API_NOT_SUPPORTED"),
         ("PATCH", f"/v1/sandboxes/{box.id}/networkpolicy", 501, "SANDBOX::API_NOT_SUPPORTED"),
         ("POST", "/v1/templates", 501, "FSB::API_NOT_SUPPORTED"),
-        ("GET", "/v1/snapshots/x", 501, "SNAPSHOT::NOT_IMPLEMENTED"),
     ]:
         answer = api.request(method, path)
         assert (answer.status_code, answer.json()["code"]) == (status, code), path

@@ -82,7 +82,7 @@ def test_the_reserved_ports_resolve_for_every_sandbox(box):
         ("GET", "/v1/nothing/here", 404),
         ("GET", "/nothing", 404),
         ("PUT", "/v1/sandboxes", 405),
-        ("GET", "/v1/snapshots", 501),
+        ("GET", "/v1/snapshots/x", 404),
         ("GET", "/v1/pools/none", 404),
         ("GET", "/v1/templates/x", 501),
     ],

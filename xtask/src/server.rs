@@ -49,11 +49,19 @@ impl Server {
             Access::Keyless => None,
         };
         let instance = format!("t{:031x}", u128::from_ne_bytes(random()?) >> 4);
+        let shared = directory.join("shared");
+        fs::create_dir_all(&shared).context("could not make a directory to share")?;
+        // Where directories of the host may be mounted, sandboxes make no set-id files; the other
+        // server shows that elsewhere they do.
+        let mounts = key.is_none().then_some(("CORACLE_VOLUMES_HOST_PATHS", &shared));
         let mut process = Command::new(binary)
             .args(["serve", "--listen", "127.0.0.1:0", "--state-dir"])
             .arg(&state)
             .env("CORACLE_INSTANCE", &instance)
             .envs(key.iter().map(|key| ("CORACLE_API_KEY", key)))
+            .envs(mounts)
+            // The links and packet filters of this host are not for tests to change.
+            .env("CORACLE_NETWORK_DEFAULT", "off")
             // Everything it could ever log, so that a secret in a rare line is found too.
             .env("CORACLE_LOG", "trace")
             .stdout(Stdio::piped())

@@ -424,6 +424,11 @@ impl Hierarchies {
         fs::read_to_string(self.home(id).join("cmd/cgroup.freeze")).is_ok_and(|text| text.trim() == "1")
     }
 
+    /// The file in which the kernel says whether the commands stand still.
+    pub fn events_file(&self, id: &str) -> PathBuf {
+        self.home(id).join("cmd/cgroup.events")
+    }
+
     /// Kills whatever is left in a sandbox's groups.
     pub fn kill(&self, id: &str) -> io::Result<()> {
         write_if_present(&self.home(id).join("cgroup.kill"), "1")
@@ -501,15 +506,18 @@ impl Hierarchies {
             Controller::Legacy(root) => number(self.legacy_home(root, id, "cmd").join("pids.current")),
             Controller::Absent => None,
         };
-        // Every v2 group accounts processor time, with or without a controller.
-        let stat = fs::read_to_string(self.home(id).join("cmd/cpu.stat")).unwrap_or_default();
         let oom = self.oom_file(id, "cmd").and_then(|file| fs::read_to_string(file).ok());
         GroupUsage {
             memory,
             pids,
-            cpu_micros: word(&stat, "usage_usec"),
+            cpu_micros: self.cpu_micros(id),
             oom_kills: oom.and_then(|text| word(&text, "oom_kill")),
         }
+    }
+
+    /// Every v2 group accounts processor time, with or without a controller.
+    pub fn cpu_micros(&self, id: &str) -> Option<u64> {
+        word(&fs::read_to_string(self.home(id).join("cmd/cpu.stat")).ok()?, "usage_usec")
     }
 }
 

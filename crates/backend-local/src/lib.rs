@@ -8,6 +8,7 @@ pub mod images;
 pub mod jail;
 pub mod launcher;
 pub mod native;
+pub mod network;
 pub mod probe;
 pub mod range;
 pub mod settings;

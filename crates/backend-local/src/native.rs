@@ -7,12 +7,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use backend::{
-    AgentStream, Backend, BackendError, Capabilities, Death, Found, FoundVolume, InForce, Measures, Usage,
+    AgentStream, Backend, BackendError, Capabilities, Death, Found, FoundSnapshot, FoundVolume, InForce,
+    KeptFiles, Measures, Progress, Usage,
 };
 use domain::volume::Lifetime;
 use domain::{
-    Access, Bytes, Cause, Mount, Network, Owner, Resources, SandboxId, Source, Spec, Volume, VolumeId,
-    VolumeName,
+    Access, Bytes, Cause, Mount, Network, Owner, Resources, SandboxId, SnapshotId, Source, Spec, Volume,
+    VolumeId, VolumeName,
 };
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -23,7 +24,10 @@ use tokio::time::Instant;
 
 use crate::jail::plan::{GuestPlan, JailPlan, LimitName, Limits, MountPlan, SourcePlan, UserPlan};
 use crate::launcher::packet;
-use crate::launcher::protocol::{Answer, Ask, Question, Refusal, Resize, SOCKET, Tell, VERSION, VolumePlan};
+use crate::launcher::protocol::{
+    Answer, Ask, FoundKept, KeptBox, Question, Refusal, Resize, SOCKET, Tell, VERSION, VolumePlan,
+};
+use crate::network::Wish;
 
 /// What holds for sandboxes whose caller left something open.
 #[derive(Clone, Copy, Debug)]
@@ -89,17 +93,14 @@ impl Native {
     }
 
     fn plan(&self, id: &SandboxId, spec: &Spec) -> Result<JailPlan, BackendError> {
-        if spec.network != Network::Off {
-            let word = if spec.network == Network::On { "on" } else { "filtered" };
-            let message = format!("network `{word}` comes with the network issue");
-            return Err(BackendError::Unsupported { message, hint: Some("use network `off`".to_owned()) });
-        }
         Ok(JailPlan {
             id: id.as_str().to_owned(),
             image: spec.image.clone(),
+            snapshot: spec.snapshot.as_ref().map(|snapshot| snapshot.as_str().to_owned()),
             limits: self.limits(&spec.resources),
             named: named(&spec.resources),
             require_limits: self.defaults.require_limits,
+            network: wish(spec.network)?,
             mounts: mount_plans(&spec.mounts)?,
             env: spec.env.clone(),
             guest: guest_plan(spec),
@@ -154,8 +155,8 @@ impl Backend for Native {
 
     async fn probe(&self) -> Result<Capabilities, BackendError> {
         match self.simple(Question::Report).await? {
-            Answer::Report { limits, weaker, pause, attach, volumes } => {
-                Ok(Capabilities { pause, attach, volumes, limits, weaker })
+            Answer::Report { limits, weaker, pause, snapshot, attach, volumes, network } => {
+                Ok(Capabilities { pause, attach, snapshot, volumes, network, limits, weaker })
             }
             _ => Err(unexpected()),
         }
@@ -182,8 +183,11 @@ impl Backend for Native {
         self.simple(question).await.map(drop)
     }
 
-    async fn destroy(&self, id: &SandboxId) -> Result<(), BackendError> {
-        self.simple(Question::Destroy { id: id.as_str().to_owned() }).await.map(drop)
+    async fn destroy(&self, id: &SandboxId) -> Result<Usage, BackendError> {
+        match self.simple(Question::Destroy { id: id.as_str().to_owned() }).await? {
+            Answer::Ended { cpu_micros } => Ok(Usage { cpu_micros, ..Usage::default() }),
+            _ => Err(unexpected()),
+        }
     }
 
     async fn list(&self) -> Result<Vec<Found>, BackendError> {
@@ -278,6 +282,33 @@ impl Backend for Native {
             Answer::Resolved(name) => Ok(name),
             _ => Err(unexpected()),
         }
+    }
+
+    async fn connect(&self, id: &SandboxId, network: Network) -> Result<Measures, BackendError> {
+        let question = Question::Connect { id: id.as_str().to_owned(), network: wish(network)? };
+        match self.simple(question).await? {
+            Answer::Changed(measures) => Ok(measures),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn snapshot(&self, id: &SandboxId, snapshot: &SnapshotId) -> Result<KeptFiles, BackendError> {
+        let (id, snapshot) = (id.as_str().to_owned(), snapshot.as_str().to_owned());
+        match self.simple(Question::Snapshot { id, snapshot }).await? {
+            Answer::Kept(kept) => Ok(kept.into()),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn forget_snapshot(&self, snapshot: &SnapshotId) -> Result<(), BackendError> {
+        self.simple(Question::ForgetSnapshot { snapshot: snapshot.as_str().to_owned() }).await.map(drop)
+    }
+
+    async fn snapshots(&self) -> Result<Vec<FoundSnapshot>, BackendError> {
+        let Answer::Snapshots(all) = self.simple(Question::Snapshots).await? else {
+            return Err(unexpected());
+        };
+        Ok(all.into_iter().filter_map(found_snapshot).collect())
     }
 
     fn deaths(&self) -> mpsc::UnboundedReceiver<Death> {
@@ -392,17 +423,6 @@ fn unexpected() -> BackendError {
     BackendError::Io { action: "understand the launcher", source: io::ErrorKind::InvalidData.into() }
 }
 
-/// The limits that the caller named.
-fn named(resources: &Resources) -> Vec<LimitName> {
-    let all = [
-        (LimitName::Memory, resources.memory.is_some()),
-        (LimitName::Cpus, resources.cpus.is_some()),
-        (LimitName::Pids, resources.pids.is_some()),
-        (LimitName::Disk, resources.disk.is_some()),
-    ];
-    all.into_iter().filter_map(|(limit, named)| named.then_some(limit)).collect()
-}
-
 fn found_volume(plan: VolumePlan, used: u64) -> Option<FoundVolume> {
     let volume = Volume {
         id: VolumeId::parse(&plan.id).ok()?,
@@ -431,6 +451,45 @@ fn mount_plan(mount: &Mount) -> Result<MountPlan, BackendError> {
     let read_only = mount.access == Access::ReadOnly;
     let (target, sub_path) = (mount.target.clone(), mount.sub_path.clone());
     Ok(MountPlan { source, target, read_only, sub_path })
+}
+
+fn found_snapshot(found: FoundKept) -> Option<FoundSnapshot> {
+    let progress = match found.kept {
+        Some(kept) => Progress::Complete(kept.into()),
+        None => Progress::Making(found.copied.map(|(done, total)| (Bytes(done), Bytes(total)))),
+    };
+    Some(FoundSnapshot { id: SnapshotId::parse(&found.id).ok()?, progress })
+}
+
+impl From<KeptBox> for KeptFiles {
+    fn from(kept: KeptBox) -> Self {
+        Self { image: kept.image, size: Bytes(kept.size), disk: Bytes(kept.disk) }
+    }
+}
+
+/// The limits that the caller named.
+fn named(resources: &Resources) -> Vec<LimitName> {
+    let all = [
+        (LimitName::Memory, resources.memory.is_some()),
+        (LimitName::Cpus, resources.cpus.is_some()),
+        (LimitName::Pids, resources.pids.is_some()),
+        (LimitName::Disk, resources.disk.is_some()),
+    ];
+    all.into_iter().filter_map(|(limit, named)| named.then_some(limit)).collect()
+}
+
+/// What the launcher is asked for.
+fn wish(network: Network) -> Result<Wish, BackendError> {
+    match network {
+        Network::Off => Ok(Wish::Off),
+        Network::On => Ok(Wish::On),
+        Network::Auto => Ok(Wish::Auto),
+        Network::Filtered => {
+            let message = "network `filtered` comes with the egress filter".to_owned();
+            let hint = Some("use network `on` or `off`".to_owned());
+            Err(BackendError::Unsupported { message, hint })
+        }
+    }
 }
 
 /// The guest of a spec as plain data.

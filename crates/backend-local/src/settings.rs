@@ -6,6 +6,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::network::NetworkSettings;
+
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Settings {
     /// Everything we keep lies below it.
@@ -31,6 +33,7 @@ pub struct Settings {
     pub mounts: MountRule,
     pub lifetime: Lifetime,
     pub maxima: Maxima,
+    pub network: NetworkSettings,
 }
 
 /// The most that one sandbox may be given; `None` where everything may be asked for.

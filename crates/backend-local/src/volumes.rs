@@ -15,6 +15,7 @@
 //! synchronous and belongs to the launcher.
 
 mod ext4;
+mod keeping;
 pub mod named;
 mod pool;
 mod pool_file;
@@ -28,6 +29,8 @@ use domain::Bytes;
 
 use ext4::Ext4;
 use pool::Pool;
+
+pub use keeping::Copying;
 
 /// The part of a volume that holds the layers.
 const DISK: &str = "disk";
@@ -110,6 +113,8 @@ pub enum VolumeError {
     Unknown(String),
     #[error("there are no volumes on disk here")]
     OnlyMemory,
+    #[error("a disk that is restored from an image of {image} bytes cannot have {limit}")]
+    OtherSize { limit: u64, image: u64 },
     #[error("a volume that is an image file keeps its size")]
     FixedSize,
 }
@@ -128,9 +133,10 @@ impl VolumeError {
             Self::NoRoom { .. } => Some("free some space, or lower the floor in the configuration"),
             Self::NoFormatter => Some("install e2fsprogs, or load the btrfs module"),
             Self::NoBtrfs => Some("load the btrfs module, or choose ext4 volumes"),
-            Self::BadPool { .. } => {
-                Some("restore the file, or move it away: it holds the disks of sandboxes and all volumes")
-            }
+            Self::BadPool { .. } => Some(
+                "restore the file, or move it away: it holds snapshots, all volumes and disks of sandboxes",
+            ),
+            Self::OtherSize { .. } => Some("leave the disk out, or name that of the snapshot"),
             _ => None,
         }
     }

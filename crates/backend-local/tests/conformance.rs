@@ -20,6 +20,7 @@ use backend_local::launcher::Launcher;
 use backend_local::launcher::record::Records;
 use backend_local::launcher::serve::Loop;
 use backend_local::native::{Defaults, Native};
+use backend_local::network::NetworkSettings;
 use backend_local::range::DEFAULT_BASE;
 use backend_local::settings::{Lifetime, Maxima, MountRule, Settings};
 use domain::{Bytes, SandboxId};
@@ -165,6 +166,7 @@ fn launch(state_dir: PathBuf, shared: PathBuf, instance: &str) {
         prepared: 1,
         maxima: Maxima::default(),
         mounts: MountRule::Below(vec![shared]),
+        network: NetworkSettings::default(),
         lifetime: Lifetime::Own,
     });
     let stop = std::io::stdin().as_fd().try_clone_to_owned().unwrap();

@@ -7,6 +7,7 @@
 
 mod agent;
 mod checks;
+mod snapshots;
 
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};

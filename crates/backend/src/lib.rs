@@ -6,7 +6,7 @@ pub mod conformance;
 
 use std::sync::Arc;
 
-use domain::{Bytes, Cause, Mount, Resources, SandboxId, Spec, Volume, VolumeId};
+use domain::{Bytes, Cause, Mount, Network, Resources, SandboxId, SnapshotId, Spec, Volume, VolumeId};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 
@@ -28,15 +28,11 @@ pub trait Backend: Send + Sync {
     /// Stops every command; the agent still answers.
     async fn pause(&self, id: &SandboxId) -> Result<(), BackendError>;
     async fn resume(&self, id: &SandboxId) -> Result<(), BackendError>;
-    async fn destroy(&self, id: &SandboxId) -> Result<(), BackendError>;
+    /// Answers when nothing is left of it, with what it had used, as far as anybody knows.
+    async fn destroy(&self, id: &SandboxId) -> Result<Usage, BackendError>;
     async fn list(&self) -> Result<Vec<Found>, BackendError>;
     async fn dial(&self, id: &SandboxId) -> Result<AgentStream, BackendError>;
     async fn usage(&self, id: &SandboxId) -> Result<Usage, BackendError>;
-    /// Gives a living sandbox other limits, those that are left open as at its creation, and says
-    /// what holds now. What cannot be enforced fails, and then nobody knows which limits hold.
-    async fn resize(&self, id: &SandboxId, resources: &Resources) -> Result<Measures, BackendError>;
-    /// The image that a name stands for, as `InForce::image` would tell it.
-    async fn resolve(&self, image: &str) -> Result<String, BackendError>;
     /// Makes mounts visible inside a living sandbox: all of them, or none.
     async fn attach(&self, id: &SandboxId, mounts: &[Mount]) -> Result<Measures, BackendError>;
     /// Makes a volume that outlives sandboxes. One that exists already stays as it is.
@@ -45,6 +41,21 @@ pub trait Backend: Send + Sync {
     async fn remove_volume(&self, id: &VolumeId) -> Result<(), BackendError>;
     /// Every volume that is whole, so that a restarted server knows them again.
     async fn volumes(&self) -> Result<Vec<FoundVolume>, BackendError>;
+    /// Gives a living sandbox other limits, those that are left open as at its creation, and says
+    /// what holds now. What cannot be enforced fails, and then nobody knows which limits hold.
+    async fn resize(&self, id: &SandboxId, resources: &Resources) -> Result<Measures, BackendError>;
+    /// The image that a name stands for, as `InForce::image` would tell it.
+    async fn resolve(&self, image: &str) -> Result<String, BackendError>;
+    /// Gives a living sandbox that was made without one its network. Asking again changes nothing.
+    async fn connect(&self, id: &SandboxId, network: Network) -> Result<Measures, BackendError>;
+    /// Keeps the files of a living sandbox as they are at one moment. Its commands stand still
+    /// meanwhile and go on afterwards, whatever becomes of the snapshot. Asked a second time for
+    /// the same snapshot it answers with the first.
+    async fn snapshot(&self, id: &SandboxId, snapshot: &SnapshotId) -> Result<KeptFiles, BackendError>;
+    /// Drops a snapshot; sandboxes made from it keep their files. One that is gone is no error.
+    async fn forget_snapshot(&self, snapshot: &SnapshotId) -> Result<(), BackendError>;
+    /// All snapshots that this backend has or is making.
+    async fn snapshots(&self) -> Result<Vec<FoundSnapshot>, BackendError>;
     /// Sandboxes that end without `destroy`, as they end. There is one listener: the service.
     fn deaths(&self) -> mpsc::UnboundedReceiver<Death>;
 }
@@ -65,6 +76,10 @@ pub struct Capabilities {
     pub attach: bool,
     /// Whether there are volumes that outlive sandboxes.
     pub volumes: bool,
+    /// Whether the files of a sandbox can be kept and given to others.
+    pub snapshot: bool,
+    /// Whether a sandbox can reach other machines.
+    pub network: bool,
     /// The limits that are enforced, by name: `memory`, `cpus`, `pids`, `disk`.
     pub limits: Vec<String>,
     /// What holds less than it should here, each as a sentence.
@@ -108,6 +123,31 @@ pub enum Condition {
     Dead,
     /// Made or removed in part.
     Half,
+}
+
+/// What a snapshot holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeptFiles {
+    /// The image below the files, after aliases.
+    pub image: String,
+    /// How many bytes lie above the image.
+    pub size: Bytes,
+    /// The limit on the disk of the sandbox.
+    pub disk: Bytes,
+}
+
+/// A snapshot as a backend finds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundSnapshot {
+    pub id: SnapshotId,
+    pub progress: Progress,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Progress {
+    Complete(KeptFiles),
+    /// It is being made; so many bytes of so many, where they are copied.
+    Making(Option<(Bytes, Bytes)>),
 }
 
 /// A sandbox ended by itself.

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use domain::{Bytes, Cpus, Identity, Mount, SandboxId};
+use domain::{Bytes, Cpus, Identity, Mount, SandboxId, SnapshotId};
 
 use crate::values::{self, Place};
 
@@ -17,7 +17,8 @@ use crate::values::{self, Place};
 #[derive(Debug, Parser)]
 #[command(name = "coracle", version, propagate_version = true, after_help = AFTER_HELP)]
 pub(crate) struct Cli {
-    /// The server that the commands for sandboxes, keys and events talk to
+    /// The server that the commands for sandboxes, keys and events talk to; operators on its own
+    /// machine may name its socket, as `unix:/var/lib/coracle/operator.sock`, and need no key there
     #[arg(
         long,
         global = true,
@@ -68,6 +69,8 @@ pub(crate) enum Command {
     },
     /// Show what the sandboxes use, again and again
     Top(TopArgs),
+    /// Show what was used, by the hour or sample by sample
+    Usage(UsageArgs),
     /// Print what becomes of sandboxes
     Events(EventsArgs),
     /// Remove sandboxes
@@ -75,6 +78,11 @@ pub(crate) enum Command {
     /// Sandboxes that are kept warm; needs the operator's key
     #[command(subcommand)]
     Pool(PoolCommand),
+    /// Files of a sandbox at one moment, kept to make others from
+    #[command(subcommand)]
+    Snapshot(SnapshotCommand),
+    /// Make sandboxes that begin with the files of another, and print their ids
+    Fork(ForkArgs),
     /// API keys of the server's owners; needs the operator's key
     #[command(subcommand)]
     Key(KeyCommand),
@@ -199,7 +207,11 @@ hyphen needs `--` before it.";
 pub(crate) enum NetworkChoice {
     /// Loopback only
     Off,
+    /// Other machines, but not this host and its private networks
     On,
+    /// `on` where this host can do it, else `off`
+    Auto,
+    /// Not offered yet
     Filtered,
 }
 
@@ -208,6 +220,7 @@ impl From<NetworkChoice> for domain::Network {
         match choice {
             NetworkChoice::Off => Self::Off,
             NetworkChoice::On => Self::On,
+            NetworkChoice::Auto => Self::Auto,
             NetworkChoice::Filtered => Self::Filtered,
         }
     }
@@ -222,6 +235,10 @@ pub(crate) struct CreateArgs {
     /// Take it from this pool; image and limits are then the pool's unless limits are named here
     #[arg(long, value_name = "NAME")]
     pub pool: Option<String>,
+
+    /// Begin with the files of this snapshot instead of an image
+    #[arg(long, value_name = "SNAPSHOT", value_parser = snapshot_id, conflicts_with = "image")]
+    pub snapshot: Option<SnapshotId>,
 
     /// Find the sandbox of this name again, and make it only if there is none
     #[arg(long, value_name = "NAME")]
@@ -275,6 +292,17 @@ pub(crate) struct TopArgs {
     /// Look once, over one such time
     #[arg(long)]
     pub once: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct UsageArgs {
+    /// Show the last hour of this sandbox instead of what owners used
+    #[arg(value_name = "ID", value_parser = values::sandbox_id)]
+    pub id: Option<SandboxId>,
+
+    /// How many hours to look back
+    #[arg(long, value_name = "COUNT", default_value_t = 24, value_parser = clap::value_parser!(u64).range(1..=744), conflicts_with = "id")]
+    pub hours: u64,
 }
 
 #[derive(Debug, Args)]
@@ -385,6 +413,10 @@ pub(crate) struct LogsArgs {
     pub from: u64,
 }
 
+fn snapshot_id(text: &str) -> Result<SnapshotId, String> {
+    SnapshotId::parse(text).map_err(|error| error.to_string())
+}
+
 fn process_id(text: &str) -> Result<domain::ProcessId, String> {
     domain::ProcessId::parse(text).map_err(|error| error.to_string())
 }
@@ -454,6 +486,66 @@ pub(crate) struct PoolSize {
     #[arg(long, value_name = "COUNT")]
     pub max: Option<u32>,
 }
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SnapshotCommand {
+    /// Keep the files of a running sandbox, and print the id of the snapshot
+    Create {
+        /// The sandbox, as `create` and `ls` name it
+        #[arg(value_name = "ID", value_parser = values::sandbox_id)]
+        id: SandboxId,
+        /// What to call it
+        #[arg(long)]
+        name: Option<String>,
+    },
+    /// List the snapshots of the server
+    Ls {
+        /// Only those of this sandbox
+        #[arg(long, value_name = "ID", value_parser = values::sandbox_id)]
+        sandbox: Option<SandboxId>,
+    },
+    /// Show a snapshot
+    Inspect {
+        #[arg(value_name = "SNAPSHOT", value_parser = snapshot_id)]
+        id: SnapshotId,
+    },
+    /// Delete snapshots; sandboxes that were made from them keep their files
+    Rm {
+        #[arg(required = true, value_name = "SNAPSHOT", value_parser = snapshot_id)]
+        ids: Vec<SnapshotId>,
+    },
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = FORK_HELP)]
+pub(crate) struct ForkArgs {
+    /// The sandbox, as `create` and `ls` name it
+    #[arg(value_name = "ID", value_parser = values::sandbox_id)]
+    pub id: SandboxId,
+
+    /// How many to make
+    #[arg(long, short = 'n', default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub count: u32,
+
+    /// Remove each after this long, at least 60s [default: never]
+    #[arg(long, value_name = "TIME", value_parser = values::duration)]
+    pub timeout: Option<Duration>,
+
+    #[command(flatten)]
+    pub limits: LimitArgs,
+
+    /// Set a variable in every process
+    #[arg(long = "env", short = 'e', value_name = "K=V", value_parser = values::variable)]
+    pub env: Vec<(String, String)>,
+
+    /// Hang a label on each, beside those of the sandbox
+    #[arg(long = "label", short = 'l', value_name = "K=V", value_parser = values::label)]
+    pub labels: Vec<(String, String)>,
+}
+
+const FORK_HELP: &str = "\
+A fork has the files, the labels and the size of disk of its sandbox, but none of its processes. Other limits, \
+variables and mounts are those that are named here.";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum KeyCommand {

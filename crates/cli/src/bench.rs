@@ -11,14 +11,17 @@
 //!    └────► floor.rs  ── one word per run ────────► coracle __floor (one thread, so it may clone)
 //! ```
 
+mod acquire;
 mod client;
 pub(crate) mod floor;
 mod idle;
 mod lifecycle;
 mod peers;
+mod pip;
 mod pools;
 mod report;
 mod server;
+mod snapshots;
 mod statistics;
 mod transfer;
 
@@ -41,17 +44,23 @@ struct Rounds {
     many: usize,
     /// Runs with a pause before each.
     spaced: usize,
+    /// Runs of what takes a second or more.
+    long: usize,
     /// Sandboxes at once.
     burst: usize,
     /// Sandboxes alive together.
     idle: usize,
     /// Bytes of the large file.
     file: u64,
+    /// Bytes that a sandbox has written before a snapshot is taken of it.
+    written: u64,
 }
 
 impl Rounds {
-    const FULL: Self = Self { many: 200, spaced: 50, burst: 100, idle: 1000, file: 1 << 30 };
-    const QUICK: Self = Self { many: 40, spaced: 10, burst: 20, idle: 100, file: 128 << 20 };
+    const FULL: Self =
+        Self { many: 200, spaced: 50, long: 7, burst: 100, idle: 1000, file: 1 << 30, written: 2 << 30 };
+    const QUICK: Self =
+        Self { many: 40, spaced: 10, long: 3, burst: 20, idle: 100, file: 128 << 20, written: 128 << 20 };
 }
 
 /// Lets time pass between two runs or two looks.
@@ -69,13 +78,17 @@ pub(crate) fn bench(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
     report.note(format!("prepared ahead: {volumes} volumes and {namespaces} net namespaces, no process"));
     let wanted = |name: &str| args.only.as_deref().is_none_or(|word| name.contains(word));
     type Measurement = fn(&Server, Rounds, &mut Report) -> Result<()>;
-    let measurements: [(&str, Measurement); 8] = [
+    let measurements: &[(&str, Measurement)] = &[
         ("create", lifecycle::create),
         ("exec", lifecycle::exec),
+        ("acquire", acquire::acquire),
         ("burst", lifecycle::burst),
         ("pool", pools::claim),
+        ("snapshot", snapshots::take),
+        ("restore", snapshots::restore),
         ("peers", peers::compare),
         ("transfer", transfer::transfer),
+        ("pip", pip::pip),
         ("memory", idle::memory),
         ("list", idle::list),
     ];

@@ -13,8 +13,10 @@ mod lifecycle;
 mod operator;
 mod pools;
 mod sandbox;
+mod snapshots;
 mod terminal;
 mod volumes;
+mod way;
 
 pub(crate) use commands::{Execution, Wish};
 pub(crate) use events::{Ending, Event, Failure};
@@ -22,9 +24,10 @@ pub(crate) use files::{FileInfo, Kind};
 pub(crate) use http::Refused;
 pub(crate) use keys::KeyInfo;
 pub(crate) use lifecycle::{NewSandbox, SandboxInfo, Server};
-pub(crate) use operator::Report;
+pub(crate) use operator::{Hour, Report, Sample};
 pub(crate) use pools::{NewPool, PoolInfo};
 pub(crate) use sandbox::Sandbox;
+pub(crate) use snapshots::SnapshotInfo;
 pub(crate) use terminal::{FromTerminal, Terminal, ToTerminal};
 pub(crate) use volumes::VolumeInfo;
 

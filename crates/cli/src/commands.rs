@@ -8,6 +8,7 @@ pub(crate) mod logs;
 pub(crate) mod pool;
 pub(crate) mod sandboxes;
 pub(crate) mod shell;
+pub(crate) mod snapshot;
 pub(crate) mod volume;
 pub(crate) mod watch;
 

@@ -5,6 +5,7 @@
 //! Only `Config` travels.
 
 mod keys;
+mod network;
 mod pools;
 mod raw;
 mod volumes;
@@ -16,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use backend_local::network::NetworkSettings;
 use domain::{Bytes, Cpus};
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
@@ -23,7 +25,7 @@ use toml::{Table, Value};
 use crate::args::{ServeArgs, StateArgs};
 use crate::output::WithHint;
 use crate::values;
-pub(crate) use pools::PoolSettings;
+pub(crate) use pools::{PoolSettings, network as network_of};
 use raw::{Amount, RawConfig, RawImages, RawLimits, RawPrepared, RawQuota};
 pub(crate) use volumes::Volumes;
 
@@ -39,6 +41,7 @@ pub(crate) struct Config {
     /// The name of this server among others on the host; part of cgroup names.
     pub instance: String,
     pub lines: Lines,
+    pub on_stop: OnStop,
     pub images: Images,
     pub limits: Limits,
     /// Whether a default limit that this host cannot enforce fails a create.
@@ -57,6 +60,7 @@ pub(crate) struct Config {
     /// What is kept warm.
     pub pools: Vec<PoolSettings>,
     pub volumes: Volumes,
+    pub network: NetworkSettings,
 }
 
 /// An API key. It never appears in what is printed.
@@ -73,6 +77,14 @@ impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")
     }
+}
+
+/// What becomes of sandboxes when the server is told to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum OnStop {
+    /// They live on; the next server adopts them.
+    Keep,
+    Remove,
 }
 
 /// How output is cut into events, see docs/configuration.md.
@@ -104,6 +116,8 @@ pub(crate) struct Limits {
     pub soft_sandboxes: Option<usize>,
     /// Per sandbox.
     pub max_commands: u32,
+    /// Per owner.
+    pub max_snapshots: usize,
     pub concurrent_requests: usize,
     pub json_body: Bytes,
 }
@@ -184,6 +198,7 @@ impl Config {
             Some(directory) => std::path::absolute(directory).context("could not resolve `state_dir`")?,
             None => default_state_dir()?,
         };
+        let network = network::check(raw.network)?;
         let config = Self {
             listen: match raw.listen {
                 Some(text) => text.parse().map_err(|error| wrong("listen", &text, error))?,
@@ -196,6 +211,7 @@ impl Config {
                 None => derived_instance(&state_dir),
             },
             lines: check_lines(raw.lines.as_deref())?,
+            on_stop: check_on_stop(raw.on_stop.as_deref())?,
             images: check_images(raw.images)?,
             limits: check_limits(&raw.limits)?,
             require_limits: raw.require_limits.unwrap_or(true),
@@ -211,8 +227,9 @@ impl Config {
                 .map(|amount| read("longest_timeout", &amount, values::duration))
                 .transpose()?,
             prepared: check_prepared(&raw.prepared)?,
-            pools: pools::check(&raw.pool)?,
             volumes: volumes::check(&raw.volumes, &state_dir)?,
+            pools: pools::check(&raw.pool, network.default)?,
+            network,
             state_dir,
         };
         config.check_uids()?;
@@ -342,6 +359,14 @@ fn check_instance(name: String) -> Result<String> {
     Ok(name)
 }
 
+fn check_on_stop(text: Option<&str>) -> Result<OnStop> {
+    match text {
+        None | Some("keep") => Ok(OnStop::Keep),
+        Some("remove") => Ok(OnStop::Remove),
+        Some(other) => bail!("`on_stop` is `{other}`, neither `keep` nor `remove`"),
+    }
+}
+
 fn check_lines(text: Option<&str>) -> Result<Lines> {
     match text {
         None | Some("P") => Ok(Lines::Preserving),
@@ -388,6 +413,7 @@ fn check_limits(raw: &RawLimits) -> Result<Limits> {
             .map(|count| positive("limits.soft_sandboxes", Some(count), 1))
             .transpose()?,
         max_commands: positive("limits.max_commands", raw.max_commands, 64)?,
+        max_snapshots: positive("limits.max_snapshots", raw.max_snapshots, 100)?,
         concurrent_requests: positive("limits.concurrent_requests", raw.concurrent_requests, 1024)?,
         json_body: bytes("limits.json_body", raw.json_body.as_ref(), Bytes::mib(1))?,
     })

@@ -20,7 +20,9 @@ use clap::{CommandFactory, Parser};
 
 use args::{Cli, Command};
 use client::Server;
-use commands::{NotStarted, block_on, copy, exec, image, key, logs, pool, sandboxes, shell, volume, watch};
+use commands::{
+    NotStarted, block_on, copy, exec, image, key, logs, pool, sandboxes, shell, snapshot, volume, watch,
+};
 use output::Printer;
 
 fn main() -> ExitCode {
@@ -73,6 +75,7 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<ExitCode> {
         Command::Ls(args) => block_on(sandboxes::list(&server()?, args, printer)),
         Command::Inspect { id } => block_on(watch::inspect(&server()?, &id, printer)),
         Command::Top(args) => block_on(watch::top(&server()?, &args, printer)),
+        Command::Usage(args) => block_on(watch::usage(&server()?, &args, printer)),
         Command::Events(args) => block_on(watch::events(&server()?, &args, printer)),
         Command::Release(args) => block_on(sandboxes::release(&server()?, &args, printer)),
         Command::Rm(args) => block_on(sandboxes::remove(&server()?, args, printer)),
@@ -81,6 +84,8 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<ExitCode> {
         Command::Cp(args) => block_on(copy::copy(&server()?, args, printer)),
         Command::Logs(args) => block_on(logs::logs(&server()?, args, printer)),
         Command::Pool(command) => block_on(pool::pool(&server()?, command, printer)),
+        Command::Snapshot(command) => block_on(snapshot::snapshot(&server()?, command, printer)),
+        Command::Fork(args) => block_on(snapshot::fork(&server()?, args, printer)),
         Command::Key(command) => block_on(key::key(&server()?, command, printer)),
         Command::Volume(command) => block_on(volume::volume(&server()?, command, printer)),
         Command::Image(command) => image::image(&command, printer),

@@ -54,7 +54,7 @@ impl Printer {
     }
 
     /// One JSON value, on as many lines as it takes to be read by people as well.
-    pub(crate) fn value(&self, value: &impl Serialize) -> Result<()> {
+    pub(crate) fn value(&self, value: &(impl Serialize + ?Sized)) -> Result<()> {
         self.line(serde_json::to_string_pretty(value)?)
     }
 
@@ -63,7 +63,12 @@ impl Printer {
     }
 
     /// `value` for programs, or else the table for people.
-    pub(crate) fn list(&self, value: &impl Serialize, header: &[&str], rows: Vec<Vec<String>>) -> Result<()> {
+    pub(crate) fn list(
+        &self,
+        value: &(impl Serialize + ?Sized),
+        header: &[&str],
+        rows: Vec<Vec<String>>,
+    ) -> Result<()> {
         if self.json { self.value(value) } else { self.table(header, rows) }
     }
 

@@ -20,6 +20,7 @@ use backend_local::jail::plan::{GuestPlan, JailPlan, LimitName, Limits};
 use backend_local::launcher::Launcher;
 use backend_local::launcher::create::NotBegun;
 use backend_local::launcher::protocol::{Holds, Refusal};
+use backend_local::network::{NetworkSettings, Wish};
 use backend_local::settings::{Lifetime, Maxima, MountRule, Settings};
 use domain::{Bytes, Identity, Network, Source};
 use linux::namespaces::{self, Namespaces};
@@ -175,15 +176,21 @@ fn settings(config: &Config, state: &Path) -> Settings {
         lifetime: Lifetime::Ours,
         // They bound what clients of a server may ask for; here the caller is the operator.
         maxima: Maxima::default(),
+        // One sandbox, made once: nothing is prepared ahead.
+        network: NetworkSettings { default: Wish::Off, ..config.network.clone() },
     }
 }
 
 fn plan(args: &RunArgs, config: &Config) -> Result<JailPlan> {
-    let network = Network::from(args.network);
-    if network != Network::Off {
-        let word = if network == Network::On { "on" } else { "filtered" };
-        return Err(anyhow!("network `{word}` comes with the network issue")).hint("use `--network off`");
-    }
+    let network = match Network::from(args.network) {
+        Network::Off => Wish::Off,
+        Network::On => Wish::On,
+        Network::Auto => Wish::Auto,
+        Network::Filtered => {
+            let message = "network `filtered` comes with the egress filter";
+            return Err(anyhow!(message)).hint("use `--network on` or `--network off`");
+        }
+    };
     for mount in &args.mounts {
         let Source::Host(source) = &mount.source else { continue };
         std::fs::metadata(source)
@@ -202,6 +209,7 @@ fn plan(args: &RunArgs, config: &Config) -> Result<JailPlan> {
     Ok(JailPlan {
         id: domain::SandboxId::from_entropy(entropy).to_string(),
         image: args.image.clone(),
+        snapshot: None,
         limits: Limits {
             memory: args.limits.memory.map_or(defaults.memory, |memory| memory.0),
             cpus: args.limits.cpus.map_or(defaults.cpus, |cpus| cpus.0),
@@ -211,6 +219,7 @@ fn plan(args: &RunArgs, config: &Config) -> Result<JailPlan> {
         named: asked.into_iter().filter_map(|(named, limit)| named.then_some(limit)).collect(),
         require_limits: args.require_limits,
         mounts: backend_local::native::mount_plans(&args.mounts)?,
+        network,
         env: BTreeMap::new(),
         guest: GuestPlan {
             users: Vec::new(),

@@ -15,8 +15,9 @@ pub(crate) mod server;
 
 use std::fs::{self, File};
 use std::net::TcpListener;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -29,7 +30,7 @@ use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::ServeArgs;
-use crate::config::Config;
+use crate::config::{Config, OnStop};
 use crate::output::WithHint;
 use handover::{Announce, Handover, Pass};
 
@@ -42,6 +43,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 const LAST_MOMENT: Duration = Duration::from_millis(500);
 /// How long the parts may take to end when they are asked to.
 const GRACE: Duration = Duration::from_secs(10);
+/// As above, for a server that has to remove its sandboxes first.
+const GRACE_TO_REMOVE: Duration = Duration::from_secs(300);
 
 pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode> {
     let config = Config::for_server(args)?;
@@ -51,15 +54,49 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode> {
     let listener =
         TcpListener::bind(config.listen).with_context(|| format!("could not listen on {}", config.listen))?;
     listener.set_nonblocking(true)?;
+    let listeners = Listeners { network: listener, operators: operators_socket(&config)? };
     let divided = divide_group();
     linux::namespaces::adopt_orphans().context("could not become the parent of orphans")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let code = runtime.block_on(supervise(&config, listener))?;
+    let code = runtime.block_on(supervise(&config, listeners))?;
     if divided && let Err(error) = backend_local::cgroups::give_room_back() {
         tracing::info!(%error, "our control group is not left as it was");
     }
+    if let Err(error) = fs::remove_file(config.state_dir.join(OPERATORS)) {
+        tracing::info!(%error, "the operators' socket is left");
+    }
     drop(lock);
     Ok(code)
+}
+
+/// Where the server is reached. Both outlive it.
+struct Listeners {
+    network: TcpListener,
+    operators: UnixListener,
+}
+
+/// The name of the operators' socket in the state directory.
+pub(crate) const OPERATORS: &str = "operator.sock";
+
+/// Listens for operators, whom the kernel tells from others by the socket's mode. One that a
+/// killed supervisor left is replaced: nobody else can be using it, we have the lock.
+fn operators_socket(config: &Config) -> Result<UnixListener> {
+    let path = config.state_dir.join(OPERATORS);
+    let failed = || format!("could not listen on `{}`", path.display());
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error).with_context(failed),
+        _ => {}
+    }
+    // Through a descriptor: the path may be longer than the kernel takes in one.
+    let directory = File::open(&config.state_dir).with_context(failed)?;
+    let short = Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string()).join(OPERATORS);
+    // It is open to nobody else at any moment: the mask holds from its first.
+    let mask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
+    let listener = UnixListener::bind(short);
+    rustix::process::umask(mask);
+    let listener = listener.with_context(failed)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
 }
 
 /// An ordinary user's groups lie in the one we were started in. It must be empty of processes
@@ -165,13 +202,13 @@ struct Part {
     ready: Receiver,
 }
 
-async fn supervise(config: &Config, listener: TcpListener) -> Result<ExitCode> {
+async fn supervise(config: &Config, listeners: Listeners) -> Result<ExitCode> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut ended = signal(SignalKind::child())?;
     let mut launcher = start_launcher(config, FIRST_PAUSE).await?;
     let mut announce = Announce::Yes;
-    let mut server = start_server(config, &listener, announce, FIRST_PAUSE)?;
+    let mut server = start_server(config, &listeners, announce, FIRST_PAUSE)?;
     loop {
         collect_orphans(&[launcher.child.id(), server.child.id()]);
         tokio::select! {
@@ -190,7 +227,7 @@ async fn supervise(config: &Config, listener: TcpListener) -> Result<ExitCode> {
                     return Ok(ExitCode::FAILURE);
                 }
                 let pause = server.next_pause().await;
-                server = start_server(config, &listener, announce, pause)?;
+                server = start_server(config, &listeners, announce, pause)?;
             }
             // What has ended is collected when the loop begins anew.
             _ = ended.recv() => {}
@@ -199,8 +236,8 @@ async fn supervise(config: &Config, listener: TcpListener) -> Result<ExitCode> {
         }
     }
     // The server first: while it lives it asks the launcher.
-    end(&mut server).await;
-    end(&mut launcher).await;
+    end(&mut server, if config.on_stop == OnStop::Remove { GRACE_TO_REMOVE } else { GRACE }).await;
+    end(&mut launcher, GRACE).await;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -248,18 +285,15 @@ async fn start_launcher_again(config: &Config, former: &Part) -> Part {
     }
 }
 
-fn start_server(
-    config: &Config,
-    listener: &TcpListener,
-    announce: Announce,
-    pause: Duration,
-) -> Result<Part> {
+fn start_server(config: &Config, listeners: &Listeners, announce: Announce, pause: Duration) -> Result<Part> {
     let (tell, ready) = pipe()?;
     let handover = Handover::of(config, announce);
-    // The lock before the listener: the kernel lets go of them in the opposite order.
+    // The lock before the listeners: the kernel lets go of them in the opposite order.
     let lock = OwnedFd::from(server_lock(config)?);
-    let listener = listener.as_fd().try_clone_to_owned()?;
-    let child = start("__server", &[memfd(&handover)?, tell.into_blocking_fd()?, lock, listener])?;
+    let operators = listeners.operators.as_fd().try_clone_to_owned()?;
+    let network = listeners.network.as_fd().try_clone_to_owned()?;
+    let passed = [memfd(&handover)?, tell.into_blocking_fd()?, lock, operators, network];
+    let child = start("__server", &passed)?;
     Ok(Part { name: "server", child, born: Instant::now(), pause, ready })
 }
 
@@ -283,7 +317,7 @@ fn memfd(handover: &Handover) -> Result<OwnedFd> {
 }
 
 /// Asks a part to end and waits; one that does not is killed.
-async fn end(part: &mut Part) {
+async fn end(part: &mut Part, grace: Duration) {
     let Some(pid) = part.child.id().and_then(|id| rustix::process::Pid::from_raw(i32::try_from(id).ok()?))
     else {
         return;
@@ -291,7 +325,7 @@ async fn end(part: &mut Part) {
     if rustix::process::kill_process(pid, rustix::process::Signal::TERM).is_err() {
         return;
     }
-    if tokio::time::timeout(GRACE, part.child.wait()).await.is_err() {
+    if tokio::time::timeout(grace, part.child.wait()).await.is_err() {
         tracing::warn!(part = part.name, "did not end and is killed");
         if let Err(error) = part.child.kill().await {
             tracing::warn!(part = part.name, %error, "could not be killed");

@@ -11,6 +11,7 @@ pub mod pool;
 pub mod process;
 pub mod quantity;
 pub mod sandbox;
+pub mod snapshot;
 pub mod spec;
 pub mod volume;
 
@@ -22,5 +23,6 @@ pub use pool::{Capacity, Pool, Refill};
 pub use process::{Exit, Identity, ProcessId, SessionId};
 pub use quantity::{Bytes, Cpus};
 pub use sandbox::{Labels, NotAnOwner, Owner, SandboxId};
+pub use snapshot::{NotASnapshotId, Snapshot, SnapshotId, SnapshotState};
 pub use spec::{Network, Resources, Spec};
 pub use volume::{Access, Mount, Source, Volume, VolumeId, VolumeName};

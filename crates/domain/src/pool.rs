@@ -92,9 +92,9 @@ impl Pool {
     }
 
     /// Whether a sandbox of this spec, which has the same image, can be made of a warm one: all
-    /// but its inhabitants can be bound late.
+    /// but its inhabitants and the files of a snapshot can be bound late.
     pub fn fits(&self, spec: &Spec) -> bool {
-        spec.guest == self.template.guest
+        spec.guest == self.template.guest && spec.snapshot.is_none()
     }
 }
 

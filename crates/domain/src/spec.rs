@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::guest::Guest;
 use crate::quantity::{Bytes, Cpus};
+use crate::snapshot::SnapshotId;
 use crate::volume::Mount;
 
 /// Everything that is decided before a sandbox exists.
@@ -11,6 +12,8 @@ use crate::volume::Mount;
 pub struct Spec {
     /// The image as the client named it; the backend resolves aliases.
     pub image: String,
+    /// The snapshot whose files it begins with; the image is then the one that lies below them.
+    pub snapshot: Option<SnapshotId>,
     pub resources: Resources,
     pub network: Network,
     pub mounts: Vec<Mount>,
@@ -36,7 +39,10 @@ pub struct Resources {
 pub enum Network {
     /// Its own loopback and nothing else.
     Off,
+    /// Other machines, but not this host and what is near it.
     On,
+    /// `On` where that is possible, else `Off`.
+    Auto,
     Filtered,
 }
 
@@ -45,6 +51,7 @@ impl Spec {
     pub fn plain() -> Self {
         Self {
             image: "host".to_owned(),
+            snapshot: None,
             resources: Resources::default(),
             network: Network::Off,
             mounts: Vec::new(),

@@ -38,6 +38,15 @@ pub(crate) async fn not_found() -> Response {
     error(StatusCode::NOT_FOUND, "NOT_FOUND", "there is nothing at this path")
 }
 
+/// As [`not_found`], where somebody may look for more than there is.
+pub(crate) async fn operators_only() -> Response {
+    error(
+        StatusCode::NOT_FOUND,
+        "NOT_FOUND",
+        "this socket answers only what operators ask, below /coracle/v1",
+    )
+}
+
 pub(crate) async fn wrong_method() -> Response {
     error(StatusCode::METHOD_NOT_ALLOWED, "METHOD_NOT_ALLOWED", "this path does not know this method")
 }

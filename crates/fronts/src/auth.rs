@@ -78,7 +78,10 @@ pub(crate) struct Guard {
 pub(crate) async fn guard(State(guard): State<Guard>, request: Request, next: Next) -> Response {
     let open = matches!(request.uri().path(), "/health" | "/version");
     if guard.service.keyless() && !open {
-        let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
+        let peer = match request.extensions().get::<Peer>() {
+            Some(Peer::Network(peer)) => Some(*peer),
+            Some(Peer::Operator) | None => None,
+        };
         let host = host(request.uri(), request.headers());
         let origin = request.headers().get(header::ORIGIN).map(|value| value.to_str().unwrap_or("?"));
         if let Err(why) = judge(&guard.settings, peer, host.as_deref(), origin) {

@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep};
 
@@ -21,30 +21,59 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Failures are told of at most so often.
 const QUIET: Duration = Duration::from_secs(1);
 
-pub(crate) struct Door {
-    listener: TcpListener,
+pub(crate) struct Door<L> {
+    listener: L,
     places: Arc<Semaphore>,
     complained: Option<Instant>,
 }
 
 /// A connection and its place.
-pub(crate) struct Visitor {
-    stream: TcpStream,
+pub(crate) struct Visitor<S> {
+    stream: S,
     _place: OwnedSemaphorePermit,
 }
 
-impl Door {
-    pub(crate) fn new(listener: TcpListener, connections: usize) -> Self {
+/// Where connections come from.
+pub(crate) trait Entrance {
+    type Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static;
+    /// As [`Door::next`]: dropping it loses nobody.
+    fn accept(&self) -> impl Future<Output = io::Result<(Self::Stream, Peer)>> + Send;
+}
+
+impl Entrance for TcpListener {
+    type Stream = TcpStream;
+
+    async fn accept(&self) -> io::Result<(TcpStream, Peer)> {
+        let (stream, peer) = self.accept().await?;
+        // Output comes in small pieces that must not wait for each other. Where this fails the
+        // connection is gone already, which its first read tells.
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "a connection was gone before it was served");
+        }
+        Ok((stream, Peer::Network(peer)))
+    }
+}
+
+impl Entrance for UnixListener {
+    type Stream = UnixStream;
+
+    async fn accept(&self) -> io::Result<(UnixStream, Peer)> {
+        self.accept().await.map(|(stream, _nameless)| (stream, Peer::Operator))
+    }
+}
+
+impl<L: Entrance> Door<L> {
+    pub(crate) fn new(listener: L, connections: usize) -> Self {
         let places = Arc::new(Semaphore::new(connections.min(Semaphore::MAX_PERMITS)));
         Self { listener, places, complained: None }
     }
 
     /// Waits for the next connection. It may be dropped and called again without losing one.
-    pub(crate) async fn next(&mut self) -> (Visitor, Peer) {
+    pub(crate) async fn next(&mut self) -> (Visitor<L::Stream>, Peer) {
         let place = self.places.clone().acquire_owned().await.expect("nobody closes the semaphore");
         loop {
             match self.listener.accept().await {
-                Ok((stream, peer)) => return (Visitor { stream, _place: place }, Peer(peer)),
+                Ok((stream, peer)) => return (Visitor { stream, _place: place }, peer),
                 Err(error) => {
                     self.complain(&error);
                     sleep(PAUSE).await;
@@ -61,13 +90,7 @@ impl Door {
     }
 }
 
-impl Visitor {
-    pub(crate) fn set_nodelay(&self) -> io::Result<()> {
-        self.stream.set_nodelay(true)
-    }
-}
-
-impl AsyncRead for Visitor {
+impl<S: AsyncRead + Unpin> AsyncRead for Visitor<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -77,7 +100,7 @@ impl AsyncRead for Visitor {
     }
 }
 
-impl AsyncWrite for Visitor {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Visitor<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -126,6 +149,6 @@ mod tests {
         assert_eq!(door.places.available_permits(), 0);
         drop(inside);
         let (_, peer) = door.next().await;
-        assert_eq!(peer.0, second.local_addr().unwrap());
+        assert_eq!(peer, Peer::Network(second.local_addr().unwrap()));
     }
 }

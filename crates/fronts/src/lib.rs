@@ -20,7 +20,9 @@ mod opensandbox;
 #[cfg(feature = "operator")]
 mod operator;
 
+#[cfg(feature = "operator")]
+pub use router::operators_router;
 pub use router::router;
-pub use serve::serve;
+pub use serve::{serve, serve_operators};
 pub use settings::{Lines, NotADialect, Settings};
 pub use trace::install_metrics;

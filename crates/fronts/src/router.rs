@@ -26,12 +26,22 @@ pub fn router(service: Service, settings: Settings) -> Router {
     let router = router.merge(crate::operator::router(service.clone(), settings.clone()));
     #[cfg(feature = "opensandbox")]
     let router = router.merge(crate::opensandbox::router(service, settings));
-    router
-        .fallback(answer::not_found)
-        .method_not_allowed_fallback(answer::wrong_method)
+    complete(router)
         .layer(from_fn_with_state(slots, limits::admit))
         .layer(from_fn_with_state(guard, auth::guard))
         .layer(from_fn(trace::record))
+}
+
+/// What is answered on the socket of operators: their API alone, without a key.
+#[cfg(feature = "operator")]
+pub fn operators_router(service: Service, settings: Settings) -> Router {
+    complete(crate::operator::router(service, Arc::new(settings)))
+        .fallback(answer::operators_only)
+        .layer(from_fn(trace::record))
+}
+
+fn complete(router: Router) -> Router {
+    router.fallback(answer::not_found).method_not_allowed_fallback(answer::wrong_method)
 }
 
 #[cfg(all(test, feature = "operator", feature = "opensandbox"))]

@@ -15,13 +15,14 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::TcpListener;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tower::ServiceExt;
 
-use crate::door::{Door, Visitor};
+use crate::door::{Door, Entrance, Visitor};
 
 const LARGEST_HEADERS: usize = 64 << 10;
 /// How long a connection may wait for the whole head of its next request. hyper counts the
@@ -34,12 +35,28 @@ const FIRST_HEAD_TIME: Duration = Duration::from_secs(10);
 const GRACE: Duration = Duration::from_secs(5);
 
 /// The other end of the connection that a request came on.
-#[derive(Clone, Copy)]
-pub(crate) struct Peer(pub(crate) SocketAddr);
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Peer {
+    Network(SocketAddr),
+    /// Whoever may open the socket in the state directory.
+    Operator,
+}
+
+/// How many operators may be connected at once.
+const OPERATORS: usize = 64;
 
 /// Serves at most `most` connections at once until `shutdown` resolves, then lets requests in
 /// progress end for a short while.
 pub async fn serve(listener: TcpListener, most: usize, router: Router, shutdown: impl Future<Output = ()>) {
+    serve_at(listener, most, router, shutdown).await
+}
+
+/// As [`serve`], for whoever may open a socket that the kernel guards by its mode.
+pub async fn serve_operators(listener: UnixListener, router: Router, shutdown: impl Future<Output = ()>) {
+    serve_at(listener, OPERATORS, router, shutdown).await
+}
+
+async fn serve_at<L: Entrance>(listener: L, most: usize, router: Router, shutdown: impl Future<Output = ()>) {
     let mut door = Door::new(listener, most);
     let (stop, stopping) = watch::channel(false);
     let mut connections = JoinSet::new();
@@ -63,12 +80,10 @@ pub async fn serve(listener: TcpListener, most: usize, router: Router, shutdown:
 }
 
 /// One connection, from its first request to its end.
-async fn converse(stream: Visitor, peer: Peer, router: Router, mut stopping: watch::Receiver<bool>) {
-    // Output comes in small pieces that must not wait for each other.
-    if let Err(error) = stream.set_nodelay() {
-        tracing::debug!(%error, "a connection was gone before it was served");
-        return;
-    }
+async fn converse<S>(stream: Visitor<S>, peer: Peer, router: Router, mut stopping: watch::Receiver<bool>)
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
     let asked = Arc::new(AtomicBool::new(false));
     let heard = asked.clone();
     let answer = service_fn(move |request| {

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use domain::Network;
 use metrics_exporter_prometheus::PrometheusHandle;
 
 /// Settings of the listener and its fronts, checked and with defaults in.
@@ -14,6 +15,8 @@ pub struct Settings {
     pub public_address: Option<String>,
     /// How output is cut into events where a sandbox does not say.
     pub default_lines: Lines,
+    /// The network of a sandbox whose client names none.
+    pub default_network: Network,
     /// The longest JSON body that is read, in bytes.
     pub json_body_limit: usize,
     /// Requests in progress, streams included; past them the answer is 429.
@@ -45,6 +48,7 @@ impl Settings {
             listen,
             public_address: None,
             default_lines: Lines::default(),
+            default_network: Network::Off,
             json_body_limit: 1 << 20,
             concurrent_requests: 1024,
             connections: 4096,

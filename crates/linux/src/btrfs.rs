@@ -6,7 +6,7 @@
 use std::fmt;
 use std::fs;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::fs::FsWord;
 use rustix::io::Errno;
@@ -88,6 +88,13 @@ pub enum Quota {
     Full,
 }
 
+/// Whether a snapshot can be written to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Writing {
+    Allowed,
+    Forbidden,
+}
+
 /// What a subvolume holds and may hold, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
@@ -115,6 +122,24 @@ pub fn create_subvolume(parent: impl AsFd, name: &str) -> io::Result<()> {
     const CREATE: u32 = opcode::write::<Named>(GROUP, 24);
     // SAFETY: this request reads one `btrfs_ioctl_vol_args_v2`, whose layout `Named` has.
     unsafe { ioctl::ioctl(parent, Setter::<CREATE, _>::new(named(name)?)) }.map_err(io::Error::from)
+}
+
+/// Makes `name` in `parent` a subvolume with all that `source` holds at this moment. What was
+/// written to `source` is flushed first, so this waits for the disk; extents are shared.
+pub fn snapshot_subvolume(
+    source: impl AsFd,
+    parent: impl AsFd,
+    name: &str,
+    writing: Writing,
+) -> io::Result<()> {
+    const SNAPSHOT: u32 = opcode::write::<Named>(GROUP, 23);
+    const READ_ONLY: u64 = 2;
+    let mut argument = named(name)?;
+    argument.fd = i64::from(source.as_fd().as_raw_fd());
+    argument.flags = if writing == Writing::Forbidden { READ_ONLY } else { 0 };
+    // SAFETY: this request reads one `btrfs_ioctl_vol_args_v2`, whose layout `Named` has; the
+    // descriptor in it is borrowed for the duration of the call.
+    unsafe { ioctl::ioctl(parent, Setter::<SNAPSHOT, _>::new(argument)) }.map_err(io::Error::from)
 }
 
 /// Drops the subvolume `name` of `parent` with all it holds. The kernel frees the space in the

@@ -5,11 +5,13 @@
 pub mod btrfs;
 pub mod caps;
 pub mod descriptors;
+pub mod freeze;
 pub mod fs;
 pub mod landlock;
 pub mod loopdev;
 pub mod mounts;
 pub mod namespaces;
+pub mod netlink;
 pub mod pty;
 pub mod seccomp;
 pub mod signals;

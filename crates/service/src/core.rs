@@ -6,7 +6,7 @@ use std::sync::{Arc, RwLock};
 use std::time::{Duration, SystemTime};
 
 use backend::{BackendError, Capabilities, Death, SharedBackend};
-use domain::{Bytes, Key, Owner, Phase, ProcessId, Request, SandboxId, Verdict};
+use domain::{Bytes, Key, Owner, Phase, ProcessId, Request, SandboxId, Snapshot, Verdict};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -19,18 +19,23 @@ use crate::clock::{self, Clock};
 use crate::driver::{Answer, Command, Driver};
 use crate::error::chain;
 use crate::events::Feed;
+use crate::history::History;
 use crate::names::Names;
 use crate::pools::{Pools, Taken, WaitsForRoom};
 use crate::reaper::Schedule;
 use crate::registry::{Handle, NoRoom, Registry, Room};
+use crate::snapshots::Shelf;
 use crate::store::{Kept, KeptVolume, Record, Store};
 use crate::tokens::{Mint, random};
 use crate::trouble::Troubles;
 use crate::volumes::Volumes;
-use crate::{Config, Create, InForce, ProcessStatus, Sandbox, Secret, ServiceError, translate};
+use crate::{Config, Create, InForce, ProcessStatus, Sandbox, Secret, ServiceError, Usage, translate};
 
 /// How long a backend may take to remove a sandbox.
 const DESTROY: Duration = Duration::from_secs(60);
+
+/// How long a backend may take to say what a sandbox uses.
+const USAGE: Duration = Duration::from_secs(10);
 
 pub(crate) struct Core {
     pub(crate) config: Config,
@@ -45,6 +50,8 @@ pub(crate) struct Core {
     pub(crate) volumes: Volumes,
     pub(crate) events: Feed,
     pub(crate) troubles: Troubles,
+    pub(crate) snapshots: Shelf,
+    pub(crate) history: History,
     pub(crate) schedule: Schedule,
     pub(crate) mint: Mint,
     pub(crate) keys: RwLock<Keys>,
@@ -59,7 +66,7 @@ impl Core {
         config: Config,
         backend: SharedBackend,
         clock: Clock,
-    ) -> Result<(Arc<Self>, Vec<Record>, Vec<KeptVolume>), ServiceError> {
+    ) -> Result<(Arc<Self>, Vec<Record>, Vec<Snapshot>, Vec<KeptVolume>), ServiceError> {
         let boot_id = clock::boot_id().map_err(io("read the boot id"))?;
         let mint = Mint::open(&config.state_dir).map_err(io("open the server's secret"))?;
         let (store, kept) = open_store(&config.state_dir).await?;
@@ -84,13 +91,15 @@ impl Core {
             volumes: Volumes::default(),
             events: Feed::new(kept.events),
             troubles: Troubles::default(),
+            snapshots: Shelf::default(),
+            history: History::new(kept.hours),
             schedule: Schedule::default(),
             mint,
             keys: RwLock::new(Keys::new(kept.keys)),
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
         };
-        Ok((Arc::new(core), kept.records, kept.volumes))
+        Ok((Arc::new(core), kept.records, kept.snapshots, kept.volumes))
     }
 
     /// A new sandbox: one that is warm, or else first known, then made.
@@ -103,6 +112,7 @@ impl Core {
         if self.stop.is_cancelled() {
             return Err(ServiceError::Stopping);
         }
+        let _files = self.stand_on_snapshot(owner, &mut wish.spec)?;
         self.complete(&mut wish)?;
         self.make_room().await;
         if let Some(warm) = self.take_warm(&wish).await {
@@ -139,9 +149,10 @@ impl Core {
     /// Puts a new sandbox on the list if there is room for it, here and in its owner's quota; one
     /// that is warm, or else one that is parked, may have to make room.
     async fn admit(self: &Arc<Self>, handle: &Arc<Handle>, room: Room) -> Result<(), ServiceError> {
-        let (limit, mut quota) = (self.config.sandboxes, self.config.quotas.of(&handle.owner));
-        let volumes = self.volumes.bytes(&handle.owner);
-        quota.disk = quota.disk.map(|most| Bytes(most.0.saturating_sub(volumes)));
+        let limit = self.config.sandboxes;
+        let mut quota = self.config.quotas.of(&handle.owner);
+        let kept = self.snapshots.size_of(&handle.owner).saturating_add(self.volumes.bytes(&handle.owner));
+        quota.disk = quota.disk.map(|disk| Bytes(disk.0.saturating_sub(kept)));
         let mut waiting = None;
         loop {
             let (evicted, refusal) = match self.registry.add(Arc::clone(handle), room, &quota) {
@@ -239,6 +250,14 @@ impl Core {
         handle.ok_or_else(|| ServiceError::NoSandbox(id.clone()))
     }
 
+    /// The sandbox of one owner's, or of anybody's.
+    pub(crate) fn visible(&self, owner: Option<&Owner>, id: &SandboxId) -> Result<Arc<Handle>, ServiceError> {
+        match owner {
+            Some(owner) => self.find(owner, id),
+            None => self.registry.find(id).ok_or_else(|| ServiceError::NoSandbox(id.clone())),
+        }
+    }
+
     /// The sandbox, if something may be asked of it now. Asking is not using.
     pub(crate) fn reach(&self, owner: &Owner, id: &SandboxId) -> Result<Arc<Handle>, ServiceError> {
         let handle = self.find(owner, id)?;
@@ -299,9 +318,15 @@ impl Core {
         }
     }
 
-    /// Removes a sandbox with everything that belongs to it.
+    /// Removes a sandbox with everything that belongs to it, and counts what it used.
     pub(crate) async fn destroy(&self, id: &SandboxId) -> Result<(), ServiceError> {
-        self.ask_backend("destroy", id, DESTROY, self.backend.destroy(id)).await
+        let last = self.ask_backend("destroy", id, DESTROY, self.backend.destroy(id)).await?;
+        self.history.end(id, self.clock.now(), last);
+        Ok(())
+    }
+
+    pub(crate) async fn usage_of(&self, id: &SandboxId) -> Result<Usage, ServiceError> {
+        self.ask_backend("measure", id, USAGE, self.backend.usage(id)).await
     }
 
     /// Waits for the backend, but not for ever.
@@ -360,6 +385,6 @@ fn too_long() -> ServiceError {
     ServiceError::Invalid("the timeout ends after the last day of any calendar".to_owned())
 }
 
-fn io(action: &'static str) -> impl Fn(std::io::Error) -> ServiceError {
+pub(crate) fn io(action: &'static str) -> impl Fn(std::io::Error) -> ServiceError {
     move |source| ServiceError::Io { action, source }
 }

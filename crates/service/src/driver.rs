@@ -189,6 +189,7 @@ impl Driver {
         measure::moved(None, Some(self.phase()));
         self.tell(if let Phase::Failed(cause) = self.phase() { Some(cause) } else { None });
         self.schedule();
+        self.meter(false);
         if matches!(self.phase(), Phase::Running | Phase::Paused) {
             self.watch_entrypoint();
         }
@@ -202,6 +203,7 @@ impl Driver {
         let spec = self.record.sandbox.spec.clone();
         let made = self.core.backend.create(&self.handle.id, &spec);
         self.record.sandbox.in_force = self.core.ask_backend("create", &self.handle.id, CREATE, made).await?;
+        self.meter(true);
         self.handle.agent.ping().await?;
         self.begin_life().await
     }
@@ -219,6 +221,11 @@ impl Driver {
         // agent die at once, and a row that says "starting" is taken for one nobody heard of.
         let noted = self.core.store.update(&self.record).await;
         noted.map_err(|source| ServiceError::Store { action: "note that it runs", source })
+    }
+
+    /// Has what it uses counted.
+    fn meter(&self, fresh: bool) {
+        self.core.history.begin(&self.handle.id, &self.handle.owner, self.core.clock.now(), fresh);
     }
 
     fn claim(&self) -> Claim {

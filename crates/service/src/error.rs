@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use backend::{BackendError, MountFault};
-use domain::{Owner, Phase, ProcessId, Request, SandboxId, SessionId, VolumeName};
+use domain::{Owner, Phase, ProcessId, Request, SandboxId, SessionId, SnapshotId, VolumeId, VolumeName};
 
 use crate::agent_client::AgentError;
 use crate::store::StoreError;
@@ -35,6 +35,8 @@ pub enum ServiceError {
     PoolConfigured(String),
     #[error("there is no volume `{0}`")]
     NoVolume(VolumeName),
+    #[error("the volume `{0}` is not there any more")]
+    NoVolumeId(VolumeId),
     #[error("there is a volume `{0}` already, of another size")]
     VolumeExists(VolumeName),
     #[error("the volume `{name}` is in use by {sandboxes} of the sandboxes")]
@@ -45,6 +47,12 @@ pub enum ServiceError {
     NoOperatorKey,
     #[error("sandbox `{id}` runs as many commands as it may, {limit}")]
     TooManyCommands { id: SandboxId, limit: u32 },
+    #[error("there is no snapshot `{0}`")]
+    NoSnapshot(SnapshotId),
+    #[error("{message}")]
+    Snapshot { problem: SnapshotProblem, message: String },
+    #[error("an owner may have {limit} snapshots")]
+    TooManySnapshots { limit: usize },
     #[error("sandbox `{0}` has too much to do")]
     Overloaded(SandboxId),
     #[error("{0}")]
@@ -84,6 +92,23 @@ pub struct FileError {
     pub path: String,
 }
 
+/// Why a snapshot cannot be taken, used or deleted now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SnapshotProblem {
+    /// The sandbox does not run.
+    Source,
+    /// Another one of the same sandbox is being taken.
+    Taking,
+    /// It is not ready to make sandboxes from.
+    NotReady,
+    /// It is still being taken, so it cannot be deleted.
+    Unfinished,
+    /// A sandbox is being made from it.
+    InUse,
+    /// What the sandbox is to be does not fit it.
+    Restore,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileFault {
     NotFound,
@@ -107,6 +132,8 @@ pub enum ErrorKind {
     NoPool,
     /// The name has one already, or what has it cannot be changed.
     Taken,
+    NoSnapshot,
+    Snapshot(SnapshotProblem),
     File(FileFault),
     Invalid,
     /// It cannot be done in this phase.
@@ -128,7 +155,7 @@ impl ServiceError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::NoSandbox(_) => ErrorKind::NotFound,
-            Self::NoVolume(_) => ErrorKind::Mount(MountFault::NoVolume),
+            Self::NoVolume(_) | Self::NoVolumeId(_) => ErrorKind::Mount(MountFault::NoVolume),
             Self::VolumeExists(_) | Self::VolumeInUse { .. } | Self::VolumeGoes(_) => ErrorKind::Busy,
             Self::NoProcess(_) => ErrorKind::NoProcess,
             Self::NoSession(_) => ErrorKind::NoSession,
@@ -140,7 +167,10 @@ impl ServiceError {
             Self::TooManySandboxes { .. }
             | Self::OverQuota { .. }
             | Self::TooManyCommands { .. }
+            | Self::TooManySnapshots { .. }
             | Self::Overloaded(_) => exhausted(),
+            Self::NoSnapshot(_) => ErrorKind::NoSnapshot,
+            Self::Snapshot { problem, .. } => ErrorKind::Snapshot(*problem),
             Self::Invalid(_) | Self::NoOperatorKey => ErrorKind::Invalid,
             Self::Busy(_) => ErrorKind::Busy,
             Self::Refused { .. } => ErrorKind::Refused,
@@ -187,6 +217,7 @@ impl ServiceError {
             Self::PoolExists(_) => Some("choose another name, or remove it first"),
             Self::PoolConfigured(_) => Some("change it there and start the server again"),
             Self::OverQuota { .. } => Some("delete sandboxes that are not needed"),
+            Self::TooManySnapshots { .. } => Some("delete snapshots that are not needed"),
             Self::NoOperatorKey => {
                 Some("set `api_key` first: with the first key nobody is let in without one")
             }
@@ -221,6 +252,8 @@ impl ErrorKind {
             Self::NoSession => "no session",
             Self::NoPool => "no pool",
             Self::Taken => "taken",
+            Self::NoSnapshot => "no snapshot",
+            Self::Snapshot(_) => "snapshot",
             Self::File(_) => "file",
             Self::Invalid => "invalid",
             Self::Conflict { .. } => "conflict",

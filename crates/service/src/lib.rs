@@ -18,6 +18,7 @@ mod events;
 mod faults;
 mod files;
 mod following;
+mod history;
 mod hold;
 mod listing;
 mod measure;
@@ -29,6 +30,7 @@ mod reaper;
 mod reconcile;
 mod registry;
 mod sessions;
+mod snapshots;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -46,6 +48,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use backend::SharedBackend;
 use domain::{Bytes, Key, Labels, Owner, Phase, Pool, Resources, SandboxId, Spec};
+use futures_util::StreamExt;
 
 use crate::clock::Clock;
 use crate::core::Core;
@@ -55,14 +58,16 @@ use crate::registry::Handle;
 pub use agent_client::AgentError;
 pub use api_keys::ApiKey;
 pub use backend::{AgentStream, Capabilities, InForce, MountFault, Usage};
-pub use error::{ErrorKind, FileError, FileFault, ServiceError};
+pub use error::{ErrorKind, FileError, FileFault, ServiceError, SnapshotProblem};
 pub use events::{Events, LifeEvent, Told};
 pub use files::{Attributes, Change, Edit, FileInfo, FileKind, WatchEvent, WriteMode};
 pub use following::{Event, Following, Input};
+pub use history::{Hour, Sample, Used};
 pub use pools::{PoolReport, PoolSource};
 pub use processes::{Ended, ProcessStatus, Reach};
 pub use quota::{Quota, Quotas};
 pub use sessions::{Busy, OpenSession, Run, SessionStatus};
+pub use snapshots::{SnapshotFilter, SnapshotPage};
 pub use store::StoreError;
 pub use tokens::Secret;
 pub use transfer::{Reading, Watching, Writing};
@@ -72,9 +77,6 @@ pub use waiting::{Patience, Waited};
 
 /// The space of the names that people and programs give sandboxes on purpose.
 pub const NAMES: &str = "name";
-
-/// How long a backend may take to say what a sandbox uses.
-const USAGE: Duration = Duration::from_secs(10);
 
 /// The core. A clone is a handle to the same one.
 #[derive(Clone)]
@@ -91,6 +93,8 @@ pub struct Config {
     /// How long a sandbox with a key is kept from being parked without anybody using it.
     pub park_after: Duration,
     pub commands_per_sandbox: u32,
+    /// How many snapshots one owner may have.
+    pub snapshots_per_owner: usize,
     /// What each owner may have at once.
     pub quotas: Quotas,
     /// The limits of a sandbox that names none, as quotas count them.
@@ -177,12 +181,14 @@ impl Service {
     async fn start_at(config: Config, backend: SharedBackend, clock: Clock) -> Result<Self, ServiceError> {
         measure::describe();
         let deaths = backend.deaths();
-        let (core, records, volumes) = Core::open(config, backend, clock).await?;
+        let (core, records, kept, volumes) = Core::open(config, backend, clock).await?;
         core.tasks.spawn(events::keep(Arc::clone(&core)));
         volumes::settle(&core, volumes, &records).await?;
         reconcile::reconcile(&core, records).await?;
+        snapshots::settle(&core, kept).await?;
         core.tasks.spawn(Arc::clone(&core).hear_of_deaths(deaths));
         core.tasks.spawn(reaper::reap(Arc::clone(&core)));
+        core.tasks.spawn(history::keep(Arc::clone(&core)));
         core.keep_pools();
         Ok(Self(core))
     }
@@ -195,6 +201,23 @@ impl Service {
         self.0.store.close().await;
         let alive = |handle: &Arc<Handle>| !matches!(handle.phase(), Phase::Failed(_) | Phase::Stopped);
         self.0.registry.all().iter().filter(|handle| alive(handle)).count()
+    }
+
+    /// Removes every sandbox, of all owners. One that cannot be removed keeps none of the others;
+    /// it is left to the next start. Returns how many are left.
+    pub async fn remove_all(&self) -> usize {
+        let orders = futures_util::stream::iter(self.0.registry.all());
+        let orders = orders.map(|handle| async move {
+            let outcome = self.0.order(&handle, Command::Destroy).await;
+            match outcome {
+                Ok(_) | Err(ServiceError::NoSandbox(_)) => 0,
+                Err(error) => {
+                    tracing::error!(sandbox = %handle.id, error = %error::chain(&error), "it is left");
+                    1
+                }
+            }
+        });
+        orders.buffer_unordered(history::AT_ONCE).fold(0, |left, one| async move { left + one }).await
     }
 
     /// Answers when a command can run. Dropping the future undoes it.
@@ -298,7 +321,42 @@ impl Service {
 
     pub async fn usage(&self, owner: &Owner, id: &SandboxId) -> Result<Usage, ServiceError> {
         self.0.find(owner, id)?;
-        self.0.ask_backend("measure", id, USAGE, self.0.backend.usage(id)).await
+        self.0.usage_of(id).await
+    }
+
+    /// Every sandbox of one owner's, or of all, the newest first, with what it uses now.
+    pub async fn survey(&self, owner: Option<&Owner>) -> Vec<(Sandbox, Option<Usage>)> {
+        let mut handles = self.0.registry.all();
+        handles.retain(|handle| owner.is_none_or(|owner| handle.owner == *owner));
+        handles.sort_unstable_by(|one, other| other.created.cmp(&one.created).then(one.id.cmp(&other.id)));
+        let looks = futures_util::stream::iter(handles);
+        let look = |handle: Arc<Handle>| async move {
+            let usage = self.0.usage_of(&handle.id).await.ok();
+            (handle.current(), usage)
+        };
+        looks.map(look).buffered(history::AT_ONCE).collect().await
+    }
+
+    /// A sandbox of one owner's, or of anybody's, with what it uses now.
+    pub async fn inspect(
+        &self,
+        owner: Option<&Owner>,
+        id: &SandboxId,
+    ) -> Result<(Sandbox, Option<Usage>), ServiceError> {
+        let handle = self.0.visible(owner, id)?;
+        let usage = self.0.usage_of(id).await.ok();
+        Ok((handle.current(), usage))
+    }
+
+    /// What a sandbox of one owner's, or of anybody's, used in the last hour, the oldest sample first.
+    pub fn samples(&self, owner: Option<&Owner>, id: &SandboxId) -> Result<Vec<Sample>, ServiceError> {
+        self.0.visible(owner, id)?;
+        Ok(self.0.history.samples(id))
+    }
+
+    /// What sandboxes used in each of the last `count` hours, the newest first.
+    pub fn hours(&self, owner: Option<&Owner>, count: u64) -> Vec<Hour> {
+        self.0.history.hours(owner, self.0.clock.now().wall, count)
     }
 
     pub fn capabilities(&self) -> &Capabilities {

@@ -14,6 +14,7 @@ pub(crate) fn describe() {
     describe_gauge!("coracle_pool_level", "Warm sandboxes that are ready, by pool");
     describe_counter!("coracle_pool_claimed_total", "Sandboxes that were taken from a pool");
     describe_counter!("coracle_pool_cold_total", "Sandboxes that were made, although a pool fits");
+    describe_counter!("coracle_snapshots_total", "Snapshots that were taken");
     describe_counter!("coracle_failures_total", "What failed, by operation and cause");
 }
 
@@ -47,6 +48,10 @@ pub(crate) fn claimed(pool: &str) {
 
 pub(crate) fn cold(pool: &str) {
     counter!("coracle_pool_cold_total", "pool" => pool.to_owned()).increment(1);
+}
+
+pub(crate) fn snapshot_taken() {
+    counter!("coracle_snapshots_total").increment(1);
 }
 
 /// A sandbox ended by itself.

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn news_of_an_old_sandbox_does_not_touch_its_successor() {
+    fn n97_news_of_an_old_sandbox_does_not_touch_its_successor() {
         let names = Names::default();
         let key = Key::new(&Owner::single(), "test", "n").expect("a fine name");
         let (old, new) = (SandboxId::from_entropy([1; 20]), SandboxId::from_entropy([2; 20]));

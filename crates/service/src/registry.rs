@@ -199,6 +199,11 @@ impl Registry {
         page
     }
 
+    /// The sum of the disks of an owner's sandboxes.
+    pub(crate) fn disk_of(&self, owner: &Owner) -> u64 {
+        self.read().cost_of(owner).disk
+    }
+
     pub(crate) fn counts(&self) -> BTreeMap<&'static str, usize> {
         let mut counts = BTreeMap::new();
         for entry in self.read().by_age.values().flatten() {

@@ -6,15 +6,17 @@
 
 mod columns;
 mod events;
+mod hours;
 mod pools;
 mod rows;
+mod snapshots;
 mod volumes;
 mod writer;
 
 use std::path::Path;
 use std::time::Duration;
 
-use domain::{Owner, SandboxId};
+use domain::{Owner, SandboxId, Snapshot, SnapshotId};
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::{mpsc, oneshot};
 
@@ -23,8 +25,8 @@ pub(crate) use rows::Record;
 use rows::Row;
 pub(crate) use volumes::{KeptVolume, VolumeChange};
 
-use crate::LifeEvent;
 use crate::api_keys::{ApiKey, KeptKey};
+use crate::{Hour, LifeEvent};
 
 /// How many writes may wait for the thread.
 const QUEUE: usize = 256;
@@ -38,8 +40,10 @@ const MIGRATIONS: &[(u32, &str)] = &[
     (2, include_str!("store/migrations/0002_keys.sql")),
     (3, include_str!("store/migrations/0003_api_keys.sql")),
     (4, include_str!("store/migrations/0004_events.sql")),
-    (5, include_str!("store/migrations/0005_volumes.sql")),
-    (6, include_str!("store/migrations/0006_pools.sql")),
+    (5, include_str!("store/migrations/0005_hours.sql")),
+    (6, include_str!("store/migrations/0006_snapshots.sql")),
+    (7, include_str!("store/migrations/0007_volumes.sql")),
+    (8, include_str!("store/migrations/0008_pools.sql")),
 ];
 
 #[derive(Debug, thiserror::Error)]
@@ -73,9 +77,11 @@ pub(crate) struct Kept {
     pub(crate) records: Vec<Record>,
     pub(crate) keys: Vec<KeptKey>,
     pub(crate) pools: Vec<KeptPool>,
+    pub(crate) snapshots: Vec<Snapshot>,
     /// The oldest first.
     pub(crate) events: Vec<LifeEvent>,
     pub(crate) volumes: Vec<KeptVolume>,
+    pub(crate) hours: Vec<Hour>,
 }
 
 /// A handle to the thread that writes.
@@ -97,6 +103,9 @@ enum Write {
     DeletePool(String, Answer),
     Events(Vec<LifeEvent>),
     Volume(VolumeChange, Answer),
+    Snapshot(Box<Snapshot>, Answer),
+    DeleteSnapshot(SnapshotId, Answer),
+    Hours(Vec<Hour>),
     Close(oneshot::Sender<()>),
 }
 
@@ -109,8 +118,10 @@ impl Store {
             records: read_records(&connection)?,
             keys: read_keys(&connection)?,
             pools: pools::read(&connection)?,
+            snapshots: snapshots::read(&connection)?,
             events: events::read(&connection)?,
             volumes: volumes::read(&connection)?,
+            hours: hours::read(&connection)?,
         };
         let (queue, writes) = mpsc::channel(QUEUE);
         writer::spawn(connection, connect(path)?, writes)?;
@@ -170,10 +181,26 @@ impl Store {
         self.ask(|answer| Write::Volume(change, answer)).await
     }
 
+    /// Writes a snapshot as it is now, known before or not.
+    pub(crate) async fn keep_snapshot(&self, snapshot: &Snapshot) -> Result<(), StoreError> {
+        self.ask(|answer| Write::Snapshot(Box::new(snapshot.clone()), answer)).await
+    }
+
+    pub(crate) async fn delete_snapshot(&self, id: &SnapshotId) -> Result<(), StoreError> {
+        self.ask(|answer| Write::DeleteSnapshot(id.clone(), answer)).await
+    }
+
     /// Keeps events; only takes its place in the queue. A failure is logged.
     pub(crate) async fn keep_events(&self, events: Vec<LifeEvent>) {
         if self.queue.send(Write::Events(events)).await.is_err() {
             tracing::warn!("the store is closed; some events were not kept");
+        }
+    }
+
+    /// As [`Store::keep_events`], for what was used.
+    pub(crate) async fn keep_hours(&self, hours: Vec<Hour>) {
+        if self.queue.send(Write::Hours(hours)).await.is_err() {
+            tracing::warn!("the store is closed; what was used last was not kept");
         }
     }
 

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod acceptance;
 mod acquire;
 mod events;
 mod expiry;
@@ -11,6 +12,8 @@ mod owners;
 mod pools;
 mod pretend;
 mod restart;
+mod snapshots;
+mod volumes;
 mod waiting;
 
 use std::sync::Arc;
@@ -91,6 +94,7 @@ fn config(state: &TempDir) -> Config {
         soft_sandboxes: None,
         park_after: Duration::from_secs(600),
         commands_per_sandbox: 3,
+        snapshots_per_owner: 3,
         quotas: Quotas::default(),
         usual: Resources::default(),
         pools: Vec::new(),

@@ -76,13 +76,16 @@ impl Core {
     ) -> Result<Uses, ServiceError> {
         let mut uses = Uses { core: Arc::clone(self), sandbox: sandbox.clone(), volumes: Vec::new() };
         for mount in mounts {
-            if let Source::Claim(claim) = &mount.source {
-                let (id, new) = self.claim(owner, sandbox, claim.clone()).await?;
-                if new {
-                    uses.volumes.push(id.clone());
-                }
-                mount.source = Source::Volume(id);
+            let (id, new) = match &mount.source {
+                Source::Host(_) => continue,
+                Source::Claim(claim) => self.claim(owner, sandbox, claim.clone()).await?,
+                // That of another sandbox whose spec was taken over.
+                Source::Volume(id) => (id.clone(), self.volumes.take_known(owner, id, sandbox)?),
+            };
+            if new {
+                uses.volumes.push(id.clone());
             }
+            mount.source = Source::Volume(id);
         }
         Ok(uses)
     }
@@ -203,9 +206,13 @@ impl Core {
 
     fn check_volume_quota(&self, volume: &Volume) -> Result<(), ServiceError> {
         let Some(most) = self.config.quotas.of(&volume.owner).disk else { return Ok(()) };
-        let disks = self.registry.cost(&volume.owner).disk;
-        let sum = disks.saturating_add(self.volumes.bytes(&volume.owner)).saturating_add(volume.size.0);
-        if sum > most.0 {
+        let parts = [
+            self.registry.cost(&volume.owner).disk,
+            self.snapshots.size_of(&volume.owner),
+            self.volumes.bytes(&volume.owner),
+            volume.size.0,
+        ];
+        if parts.into_iter().fold(0, u64::saturating_add) > most.0 {
             return Err(ServiceError::OverQuota { owner: volume.owner.clone(), what: "disk" });
         }
         Ok(())

@@ -6,7 +6,8 @@
 //!
 //! `rounds` is that test; `operations` are what clients do, `fleet` is what they were told,
 //! `parts` are the processes, `remains` is what the host holds. `endings` has the other ways in
-//! which a server or a client goes away, `pools` kills in the middle of claims.
+//! which a server or a client goes away; `snapshots`, `volumes` and `pools` have rounds of their own for
+//! those.
 
 mod endings;
 mod fleet;
@@ -16,3 +17,5 @@ mod pools;
 mod random;
 mod remains;
 mod rounds;
+mod snapshots;
+mod volumes;

@@ -50,7 +50,7 @@ impl Remains {
     }
 }
 
-/// Volumes that belong to a sandbox, in the mount namespace of the launcher.
+/// Volumes that belong to a sandbox, and snapshots of them, in the mount namespace of the launcher.
 pub(super) fn volumes(launcher: u32, state: &Path) -> Vec<String> {
     let below = state.strip_prefix("/").expect("a state directory is absolute");
     let pool = Path::new("/proc").join(launcher.to_string()).join("root").join(below).join("disk/pool");
@@ -59,12 +59,14 @@ pub(super) fn volumes(launcher: u32, state: &Path) -> Vec<String> {
     names.filter(|name| !name.starts_with("prepared-")).collect()
 }
 
-/// The rows of the database.
+/// The rows of the database, of sandboxes and of snapshots.
 pub(super) fn rows(state: &Path) -> i64 {
     let database = rusqlite::Connection::open(state.join("server/coracle.db")).expect("there is a database");
     database
-        .query_row("SELECT count(*) FROM sandboxes", [], |row| row.get(0))
-        .expect("there is a table of sandboxes")
+        .query_row("SELECT (SELECT count(*) FROM sandboxes) + (SELECT count(*) FROM snapshots)", [], |row| {
+            row.get(0)
+        })
+        .expect("there are tables of both")
 }
 
 fn collect(directory: &Path, depth: usize, found: &mut BTreeSet<PathBuf>) {

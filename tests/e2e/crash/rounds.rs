@@ -84,7 +84,7 @@ pub(super) fn seed() -> u64 {
 }
 
 /// A number from the environment.
-fn setting(name: &str) -> Option<u64> {
+pub(super) fn setting(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
     Some(text.parse().unwrap_or_else(|error| panic!("{name} is `{text}`: {error}")))
 }
@@ -261,7 +261,7 @@ fn check_strangers(round: &Round, fleet: &Fleet, unanswered: usize) {
     e2e::eventually("creates that failed are undone", || fleet.strangers().is_empty());
 }
 
-fn check_nothing_is_left(mut parts: Parts, fleet: &Fleet, instance: &str, before: &Remains) {
+pub(super) fn check_nothing_is_left(mut parts: Parts, fleet: &Fleet, instance: &str, before: &Remains) {
     let state = parts.server.state_directory();
     fleet.listed().iter().for_each(|id| fleet.delete(id));
     assert!(fleet.listed().is_empty());

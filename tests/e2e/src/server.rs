@@ -99,6 +99,8 @@ impl Start {
             .args(["serve", "--listen", &self.listen, "--state-dir"])
             .arg(directory.join("state"))
             .args(&self.arguments)
+            // The links and packet filters of this host are not for tests to change.
+            .env("CORACLE_NETWORK_DEFAULT", "off")
             // It is searched for secrets, so it should tell much.
             .env("CORACLE_LOG", "debug")
             .envs(self.environment.iter().map(|(name, value)| (name, value)))

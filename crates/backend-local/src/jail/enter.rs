@@ -30,6 +30,7 @@ use super::plan::GuestPlan;
 use super::sources::{self, Site};
 use super::step::{At, Failure, JailError, Step};
 use crate::images;
+use crate::network::resolver;
 
 /// Where the child puts things together. Every host has the directory, and what is mounted over
 /// it is seen by the child alone.
@@ -61,6 +62,8 @@ pub struct Entry {
     pub trees: Vec<EntryTree>,
     pub volume: EntryVolume,
     pub mounts: Vec<EntryMount>,
+    /// The name servers of a sandbox that has a network.
+    pub resolv_conf: Option<String>,
     pub guest: GuestPlan,
     pub agent: OwnedFd,
     pub agent_tasks: Vec<OwnedFd>,
@@ -136,6 +139,9 @@ pub fn enter(
 
     mounts::pivot(&root).at(Step::Pivot)?;
     probe_write().at(Step::ProbeWrite)?;
+    if let Some(text) = &entry.resolv_conf {
+        resolver::write(text).at_path(Step::Guest, "/etc/resolv.conf")?;
+    }
     settle_guest(&entry.guest)?;
 
     rustix::process::umask(Mode::from_raw_mode(0o022));

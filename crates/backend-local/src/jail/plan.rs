@@ -10,15 +10,21 @@ use std::path::PathBuf;
 use domain::{Bytes, Cpus};
 use serde::{Deserialize, Serialize};
 
+use crate::network::Wish;
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JailPlan {
     pub id: String,
     pub image: String,
+    /// The snapshot whose files it begins with; the image is then the one below them.
+    #[serde(default)]
+    pub snapshot: Option<String>,
     pub limits: Limits,
     /// Limits that the caller named. One that cannot be enforced fails the create.
     pub named: Vec<LimitName>,
     /// Whether a default limit that cannot be enforced fails the create as well.
     pub require_limits: bool,
+    pub network: Wish,
     pub mounts: Vec<MountPlan>,
     pub env: BTreeMap<String, String>,
     pub guest: GuestPlan,

@@ -120,9 +120,8 @@ fn open_beneath(prefix: &Path, path: &Path, missing: Missing<'_>) -> Result<Owne
     }
     let whole = || prefix.join(path);
     let opened = match descend(&root, path, missing) {
-        // A file can be shown as well.
         Err(Descent::Open(error)) if error.kind() == io::ErrorKind::NotADirectory => {
-            root.open_with(path, OFlags::PATH, 0).map(Into::into).map_err(Descent::Open)
+            open_file(&root, path).map_err(Descent::Open)
         }
         opened => opened,
     };
@@ -130,6 +129,13 @@ fn open_beneath(prefix: &Path, path: &Path, missing: Missing<'_>) -> Result<Owne
         Descent::Open(error) => SourceError::Missing(whole(), error),
         Descent::Make(error) => SourceError::NotMade(whole(), error),
     })
+}
+
+/// A file can be shown as well, but neither a link nor a device.
+fn open_file(root: &Root, path: &Path) -> io::Result<OwnedFd> {
+    let file = root.open_with(path, OFlags::PATH, 0)?;
+    let is_file = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode).is_file();
+    if is_file { Ok(file.into()) } else { Err(io::ErrorKind::NotADirectory.into()) }
 }
 
 enum Descent {

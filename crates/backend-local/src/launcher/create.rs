@@ -14,6 +14,7 @@ use wire::AgentConfig;
 
 use super::mounts::Gathered;
 use super::protocol::{Holds, Refusal, RefusalKind};
+use super::record::MadeOf;
 use super::{Launcher, PREPARED_DISK, Rights, Root};
 use crate::cgroups::{Groups, has_legacy_controllers};
 use crate::images::{self, ImageError, Resolved};
@@ -23,6 +24,7 @@ use crate::jail::filters::Pair;
 use crate::jail::plan::{JailPlan, LimitName, Limits};
 use crate::jail::sources::Opened;
 use crate::jail::step::{At, Failure, JailError, Step};
+use crate::network::Reach;
 use crate::settings::{Lifetime, Maxima};
 use crate::volumes::{Kind, VolumeError, tree_name};
 
@@ -64,15 +66,21 @@ impl<T: Into<Refusal>> From<T> for NotBegun {
 impl Launcher {
     /// Starts making a sandbox.
     pub fn begin(&mut self, plan: &JailPlan) -> Result<Pending, NotBegun> {
-        let image = self.resolve(&plan.image)?;
+        let (image, restored) = match &plan.snapshot {
+            Some(snapshot) => self.image_below(snapshot)?,
+            None => (self.resolve(&plan.image)?, 0),
+        };
         self.tell_of_alias(&image);
-        let mut holds = self.judge(plan, &image)?;
+        let (reach, network) = self.reach(plan.network)?;
+        let mut holds = self.judge(plan, &image, network)?;
+        self.tell_of_snapshot(plan, restored, &mut holds);
         let mut gathered = self.gather_mounts(&plan.mounts)?;
         holds.measures.append(&mut gathered.measures);
-        let mut record = self.records.begin(&plan.id, plan.limits).at(Step::Record)?;
+        let made_of = MadeOf::of(&image, restored);
+        let mut record = self.records.begin(&plan.id, plan.limits, made_of).at(Step::Record)?;
         record.user = default_ids(plan);
         record.without_set_id = self.refuses_set_id(plan);
-        let begun = self.prepare(plan, &image, gathered).and_then(|(parts, status)| {
+        let begun = self.prepare(plan, &image, reach, gathered).and_then(|(parts, status)| {
             let records = self.records.clone();
             let begun =
                 build::begin(&self.thread, parts, |pid| records.add_process(&plan.id, &mut record, pid))?;
@@ -110,7 +118,7 @@ impl Launcher {
         self.resolve(name).map(|image| image.name)
     }
 
-    fn resolve(&self, name: &str) -> Result<Resolved, Refusal> {
+    pub(super) fn resolve(&self, name: &str) -> Result<Resolved, Refusal> {
         images::resolve(&self.settings.image_state, &self.host, name, &self.aliases).map_err(refuse_image)
     }
 
@@ -125,7 +133,7 @@ impl Launcher {
     }
 
     /// Says what will be in force, or refuses what cannot be.
-    fn judge(&self, plan: &JailPlan, image: &Resolved) -> Result<Holds, Refusal> {
+    fn judge(&self, plan: &JailPlan, image: &Resolved, network: String) -> Result<Holds, Refusal> {
         let mut holds = Holds { image: image.name.clone(), ..Holds::default() };
         if plan.keep && self.settings.lifetime == Lifetime::Own {
             return Err(Refusal::unsupported("only a sandbox that ends with its maker is kept", None));
@@ -146,7 +154,7 @@ impl Launcher {
         for (name, value) in [
             ("users", users),
             ("kill", kill),
-            ("network", "off"),
+            ("network", network.as_str()),
             ("filter", "seccomp"),
             ("mount tree", "Landlock"),
             ("nested user namespaces", "off"),
@@ -235,13 +243,14 @@ impl Launcher {
         &mut self,
         plan: &JailPlan,
         image: &Resolved,
+        reach: Reach,
         gathered: Gathered,
     ) -> Result<(Parts, OwnedFd), JailError> {
         let listen = self.bind_socket(&plan.id).at(Step::Socket)?;
         let (status, report) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).at(Step::Configuration)?;
         let trees: Vec<EntryTree> = image.trees.iter().map(entry_tree).collect();
         let Gathered { entries: mounts, opened, .. } = gathered;
-        let resources = self.resources(plan, &trees, opened)?;
+        let resources = self.resources(plan, reach, &trees, opened)?;
         let mut inherited = Inherited::new(report.try_clone().at(Step::Configuration)?, listen);
         let mut commands = None;
         let (group, groups_fds) = match resources.groups {
@@ -262,6 +271,7 @@ impl Launcher {
             trees,
             volume: resources.volume,
             mounts,
+            resolv_conf: self.resolv_conf(reach),
             guest: plan.guest.clone(),
             agent: self.agent.try_clone().at(Step::Configuration)?,
             agent_tasks: groups_fds,
@@ -285,6 +295,7 @@ impl Launcher {
     fn resources(
         &mut self,
         plan: &JailPlan,
+        reach: Reach,
         trees: &[EntryTree],
         mounts: Vec<Opened>,
     ) -> Result<Resources, JailError> {
@@ -294,7 +305,7 @@ impl Launcher {
             make_uppers(kept, trees).at_path(Step::Volume, kept)?;
         }
         match &mut self.rights {
-            Rights::Root(root) => root.resources(plan, trees, mounts, kept),
+            Rights::Root(root) => root.resources(plan, reach, trees, mounts, kept),
             Rights::User { uid, gid, groups } => {
                 let own = groups.as_ref().ok().filter(|groups| groups.can_make());
                 let made = own.map(|groups| groups.make(&plan.id, &plan.limits, *uid));
@@ -390,13 +401,14 @@ impl Root {
     fn resources(
         &mut self,
         plan: &JailPlan,
+        reach: Reach,
         trees: &[EntryTree],
         mounts: Vec<Opened>,
         kept: Option<PathBuf>,
     ) -> Result<Resources, JailError> {
         let base = self.ranges.allocate(&plan.id).map_err(io::Error::other).at(Step::UidRange)?.first;
         let groups = self.groups.make(&plan.id, &plan.limits, base).at(Step::Groups)?;
-        let prepared = match self.disks.pop() {
+        let prepared = match self.take_restored(&plan.id).or_else(|| self.disks.pop()) {
             Some(disk) => disk,
             None => self.volumes.prepare(PREPARED_DISK).map_err(disk_error).at(Step::Volume)?,
         };
@@ -405,7 +417,7 @@ impl Root {
         for tree in trees.iter().filter(|tree| tree.name != "root" && tree.name != "usr") {
             volume.add_tree(&tree.name).map_err(disk_error).at(Step::Volume)?;
         }
-        let namespace = self.nets.take().at(Step::NetNamespace)?;
+        let namespace = self.nets.take(reach).at(Step::NetNamespace)?;
         let home = self.nets.home().at(Step::NetNamespace)?;
         Ok(Resources {
             groups: Some(groups),

@@ -86,6 +86,7 @@ impl Launcher {
                 root.volumes.discard(disk).map_err(io::Error::other)?;
             }
         }
+        self.close_network()?;
         self.groups().map_or(Ok(()), Hierarchies::close)
     }
 }

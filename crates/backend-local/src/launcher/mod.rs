@@ -4,8 +4,12 @@
 //! used by `coracle run` in its own process too; `serve` is its loop behind a socket.
 
 pub mod attach;
+mod connect;
 pub mod create;
 pub mod end;
+pub mod errand;
+mod jobs;
+pub mod kept;
 mod mounts;
 mod named;
 pub mod packet;
@@ -13,6 +17,7 @@ pub mod protocol;
 pub mod record;
 pub mod resize;
 pub mod serve;
+pub mod snapshot;
 pub mod stock;
 
 use std::collections::BTreeSet;
@@ -32,11 +37,13 @@ use rustix::process::Rlimit;
 
 use self::protocol::{BoxCondition, FoundBox, Used};
 use self::record::Records;
+use self::snapshot::Snapshots;
 use self::stock::NetStock;
 use crate::cgroups::{Freezing, Hierarchies};
 use crate::images::{self, Aliases, HostImage, ImageError, Unlisted};
 use crate::jail::filters::Filters;
 use crate::jail::plan::LimitName;
+use crate::network::uplink::Uplink;
 use crate::range::{RangeError, Ranges};
 use crate::settings::Settings;
 use crate::volumes::{self, Prepared, VolumeError, Volumes};
@@ -77,6 +84,7 @@ struct Root {
     ranges: Ranges,
     nets: NetStock,
     disks: Vec<Prepared>,
+    snapshots: Snapshots,
 }
 
 /// The launcher could not begin.
@@ -160,7 +168,7 @@ impl Launcher {
         };
         let filters = Filters::compile()?;
         let stood_in = BTreeSet::new();
-        let launcher = Self {
+        let mut launcher = Self {
             thread,
             open_files,
             settings,
@@ -175,6 +183,7 @@ impl Launcher {
         };
         let in_use = || launcher.found().map(|found| !found.is_empty());
         images::remove_old_skeletons(&state.join("host"), &launcher.host, in_use)?;
+        launcher.open_network().map_err(LauncherError::Net)?;
         Ok(launcher)
     }
 
@@ -215,10 +224,18 @@ impl Launcher {
         };
         match (record.pidfd(), self.groups()) {
             (None, _) => BoxCondition::Dead,
-            (Some(_), Some(groups)) if groups.is_frozen(id) => BoxCondition::Frozen,
+            (Some(_), Some(groups)) if groups.is_frozen(id) && self.is_paused(id) => BoxCondition::Frozen,
             (Some(_), _) if self.listens(id) => BoxCondition::Alive,
             // It was cloned, but whether it became an agent nobody saw.
             (Some(_), _) => BoxCondition::Half,
+        }
+    }
+
+    /// Whether somebody paused it; one that stands still for a snapshot goes on by itself.
+    fn is_paused(&self, id: &str) -> bool {
+        match &self.rights {
+            Rights::Root(root) => root.snapshots.paused_before(id).unwrap_or(true),
+            Rights::User { .. } => true,
         }
     }
 
@@ -267,6 +284,11 @@ impl Launcher {
             disk_limit: disk.map(|disk| disk.limit.0),
             oom_kills: used.oom_kills,
         })
+    }
+
+    /// The processor time that a sandbox has used.
+    pub fn cpu_micros(&self, id: &str) -> Option<u64> {
+        self.groups()?.cpu_micros(id)
     }
 
     /// Whether this host enforces a limit for every sandbox.
@@ -319,12 +341,14 @@ impl Root {
             floor: Bytes(settings.free_space_floor),
             ..volumes::Settings::default()
         };
-        let volumes = Volumes::open(&settings.state_dir.join("disk"), kept)?;
+        let mut volumes = Volumes::open(&settings.state_dir.join("disk"), kept)?;
+        let snapshots = Snapshots::open(settings, &groups, &mut volumes)?;
         let ranges = Ranges::open(&settings.state_dir.join("ranges"), settings.uid_base)?;
-        let nets = NetStock::open(settings.prepared).map_err(LauncherError::Net)?;
+        let uplink = Uplink::new(settings.network.clone(), &settings.instance);
+        let nets = NetStock::open(settings.prepared, uplink).map_err(LauncherError::Net)?;
         // Last, because nobody would take the groups away again if something else failed.
         groups.open().map_err(LauncherError::Groups)?;
-        Ok(Self { groups, volumes, ranges, nets, disks: Vec::new() })
+        Ok(Self { groups, volumes, ranges, nets, disks: Vec::new(), snapshots })
     }
 
     fn restock(&mut self, wanted: usize) -> io::Result<bool> {

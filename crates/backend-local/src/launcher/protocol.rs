@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::jail::plan::{JailPlan, LimitName, Limits, MountPlan};
 use crate::jail::step::JailError;
+use crate::network::Wish;
 use crate::range::RangeError;
 use crate::volumes::VolumeError;
 
@@ -64,6 +65,20 @@ pub enum Question {
     WasOutOfMemory {
         id: String,
     },
+    /// Answered when the snapshot is whole and the sandbox goes on.
+    Snapshot {
+        id: String,
+        snapshot: String,
+    },
+    ForgetSnapshot {
+        snapshot: String,
+    },
+    Snapshots,
+    /// Gives a living sandbox its network.
+    Connect {
+        id: String,
+        network: Wish,
+    },
     /// What this host enforces.
     Report,
 }
@@ -84,6 +99,10 @@ impl Question {
             | Self::Resolve { .. }
             | Self::Watch { .. }
             | Self::WasOutOfMemory { .. }
+            | Self::Snapshot { .. }
+            | Self::ForgetSnapshot { .. }
+            | Self::Snapshots
+            | Self::Connect { .. }
             | Self::Report => true,
         }
     }
@@ -111,24 +130,35 @@ pub enum Answer {
     Done,
     /// Comes with the sandbox's pidfd.
     Created(Holds),
-    /// What is in force now besides what was before.
-    Changed(Vec<(String, String)>),
+    /// What is in force now besides what was before, or instead.
+    Changed(Measures),
     Found(Vec<FoundBox>),
     Used(Used),
-    Resolved(String),
     /// Each with the bytes it holds.
     Volumes(Vec<(VolumePlan, u64)>),
+    /// Nothing is left of the sandbox.
+    Ended {
+        cpu_micros: Option<u64>,
+    },
+    Resolved(String),
     Yes(bool),
+    Kept(KeptBox),
+    Snapshots(Vec<FoundKept>),
     Report {
         limits: Vec<String>,
         weaker: Vec<String>,
         pause: bool,
+        snapshot: bool,
         #[serde(default)]
         attach: bool,
         #[serde(default)]
         volumes: bool,
+        network: bool,
     },
 }
+
+/// Name and value of each measure.
+pub type Measures = Vec<(String, String)>;
 
 /// A volume, as plain data.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -146,6 +176,22 @@ pub struct Holds {
     pub image: String,
     pub measures: Vec<(String, String)>,
     pub weaker: Vec<String>,
+}
+
+/// What a snapshot holds.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct KeptBox {
+    pub image: String,
+    pub size: u64,
+    pub disk: u64,
+}
+
+/// A snapshot: what it holds if it is whole, else how many bytes of how many are copied.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct FoundKept {
+    pub id: String,
+    pub kept: Option<KeptBox>,
+    pub copied: Option<(u64, u64)>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -246,7 +292,11 @@ impl From<JailError> for Refusal {
             cause = source.source();
         }
         let hint = own.or_else(|| error.hint()).map(str::to_owned);
-        let kind = if full { RefusalKind::Exhausted } else { RefusalKind::Step(error.step.to_string()) };
+        let kind = match volume {
+            _ if full => RefusalKind::Exhausted,
+            Some(VolumeError::OtherSize { .. }) => RefusalKind::TooMuch,
+            _ => RefusalKind::Step(error.step.to_string()),
+        };
         Self { kind, message, hint }
     }
 }

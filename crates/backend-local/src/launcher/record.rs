@@ -10,12 +10,16 @@ use std::path::{Path, PathBuf};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
+use crate::images::{Resolved, Tree};
 use crate::jail::plan::Limits;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
     pub boot: String,
     pub limits: Limits,
+    /// Absent in records of older servers.
+    #[serde(default)]
+    pub made_of: Option<MadeOf>,
     /// As whom its commands start.
     #[serde(default)]
     pub user: (u32, u32),
@@ -24,6 +28,27 @@ pub struct Record {
     pub without_set_id: bool,
     /// Absent until the first process exists.
     pub process: Option<Process>,
+    /// Whether it was given its network when it lived already.
+    #[serde(default)]
+    pub connected: bool,
+}
+
+/// What a sandbox's files were before it wrote any.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MadeOf {
+    /// The image after aliases.
+    pub image: String,
+    pub trees: Vec<TreeRecord>,
+    pub env: Vec<(String, String)>,
+    /// How many bytes it was given by a snapshot.
+    #[serde(default)]
+    pub restored: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TreeRecord {
+    pub mount_point: String,
+    pub lowers: Vec<PathBuf>,
 }
 
 /// Who the first process is. A pid alone is used again; with its start time and its pid
@@ -49,8 +74,16 @@ impl Records {
     }
 
     /// Writes down the intention; an id that has a record already is refused.
-    pub fn begin(&self, id: &str, limits: Limits) -> io::Result<Record> {
-        let record = Record { boot: boot_id()?, limits, user: (0, 0), without_set_id: false, process: None };
+    pub fn begin(&self, id: &str, limits: Limits, made_of: MadeOf) -> io::Result<Record> {
+        let record = Record {
+            boot: boot_id()?,
+            limits,
+            made_of: Some(made_of),
+            user: (0, 0),
+            without_set_id: false,
+            process: None,
+            connected: false,
+        };
         let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(self.path(id))?;
         file.write_all(&serde_json::to_vec(&record)?)?;
         Ok(record)
@@ -111,6 +144,21 @@ impl Record {
     }
 }
 
+impl MadeOf {
+    pub fn of(image: &Resolved, restored: u64) -> Self {
+        let tree =
+            |tree: &Tree| TreeRecord { mount_point: tree.mount_point.clone(), lowers: tree.lowers.clone() };
+        let trees = image.trees.iter().map(tree).collect();
+        Self { image: image.name.clone(), trees, env: image.env.clone(), restored }
+    }
+}
+
+impl From<TreeRecord> for Tree {
+    fn from(record: TreeRecord) -> Self {
+        Self { mount_point: record.mount_point, lowers: record.lowers }
+    }
+}
+
 impl Process {
     fn of(pid: Pid) -> io::Result<Self> {
         use std::os::unix::fs::MetadataExt;
@@ -148,9 +196,11 @@ mod tests {
         let mut record = Record {
             boot: boot_id().expect("linux"),
             limits,
+            made_of: None,
             user: (0, 0),
             without_set_id: false,
             process: Process::of(own).ok(),
+            connected: false,
         };
         assert!(record.pidfd().is_some());
         let process = record.process.as_mut().expect("it has one");
@@ -165,11 +215,15 @@ mod tests {
         let state = tempfile::tempdir().expect("a directory");
         let records = Records::open(state.path()).expect("it is ours");
         let long = Limits { memory: u64::MAX, cpus: 1000, pids: 1000, disk: u64::MAX };
-        let mut record = records.begin("a", long).expect("nobody has it");
+        let mut record = records.begin("a", long, made_of()).expect("nobody has it");
         record.limits = Limits { memory: 1, cpus: 2, pids: 3, disk: 4 };
         records.replace("a", &record).expect("it is there");
         assert_eq!(records.read("a").expect("it is whole").limits, record.limits);
         assert!(records.replace("b", &record).is_err(), "there is none to replace");
+    }
+
+    fn made_of() -> MadeOf {
+        MadeOf { image: "host".to_owned(), trees: Vec::new(), env: Vec::new(), restored: 0 }
     }
 
     fn process_boot(record: &mut Record) {

@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
-use domain::SandboxId;
+use domain::{SandboxId, SnapshotId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, Mode, Uid};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, socket_with};
@@ -15,13 +15,14 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept
 use super::attach::Attaching;
 use super::create::{NotBegun, Pending};
 use super::end::Ending;
+use super::jobs::Job;
 use super::protocol::{Answer, Ask, Question, Refusal, RefusalKind, SOCKET, Tell, VERSION};
 use super::{Launcher, packet};
 use crate::cgroups::Freezing;
-use crate::jail::plan::LimitName;
+use crate::jail::plan::{JailPlan, LimitName};
 
 /// A connection; answers to it may still be owed after it was replaced.
-type Client = Rc<OwnedFd>;
+pub(super) type Client = Rc<OwnedFd>;
 
 struct Creating {
     client: Client,
@@ -69,7 +70,7 @@ const QUIET: i64 = 5_000_000;
 
 /// The state of the loop.
 pub struct Loop {
-    launcher: Launcher,
+    pub(super) launcher: Launcher,
     listener: OwnedFd,
     /// Readable or closed when the loop is to end.
     stop: OwnedFd,
@@ -78,6 +79,7 @@ pub struct Loop {
     changing: Vec<Changing>,
     mounting: Vec<Mounting>,
     dying: Vec<Dying>,
+    pub(super) jobs: Vec<Job>,
     stocked: bool,
 }
 
@@ -90,6 +92,7 @@ enum Ready {
     Changed(usize),
     Mounted(usize),
     Died(usize),
+    Over(usize),
     Nothing,
 }
 
@@ -117,6 +120,7 @@ impl Loop {
             changing: Vec::new(),
             mounting: Vec::new(),
             dying: Vec::new(),
+            jobs: Vec::new(),
             stocked: false,
         })
     }
@@ -125,7 +129,10 @@ impl Loop {
     pub fn run(&mut self) -> io::Result<()> {
         loop {
             match self.wait()? {
-                Ready::Stop => return self.launcher.close(),
+                Ready::Stop => {
+                    self.abandon_jobs();
+                    return self.launcher.close();
+                }
                 Ready::Listener => {
                     let client = accept_with(&self.listener, SocketFlags::CLOEXEC);
                     self.welcome(client.map_err(Into::into));
@@ -135,6 +142,7 @@ impl Loop {
                 Ready::Changed(place) => self.look_at_change(place),
                 Ready::Mounted(place) => self.conclude_mounting(place),
                 Ready::Died(place) => self.dying[place].state = Waiting::Groups,
+                Ready::Over(place) => self.finish(place),
                 Ready::Nothing => {}
             }
             self.clear_dying();
@@ -155,6 +163,7 @@ impl Loop {
         watched.extend(
             self.mounting.iter().map(|mounting| PollFd::new(&mounting.attaching.status, PollFlags::IN)),
         );
+        watched.extend(self.jobs.iter().map(|job| PollFd::new(job.report(), PollFlags::IN)));
         let deaths = |dying: &Dying| matches!(dying.state, Waiting::Death);
         let waiting: Vec<usize> = (0..self.dying.len()).filter(|place| deaths(&self.dying[*place])).collect();
         for place in &waiting {
@@ -180,6 +189,7 @@ impl Loop {
             (Ready::Created, self.creating.len()),
             (Ready::Changed, self.changing.len()),
             (Ready::Mounted, self.mounting.len()),
+            (Ready::Over, self.jobs.len()),
         ] {
             if place < count {
                 return Ok(kind(place));
@@ -236,18 +246,18 @@ impl Loop {
         }
     }
 
-    fn answer(&mut self, client: Client, ask: Ask) {
+    pub(super) fn answer(&mut self, client: Client, ask: Ask) {
+        let Some((client, ask)) = self.put_off(client, ask) else { return };
         let number = ask.number;
         let answer = match ask.question {
-            Question::Create(plan) => {
-                self.stocked = false;
-                match self.launcher.begin(&plan) {
-                    Ok(pending) => return self.creating.push(Creating { client, number, pending }),
-                    Err(NotBegun::Refused(refusal)) => Err(refusal),
-                    Err(NotBegun::Failed(refusal)) => return self.end(client, number, plan.id, Err(refusal)),
-                }
+            Question::Create(plan) if plan.snapshot.is_some() => return self.restore(client, number, plan),
+            Question::Snapshot { id, snapshot } => return self.snapshot(client, number, &id, &snapshot),
+            Question::ForgetSnapshot { snapshot } => self.forget(&snapshot),
+            Question::Create(plan) => return self.create(client, number, *plan),
+            Question::Destroy { id } => {
+                let cpu_micros = self.launcher.cpu_micros(&id);
+                return self.end(client, number, id, Ok(Answer::Ended { cpu_micros }));
             }
-            Question::Destroy { id } => return self.end(client, number, id, Ok(Answer::Done)),
             Question::Freeze { id, frozen } => match self.launcher.freeze(&id, frozen) {
                 Ok(freezing) => {
                     self.changing.push(Changing { client, number, freezing });
@@ -255,25 +265,36 @@ impl Loop {
                 }
                 Err(error) => Err(failed("freeze", &error)),
             },
-            Question::Resize(resize) => self.launcher.resize(&resize).map(Answer::Changed),
             Question::Attach { id, mounts } => match self.launcher.begin_attach(&id, &mounts) {
                 Ok(attaching) => return self.mounting.push(Mounting { client, number, attaching }),
                 Err(refusal) => Err(refusal),
             },
             Question::MakeVolume(plan) => self.launcher.make_volume(&plan).map(|()| Answer::Done),
             Question::RemoveVolume { id } => self.launcher.remove_volume(&id).map(|()| Answer::Done),
+            Question::Resize(resize) => self.launcher.resize(&resize).map(Answer::Changed),
             Question::Watch { id } => {
                 let pidfd = self.launcher.pidfd(&id);
                 let answer = if pidfd.is_some() { Ok(Answer::Done) } else { Err(Refusal::gone()) };
                 return tell(&client, number, answer, pidfd.as_ref());
             }
+            Question::Connect { id, network } => self.launcher.connect(&id, network).map(Answer::Changed),
             question => self.look(question),
         };
         tell(&client, number, answer, None);
     }
 
+    /// Begins to make a sandbox.
+    pub(super) fn create(&mut self, client: Client, number: u64, plan: JailPlan) {
+        self.stocked = false;
+        match self.launcher.begin(&plan) {
+            Ok(pending) => self.creating.push(Creating { client, number, pending }),
+            Err(NotBegun::Refused(refusal)) => tell(&client, number, Err(refusal), None),
+            Err(NotBegun::Failed(refusal)) => self.end(client, number, plan.id, Err(refusal)),
+        }
+    }
+
     /// Questions that are answered at once.
-    fn look(&self, question: Question) -> Result<Answer, Refusal> {
+    fn look(&mut self, question: Question) -> Result<Answer, Refusal> {
         match question {
             Question::List => {
                 self.launcher.found().map(Answer::Found).map_err(|error| failed("list", &error))
@@ -283,28 +304,34 @@ impl Loop {
             Question::WasOutOfMemory { id } => Ok(Answer::Yes(self.launcher.was_out_of_memory(&id))),
             Question::Report => Ok(self.report()),
             Question::Resolve { image } => self.launcher.image_named(&image).map(Answer::Resolved),
+            Question::Snapshots => self.found_snapshots(),
             Question::Create(_)
+            | Question::Snapshot { .. }
+            | Question::ForgetSnapshot { .. }
             | Question::Resize(_)
             | Question::Destroy { .. }
             | Question::Freeze { .. }
             | Question::Attach { .. }
             | Question::MakeVolume(_)
             | Question::RemoveVolume { .. }
+            | Question::Connect { .. }
             | Question::Watch { .. } => {
                 Err(Refusal::unsupported("this question is answered elsewhere", None))
             }
         }
     }
 
-    fn report(&self) -> Answer {
+    fn report(&mut self) -> Answer {
         let (held, missing): (Vec<_>, Vec<_>) =
             LimitName::ALL.into_iter().partition(|limit| self.launcher.enforces(*limit));
         Answer::Report {
             limits: held.iter().map(|limit| limit.word().to_owned()).collect(),
             weaker: missing.iter().map(|limit| limit.without_groups()).collect(),
             pause: self.launcher.can_freeze(),
+            snapshot: self.launcher.can_keep(),
             attach: self.launcher.can_attach(),
             volumes: self.launcher.keeps_volumes(),
+            network: self.launcher.has_network(),
         }
     }
 
@@ -327,7 +354,7 @@ impl Loop {
     }
 
     /// Begins to end a sandbox; the answer is told when nothing is left of it.
-    fn end(&mut self, client: Client, number: u64, id: String, answer: Result<Answer, Refusal>) {
+    pub(super) fn end(&mut self, client: Client, number: u64, id: String, answer: Result<Answer, Refusal>) {
         let (pidfd, state) = match self.launcher.kill(&id) {
             Ok(Ending::Dying(pidfd)) => (Some(pidfd), Waiting::Death),
             Ok(Ending::Done) => (None, Waiting::Groups),
@@ -377,28 +404,48 @@ impl Loop {
 /// network: it is not believed.
 fn names_a_sandbox(question: &Question) -> bool {
     let id = match question {
-        Question::Create(plan) => &plan.id,
+        Question::Create(plan) => {
+            let snapshot = plan.snapshot.as_deref();
+            if snapshot.is_some_and(|snapshot| SnapshotId::parse(snapshot).is_err()) {
+                return false;
+            }
+            &plan.id
+        }
         Question::Resize(resize) => &resize.id,
         Question::Destroy { id }
         | Question::Freeze { id, .. }
         | Question::Attach { id, .. }
         | Question::Usage { id }
         | Question::Watch { id }
+        | Question::Connect { id, .. }
         | Question::WasOutOfMemory { id } => id,
         // A volume's id has the form of a sandbox's.
         Question::MakeVolume(plan) => &plan.id,
         Question::RemoveVolume { id } => id,
-        Question::List | Question::Volumes | Question::Resolve { .. } | Question::Report => return true,
+        Question::Snapshot { id, snapshot } => {
+            return SandboxId::parse(id).is_ok() && SnapshotId::parse(snapshot).is_ok();
+        }
+        Question::ForgetSnapshot { snapshot } => return SnapshotId::parse(snapshot).is_ok(),
+        Question::List
+        | Question::Snapshots
+        | Question::Volumes
+        | Question::Resolve { .. }
+        | Question::Report => return true,
     };
     SandboxId::parse(id).is_ok()
 }
 
-fn failed(step: &str, error: &io::Error) -> Refusal {
+pub(super) fn failed(step: &str, error: &io::Error) -> Refusal {
     Refusal { kind: RefusalKind::Step(step.to_owned()), message: error.to_string(), hint: None }
 }
 
 /// Answers, unless the asker is gone; it will look at what exists when it comes back.
-fn tell(client: &Client, number: u64, answer: Result<Answer, Refusal>, descriptor: Option<&OwnedFd>) {
+pub(super) fn tell(
+    client: &Client,
+    number: u64,
+    answer: Result<Answer, Refusal>,
+    descriptor: Option<&OwnedFd>,
+) {
     let message = Tell { number, answer };
     if let Err(error) = packet::send(client.as_fd(), &message, descriptor.map(AsFd::as_fd)) {
         tracing::warn!(%error, "an answer found nobody");

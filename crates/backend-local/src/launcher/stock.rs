@@ -1,66 +1,132 @@
-//! Net namespaces and volumes made ahead of need. No process exists for them yet.
+//! Net namespaces made ahead of need, with and without a link to the host. No process exists for
+//! them yet.
 
 use std::collections::VecDeque;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use linux::namespaces::{self, Namespaces};
+use linux::netlink::route::Routing;
+
+use crate::network::uplink::Uplink;
+use crate::network::{Down, Reach, Wish};
 
 /// Net namespaces in stock, and ours to come back to.
 pub struct NetStock {
     home: OwnedFd,
-    ready: VecDeque<OwnedFd>,
+    /// Without a link.
+    apart: VecDeque<OwnedFd>,
+    linked: VecDeque<OwnedFd>,
     wanted: usize,
+    pub uplink: Uplink,
+    /// Whether somebody has wanted a link, so that more are made ahead.
+    links_wanted: bool,
 }
 
 impl NetStock {
-    pub fn open(wanted: usize) -> io::Result<Self> {
-        Ok(Self { home: current()?, ready: VecDeque::new(), wanted })
+    pub fn open(wanted: usize, uplink: Uplink) -> io::Result<Self> {
+        let links_wanted = uplink.settings().default != Wish::Off;
+        let (apart, linked) = Default::default();
+        Ok(Self { home: current()?, apart, linked, wanted, uplink, links_wanted })
     }
 
     pub fn home(&self) -> io::Result<OwnedFd> {
         self.home.try_clone()
     }
 
+    /// How many there are of what is asked for most.
     pub fn count(&self) -> usize {
-        self.ready.len()
+        if self.links_wanted && !self.linked.is_empty() { self.linked.len() } else { self.apart.len() }
     }
 
     /// One from the stock, or one made now.
-    pub fn take(&mut self) -> io::Result<OwnedFd> {
-        match self.ready.pop_front() {
-            Some(namespace) => Ok(namespace),
-            None => self.make(),
+    pub fn take(&mut self, reach: Reach) -> io::Result<OwnedFd> {
+        match reach {
+            Reach::Link => {
+                self.links_wanted = true;
+                self.linked.pop_front().map_or_else(|| self.make_linked(), Ok)
+            }
+            Reach::Nothing | Reach::Userspace => {
+                self.apart.pop_front().map_or_else(|| self.make().map(|(namespace, _)| namespace), Ok)
+            }
         }
     }
 
     /// Adds one if there are too few; `true` if more are missing.
     pub fn refill(&mut self) -> io::Result<bool> {
-        if self.ready.len() < self.wanted {
-            let namespace = self.make()?;
-            self.ready.push_back(namespace);
+        if self.links_wanted && self.linked.len() < self.wanted && self.can_link()? {
+            let namespace = self.make_linked()?;
+            self.linked.push_back(namespace);
+            return Ok(true);
         }
-        Ok(self.ready.len() < self.wanted)
+        if self.apart.len() < self.wanted {
+            let (namespace, _) = self.make()?;
+            self.apart.push_back(namespace);
+        }
+        Ok(self.apart.len() < self.wanted)
+    }
+
+    /// Links are not made ahead while the host does not forward; everything else is an error.
+    fn can_link(&mut self) -> io::Result<bool> {
+        match self.uplink.ready() {
+            Ok(()) => Ok(true),
+            Err(Down::NoForwarding) => Ok(false),
+            Err(error) => {
+                // A create says why; nothing is gained by trying again and again meanwhile.
+                self.links_wanted = false;
+                Err(io::Error::other(error))
+            }
+        }
+    }
+
+    fn make_linked(&mut self) -> io::Result<OwnedFd> {
+        let (namespace, mut inside) = self.make()?;
+        self.uplink.connect(namespace.as_fd(), &mut inside)?;
+        Ok(namespace)
+    }
+
+    /// Gives a namespace that is in use a link, if it has none.
+    pub fn connect(&mut self, namespace: BorrowedFd<'_>) -> io::Result<()> {
+        let mut inside = self.within(namespace, Routing::open)?;
+        self.uplink.connect(namespace, &mut inside)
     }
 
     /// Makes a namespace with its loopback up. It belongs to us, so root inside the sandbox has
     /// no power over it; what a service inside needs is therefore allowed here: low ports and
     /// ping for everybody.
-    fn make(&self) -> io::Result<OwnedFd> {
+    fn make(&self) -> io::Result<(OwnedFd, Routing)> {
         namespaces::unshare(Namespaces::NET)?;
         let made = prepare();
         // Whatever happened, this process must not stay there.
         namespaces::enter(self.home.as_fd(), Namespaces::NET)?;
         made
     }
+
+    /// Does something in another namespace and comes back.
+    fn within<T>(&self, place: BorrowedFd<'_>, work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        namespaces::enter(place, Namespaces::NET)?;
+        let done = work();
+        namespaces::enter(self.home.as_fd(), Namespaces::NET)?;
+        done
+    }
 }
 
-fn prepare() -> io::Result<OwnedFd> {
+fn prepare() -> io::Result<(OwnedFd, Routing)> {
     namespaces::raise_loopback()?;
     fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0")?;
     fs::write("/proc/sys/net/ipv4/ping_group_range", "0 2147483647")?;
-    current()
+    // Links that come later have the addresses we give them, and no others.
+    for (setting, value) in
+        [("addr_gen_mode", "1"), ("accept_ra", "0"), ("autoconf", "0"), ("accept_redirects", "0")]
+    {
+        match fs::write(format!("/proc/sys/net/ipv6/conf/default/{setting}"), value) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            // A kernel without IPv6 has none of them.
+            _ => {}
+        }
+    }
+    Ok((current()?, Routing::open()?))
 }
 
 fn current() -> io::Result<OwnedFd> {

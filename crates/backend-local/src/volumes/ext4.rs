@@ -3,6 +3,7 @@
 //!
 //! ```text
 //!  ext4/<name>.img        the image of a sandbox, or of a volume that is only prepared
+//!  ext4/snapshots/<id>.img a copy that was kept of one
 //!  ext4/templates/<size>  formatted once for each size asked for
 //!  ext4/mounts/<n>        where image number n of this launcher is mounted
 //! ```
@@ -21,6 +22,7 @@ use linux::loopdev::{self, LoopDevice};
 use rustix::fs::SeekFrom;
 use rustix::mount::{MountFlags, UnmountFlags};
 
+use super::keeping::Copying;
 use super::{
     DISK, DiskUsage, During, JOURNAL, PREPARED, Prepared, Settings, Volume, VolumeError, check_name,
     check_room, make_directory, make_trees,
@@ -28,8 +30,12 @@ use super::{
 
 /// Below this a filesystem has no room for its own tables.
 const LEAST: u64 = 8 << 20;
+/// Where copies of images are kept.
+const SNAPSHOTS: &str = "snapshots";
 /// One inode for this many bytes: the limit on files that goes with the limit on bytes.
 const BYTES_PER_INODE: u64 = 8 << 10;
+/// Stands for the limit of an image that was copied from a snapshot: whatever size it has.
+const RESTORED: Bytes = Bytes(0);
 
 /// The image files of one state directory.
 #[derive(Debug)]
@@ -49,7 +55,7 @@ impl Ext4 {
 
     pub(super) fn open(directory: &Path, settings: Settings) -> Result<Self, VolumeError> {
         let directory = directory.join("ext4");
-        for part in ["", "templates", "mounts"] {
+        for part in ["", "templates", "mounts", SNAPSHOTS] {
             make_directory(&directory.join(part), 0o700)?;
         }
         formatter()?;
@@ -109,6 +115,15 @@ impl Ext4 {
         id: &str,
         limit: Bytes,
     ) -> Result<Volume, VolumeError> {
+        if prepared.limit == RESTORED {
+            // What it holds cannot move to another image, and an image keeps its size.
+            let image = fs::metadata(self.image(&prepared.name)).during("measure", &self.directory)?.len();
+            if image != limit.0 {
+                self.remove(&prepared.name)?;
+                return Err(VolumeError::OtherSize { limit: limit.0, image });
+            }
+            prepared.limit = limit;
+        }
         if prepared.limit != limit {
             // The size of an image is its limit, so another limit takes another image.
             let other = self.prepare(limit)?;
@@ -154,6 +169,57 @@ impl Ext4 {
 
     pub(super) fn list(&self) -> Vec<String> {
         self.mounted.keys().filter(|name| check_name(name).is_ok()).cloned().collect()
+    }
+
+    pub(super) fn keep(&self, id: &str, snapshot: &str) -> Result<Copying, VolumeError> {
+        check_room(&self.directory, self.settings.floor)?;
+        let mounted = self.mounted.get(id).ok_or_else(|| VolumeError::Unknown(id.to_owned()))?;
+        let (source, target) = (self.image(id), self.snapshot(snapshot));
+        Ok(Copying::Image { source, target, mounted: Some(mounted.clone()) })
+    }
+
+    pub(super) fn restore(&mut self, snapshot: &str) -> Result<(Prepared, Copying), VolumeError> {
+        check_room(&self.directory, self.settings.floor)?;
+        let name = format!("{PREPARED}{}", self.numbered);
+        self.numbered += 1;
+        let (source, target) = (self.snapshot(snapshot), self.image(&name));
+        Ok((Prepared { name, limit: RESTORED }, Copying::Image { source, target, mounted: None }))
+    }
+
+    /// Mounts a copy. What the sandbox that it was taken of had printed is not part of it.
+    pub(super) fn restored(&mut self, prepared: &Prepared) -> Result<(), VolumeError> {
+        let volume = Volume::at(&self.mount(&prepared.name)?);
+        let journal = linux::fs::Root::open(&volume.journal).during("open", &volume.journal)?;
+        for entry in fs::read_dir(&volume.journal).during("list", &volume.journal)? {
+            let name = entry.during("list", &volume.journal)?.file_name();
+            journal.remove_tree(Path::new(&name)).during("empty", &volume.journal)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn drop_snapshot(&mut self, snapshot: &str) -> Result<(), VolumeError> {
+        let image = self.snapshot(snapshot);
+        for path in [image.with_extension("new"), image] {
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                result => result.during("remove", &path)?,
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn snapshots(&self) -> Result<Vec<String>, VolumeError> {
+        let directory = self.directory.join(SNAPSHOTS);
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&directory).during("list", &directory)? {
+            let path = entry.during("list", &directory)?.path();
+            found.extend(path.file_stem().and_then(|name| name.to_str()).map(str::to_owned));
+        }
+        Ok(found)
+    }
+
+    fn snapshot(&self, id: &str) -> PathBuf {
+        self.directory.join(SNAPSHOTS).join(format!("{id}.img"))
     }
 
     fn image(&self, name: &str) -> PathBuf {
@@ -212,6 +278,15 @@ fn formatter() -> Result<PathBuf, VolumeError> {
     let places = ["/usr/sbin", "/sbin", "/usr/bin", "/usr/local/sbin"];
     let paths = places.iter().map(|place| Path::new(place).join("mkfs.ext4"));
     paths.into_iter().find(|path| path.exists()).ok_or(VolumeError::NoFormatter)
+}
+
+/// Copies an image, by reference where the filesystem can.
+pub(super) fn copy_image(from: &Path, to: &Path) -> io::Result<()> {
+    let copy = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(to)?;
+    match rustix::fs::ioctl_ficlone(&copy, &File::open(from)?) {
+        Ok(()) => Ok(()),
+        Err(_not_here) => copy_sparse(from, to),
+    }
 }
 
 /// Copies only what is not a hole.

@@ -9,7 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use domain::Bytes;
-use linux::btrfs::{self, FsId};
+use linux::btrfs::{self, FsId, Quota};
 use rustix::mount::MountFlags;
 
 use super::{
@@ -68,10 +68,8 @@ impl Pool {
 
     pub(super) fn prepare(&mut self, limit: Bytes) -> Result<Prepared, VolumeError> {
         check_limit(limit)?;
-        check_room(&self.directory, self.settings.floor)?;
-        check_room(&self.root, self.pool_floor)?;
-        self.prepared += 1;
-        let name = format!("{PREPARED}{}", self.prepared);
+        self.check_room()?;
+        let name = self.next_name();
         match self.fill(&name, limit) {
             Ok(()) => Ok(Prepared { name, limit }),
             Err(error) => {
@@ -81,14 +79,48 @@ impl Pool {
         }
     }
 
+    /// A volume that has all but its disk, which is made in the directory that is answered too.
+    /// Its limit is set when it is assigned, whatever it is.
+    pub(super) fn prepare_without_disk(&mut self) -> Result<(Prepared, PathBuf), VolumeError> {
+        self.check_room()?;
+        let name = self.next_name();
+        let directory = self.root.join(&name);
+        let made = make_directory(&directory, 0o700).and_then(|()| {
+            let parent = File::open(&directory).during("open", &directory)?;
+            self.add_part(&parent, &directory, JOURNAL, JOURNAL_LIMIT)
+        });
+        match made {
+            Ok(()) => Ok((Prepared { name, limit: Bytes(0) }, directory)),
+            Err(error) => {
+                self.remove(&name)?;
+                Err(error)
+            }
+        }
+    }
+
+    fn next_name(&mut self) -> String {
+        self.prepared += 1;
+        format!("{PREPARED}{}", self.prepared)
+    }
+
+    /// Refuses more when the host or the pool has too little left.
+    pub(super) fn check_room(&self) -> Result<(), VolumeError> {
+        check_room(&self.directory, self.settings.floor)?;
+        check_room(&self.root, self.pool_floor)
+    }
+
+    fn add_part(&self, parent: &File, directory: &Path, part: &str, bytes: u64) -> Result<(), VolumeError> {
+        let path = directory.join(part);
+        btrfs::create_subvolume(parent, part).during("make the subvolume", &path)?;
+        self.set_limit(&path, bytes)
+    }
+
     fn fill(&self, name: &str, limit: Bytes) -> Result<(), VolumeError> {
         let directory = self.root.join(name);
         make_directory(&directory, 0o700)?;
         let parent = File::open(&directory).during("open", &directory)?;
         for (part, bytes) in [(DISK, limit.0), (JOURNAL, JOURNAL_LIMIT)] {
-            let path = directory.join(part);
-            btrfs::create_subvolume(&parent, part).during("make the subvolume", &path)?;
-            self.set_limit(&path, bytes)?;
+            self.add_part(&parent, &directory, part, bytes)?;
         }
         make_trees(&Volume::at(&directory), &self.settings)
     }
@@ -154,6 +186,19 @@ impl Pool {
         fs::remove_dir(&directory).during("remove", &directory)
     }
 
+    pub(super) fn drop_snapshot(&mut self, name: &str) -> Result<(), VolumeError> {
+        let path = self.root.join(name);
+        let Some(subvolume) = subvolume_at(&path)? else { return Ok(()) };
+        btrfs::destroy_subvolume(&self.handle, name).during("drop the subvolume", &path)?;
+        self.dead.push_back(subvolume);
+        self.forget_dead()
+    }
+
+    /// Whether extents count in every subvolume that shares them.
+    pub(super) fn counts_shared(&self) -> bool {
+        btrfs::quota(&self.fsid) == Some(Quota::Full)
+    }
+
     /// Each removal also tries the two oldest quota groups, so their number stays bounded on
     /// kernels that do not drop them by themselves.
     fn forget_dead(&mut self) -> Result<(), VolumeError> {
@@ -171,7 +216,7 @@ impl Pool {
         Ok(self.names()?.into_iter().filter(|name| check_name(name).is_ok()).collect())
     }
 
-    fn names(&self) -> Result<Vec<String>, VolumeError> {
+    pub(super) fn names(&self) -> Result<Vec<String>, VolumeError> {
         let entries = fs::read_dir(&self.root).during("list", &self.root)?;
         let name = |entry: io::Result<fs::DirEntry>| Ok(entry?.file_name().into_string().ok());
         let names: io::Result<Vec<Option<String>>> = entries.map(name).collect();

@@ -1,6 +1,9 @@
 //! Volumes on the real kernel: they need root, loop devices and a mount namespace per test.
 #![expect(clippy::unwrap_used, clippy::print_stderr, reason = "a test stops at the first surprise")]
 
+mod keeping;
+mod named;
+
 use std::fs::File;
 use std::io::Write;
 

@@ -1,6 +1,7 @@
 //! Just enough of `wire` to see that an agent answers and runs commands.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use wire::process::{Command, Exit, Identity, Retention, Start};
@@ -42,7 +43,9 @@ impl Made {
 
     /// Runs shell text to its end.
     pub(super) async fn run(&self, text: &str) -> Ran {
-        self.start(PROCESS_OF_RUN, text).await.rest().await
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let process = format!("c0ffee{:026x}", NUMBER.fetch_add(1, Ordering::Relaxed));
+        self.start(&process, text).await.rest().await
     }
 
     /// Starts shell text and follows it.
@@ -81,9 +84,6 @@ impl Made {
         status.written
     }
 }
-
-/// One name is enough for commands that are waited for: it is free again when they are forgotten.
-const PROCESS_OF_RUN: &str = "c0ffee00c0ffee00c0ffee00c0ffee00";
 
 impl Connection {
     async fn frame(&mut self) -> Frame {

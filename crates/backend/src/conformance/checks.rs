@@ -5,6 +5,11 @@ use std::time::Duration;
 use domain::{Access, Bytes, Cause, Cpus, Mount, Network, Resources, Spec};
 use wire::process::Exit;
 
+use super::snapshots::{
+    a_snapshot_keeps_the_files_of_one_moment_and_commands_go_on,
+    a_snapshot_outlives_its_sandbox_and_a_sandbox_its_snapshot,
+    what_cannot_be_kept_or_restored_is_refused_and_leaves_nothing,
+};
 use super::{Check, Made, Subject, found, fresh_id};
 use crate::{BackendError, Condition};
 
@@ -41,6 +46,9 @@ checks![
     destroying_twice_is_no_error,
     a_backend_that_was_opened_anew_adopts_its_sandboxes,
     a_death_is_reported_also_of_an_adopted_sandbox,
+    a_snapshot_keeps_the_files_of_one_moment_and_commands_go_on,
+    a_snapshot_outlives_its_sandbox_and_a_sandbox_its_snapshot,
+    what_cannot_be_kept_or_restored_is_refused_and_leaves_nothing,
 ];
 
 async fn the_probe_names_limits_that_exist(subject: &dyn Subject) {
@@ -136,7 +144,7 @@ async fn what_cannot_be_made_is_refused_and_leaves_nothing(subject: &dyn Subject
     assert_eq!(found(&backend, &id).await, None, "a refused create left something");
     for network in [Network::On, Network::Filtered] {
         match backend.create(&id, &Spec { network, ..Spec::plain() }).await {
-            Ok(_) => backend.destroy(&id).await.expect("a sandbox can be destroyed"),
+            Ok(_) => drop(backend.destroy(&id).await.expect("a sandbox can be destroyed")),
             Err(BackendError::Unsupported { .. }) => {}
             Err(error) => panic!("network {network:?}: {error:?}"),
         }

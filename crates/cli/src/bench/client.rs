@@ -39,8 +39,13 @@ impl Client {
 
     /// As [`Client::create`], with this much memory.
     pub(crate) fn create_with(&mut self, memory: &str, extensions: &Value) -> Result<Sandbox> {
+        self.create_sized("1", memory, extensions)
+    }
+
+    /// As [`Client::create_with`], with this many cores.
+    pub(crate) fn create_sized(&mut self, cpu: &str, memory: &str, extensions: &Value) -> Result<Sandbox> {
         self.create_wish(json!({
-            "resourceLimits": {"cpu": "1", "memory": memory},
+            "resourceLimits": {"cpu": cpu, "memory": memory},
             "extensions": extensions,
         }))
     }
@@ -69,13 +74,56 @@ impl Client {
 
     /// Runs `true` inside and waits for the end of its events.
     pub(crate) fn run_true(&mut self, sandbox: &Sandbox) -> Result<()> {
+        self.run_body(sandbox, br#"{"argv":["true"]}"#)
+    }
+
+    /// Runs a program inside and waits for the end of its events.
+    pub(crate) fn run(&mut self, sandbox: &Sandbox, argv: &Value) -> Result<()> {
+        self.run_body(sandbox, json!({ "argv": argv }).to_string().as_bytes())
+    }
+
+    fn run_body(&mut self, sandbox: &Sandbox, body: &[u8]) -> Result<()> {
         let path = sandbox.inside("command");
-        let status = self.send("POST", &path, &sandbox.headers, br#"{"argv":["true"]}"#)?;
+        let status = self.send("POST", &path, &sandbox.headers, body)?;
         let ended = self.body.windows(18).any(|window| window == b"execution_complete");
         if status != 200 || !ended {
-            bail!("`true` failed with status {status}: {}", String::from_utf8_lossy(&self.body));
+            bail!("a command failed with status {status}: {}", String::from_utf8_lossy(&self.body));
         }
         Ok(())
+    }
+
+    /// Takes a snapshot and waits until it is ready.
+    pub(crate) fn snapshot(&mut self, sandbox: &Sandbox) -> Result<String> {
+        let path = format!("/v1/sandboxes/{}/snapshots", sandbox.id);
+        let status = self.send("POST", &path, "", b"{}")?;
+        let mut answer = self.json(status, 202)?;
+        let id = answer["id"].as_str().context("the server names no id")?.to_owned();
+        while answer["status"]["state"] == "Creating" {
+            let status = self.send("GET", &format!("/v1/snapshots/{id}"), "", b"")?;
+            answer = self.json(status, 200)?;
+        }
+        if answer["status"]["state"] != "Ready" {
+            bail!("a snapshot failed: {answer}");
+        }
+        Ok(id)
+    }
+
+    /// Drops a snapshot.
+    pub(crate) fn forget(&mut self, snapshot: &str) -> Result<()> {
+        self.remove_at(&format!("/v1/snapshots/{snapshot}"), "")
+    }
+
+    /// Creates a sandbox with the files of a snapshot.
+    pub(crate) fn restore(&mut self, snapshot: &str) -> Result<Sandbox> {
+        let wish = json!({
+            "snapshotId": snapshot,
+            "timeout": 3600,
+            "resourceLimits": {"cpu": "1", "memory": "512Mi"},
+        });
+        let status = self.send("POST", "/v1/sandboxes", "", wish.to_string().as_bytes())?;
+        let answer = self.json(status, 202)?;
+        let id = answer["id"].as_str().context("the server names no id")?.to_owned();
+        Ok(Sandbox { id, headers: String::new() })
     }
 
     pub(crate) fn delete(&mut self, sandbox: &Sandbox) -> Result<()> {
@@ -86,9 +134,14 @@ impl Client {
         Ok(())
     }
 
-    /// One page of the list, as ids.
+    /// The first page of the list, as ids.
     pub(crate) fn list(&mut self) -> Result<Vec<String>> {
-        let status = self.send("GET", "/v1/sandboxes?pageSize=10", "", b"")?;
+        self.list_page(1, 10)
+    }
+
+    /// One page of the list, as ids.
+    pub(crate) fn list_page(&mut self, page: usize, size: usize) -> Result<Vec<String>> {
+        let status = self.send("GET", &format!("/v1/sandboxes?page={page}&pageSize={size}"), "", b"")?;
         let page = self.json(status, 200)?;
         let items = page["items"].as_array().context("the list has no items")?;
         Ok(items.iter().filter_map(|item| item["id"].as_str()).map(str::to_owned).collect())

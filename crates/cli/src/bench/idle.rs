@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
 use super::Rounds;
@@ -13,6 +13,9 @@ use super::server::{Server, kibibytes};
 use super::statistics::Samples;
 
 const MEBIBYTE: f64 = 1024.0 * 1024.0;
+
+/// In how many pages the whole list is asked for.
+const PAGES: usize = 5;
 
 /// Connections that make sandboxes side by side.
 const MAKERS: usize = 8;
@@ -45,8 +48,30 @@ pub(crate) fn list(server: &Server, rounds: Rounds, report: &mut Report) -> Resu
     report.time(format!("a page of the list, {} alive", rounds.idle), with_many.summary());
     let ratio = with_many.summary().p50 / with_few.summary().p50;
     report.at_most("a page of the list, all alive", ratio, 2.0, "times with ten");
+    whole_list(server, rounds, &with_many, report)?;
     remove(server, &many)?;
     remove(server, &few)
+}
+
+/// The time per sandbox of the whole list in five pages, beside that of one page of ten.
+fn whole_list(server: &Server, rounds: Rounds, page_of_ten: &Samples, report: &mut Report) -> Result<()> {
+    let mut client = server.client()?;
+    let size = rounds.idle / PAGES;
+    let mut whole = Samples::default();
+    for _ in 0..rounds.spaced {
+        let began = Instant::now();
+        let mut found = 0;
+        for page in 1..=PAGES {
+            found += client.list_page(page, size)?.len();
+        }
+        whole.push(began.elapsed());
+        ensure!(found == rounds.idle, "the pages hold {found} sandboxes instead of {}", rounds.idle);
+    }
+    report.time(format!("{PAGES} pages of {size}"), whole.summary());
+    let each = whole.summary().p50 / precise(rounds.idle as u64);
+    let ratio = each / (page_of_ten.summary().p50 / 10.0);
+    report.at_most("the whole list in five pages, per sandbox", ratio, 2.0, "times in a page of ten");
+    Ok(())
 }
 
 fn pages(server: &Server, runs: usize) -> Result<Samples> {

@@ -32,6 +32,8 @@ impl Server {
             .args(["serve", "--listen", "127.0.0.1:0", "--state-dir"])
             .arg(directory.join("state"))
             .env_remove("CORACLE_API_KEY")
+            // The links and packet filters of this host stay as they are.
+            .env("CORACLE_NETWORK_DEFAULT", "off")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(File::create(directory.join("log"))?)

@@ -9,11 +9,11 @@ use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use super::way::Way;
 use crate::output::WithHint;
 
 /// What is sent: known bytes or a stream.
@@ -30,7 +30,7 @@ const LARGEST_PROBLEM: usize = 64 << 10;
 /// An address below which paths are called, with the headers that open it.
 #[derive(Clone, Debug)]
 pub(super) struct Api {
-    http: Client<HttpConnector, Body>,
+    http: Client<Way, Body>,
     base: String,
     headers: HeaderMap,
 }
@@ -63,6 +63,9 @@ impl Refused {
             StatusCode::NOT_FOUND if self.code == NO_SANDBOX => {
                 Some("`coracle ls` lists the sandboxes".to_owned())
             }
+            StatusCode::NOT_FOUND if self.code == NO_SNAPSHOT => {
+                Some("`coracle snapshot ls` lists the snapshots".to_owned())
+            }
             StatusCode::TOO_MANY_REQUESTS => {
                 let wait = self.retry_after.as_deref().unwrap_or("a few");
                 Some(format!("try again in {wait} s, or remove sandboxes with `coracle rm`"))
@@ -82,6 +85,8 @@ struct Problem {
 
 /// The code of a refusal for want of the sandbox.
 const NO_SANDBOX: &str = "DOCKER::SANDBOX_NOT_FOUND";
+/// The code of a refusal for want of the snapshot.
+const NO_SNAPSHOT: &str = "SNAPSHOT::NOT_FOUND";
 /// Where the server puts advice, apart from what went wrong.
 const HINT: &str = "coracle-hint";
 
@@ -91,8 +96,13 @@ pub(super) fn whole_seconds(time: Duration) -> u64 {
 }
 
 impl Api {
-    /// An API at `base`, which is `http://host[:port][/path]`.
+    /// An API at `base`, which is `http://host[:port][/path]`, or `unix:` and the path of the
+    /// socket of a server's operators.
     pub(super) fn new(base: &str, headers: HeaderMap) -> Result<Self> {
+        if let Some(path) = base.strip_prefix("unix:") {
+            let http = Client::builder(TokioExecutor::new()).build(Way::Socket(path.into()));
+            return Ok(Self { http, base: "http://localhost".to_owned(), headers });
+        }
         if base.starts_with("https://") {
             return Err(anyhow!("`{base}` speaks TLS, which this client does not"))
                 .hint("use http, or a local proxy that adds TLS");
@@ -100,10 +110,7 @@ impl Api {
         if !base.starts_with("http://") {
             bail!("`{base}` is not an address such as `http://127.0.0.1:8080`");
         }
-        let mut connector = HttpConnector::new();
-        connector.set_connect_timeout(Some(CONNECT));
-        connector.set_nodelay(true);
-        let http = Client::builder(TokioExecutor::new()).build(connector);
+        let http = Client::builder(TokioExecutor::new()).build(Way::network(CONNECT));
         Ok(Self { http, base: base.trim_end_matches('/').to_owned(), headers })
     }
 

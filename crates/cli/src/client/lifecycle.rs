@@ -26,6 +26,8 @@ pub(crate) struct Server(pub(super) Api);
 #[derive(Debug, Default)]
 pub(crate) struct NewSandbox {
     pub image: String,
+    /// Begins with the files of this snapshot instead of the image.
+    pub snapshot: Option<String>,
     pub timeout: Option<Duration>,
     pub idle_timeout: Option<Duration>,
     pub key: Option<String>,
@@ -79,8 +81,8 @@ struct Page {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Pagination {
-    has_next_page: bool,
+pub(super) struct Pagination {
+    pub(super) has_next_page: bool,
 }
 
 #[derive(Deserialize)]
@@ -101,7 +103,8 @@ impl Server {
         if let Some(key) = key {
             web::secret_header(&mut headers, KEY_HEADER, key)?;
         }
-        Ok(Self(Api::new(&format!("{}/v1", url.trim_end_matches('/')), headers)?))
+        let api = Api::new(url, headers.clone())?;
+        Ok(Self(api.at(format!("{}/v1", api.base()), headers)))
     }
 
     pub(crate) async fn create(&self, wish: &NewSandbox) -> Result<SandboxInfo> {
@@ -138,6 +141,10 @@ impl Server {
             Err(error) if super::refused_with(&error, StatusCode::NOT_FOUND) => Ok(false),
             Err(error) => Err(error),
         }
+    }
+
+    pub(super) fn api(&self) -> &Api {
+        &self.0
     }
 
     /// The API of operators on the same server.
@@ -179,13 +186,16 @@ impl NewSandbox {
         let waits = ["tail".to_owned(), "-f".to_owned(), "/dev/null".to_owned()];
         let entrypoint = if self.entrypoint.is_empty() { &waits[..] } else { &self.entrypoint };
         let mut body = json!({
-            "image": { "uri": self.image },
             "entrypoint": entrypoint,
             "resourceLimits": limits,
             "env": self.env,
             "metadata": self.labels,
             "extensions": self.extensions(),
         });
+        match &self.snapshot {
+            Some(snapshot) => body["snapshotId"] = json!(snapshot),
+            None => body["image"] = json!({ "uri": self.image }),
+        }
         if let Some(timeout) = self.timeout {
             body["timeout"] = json!(web::whole_seconds(timeout));
         }
@@ -215,6 +225,7 @@ impl NewSandbox {
             let name = match network {
                 Network::Off => "off",
                 Network::On => "on",
+                Network::Auto => "auto",
                 Network::Filtered => "filtered",
             };
             ("coracle.network", name.to_owned())
@@ -237,6 +248,12 @@ mod tests {
                 "env": {}, "metadata": {}, "extensions": {"coracle.lines": "P"},
             })
         );
+    }
+
+    #[test]
+    fn a_snapshot_stands_in_the_place_of_the_image() {
+        let wish = NewSandbox { snapshot: Some("s".to_owned()), ..NewSandbox::default() };
+        assert_eq!((&wish.body()["snapshotId"], wish.body().get("image")), (&json!("s"), None));
     }
 
     #[test]

@@ -36,6 +36,40 @@ pub(crate) struct UsedImage {
     pub used: String,
 }
 
+#[derive(Deserialize)]
+struct Reports {
+    sandboxes: Vec<Report>,
+}
+
+/// What an owner's sandboxes used in one hour.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Hour {
+    pub start: String,
+    pub owner: String,
+    pub created: u64,
+    pub alive_millis: u64,
+    pub cpu_micros: u64,
+    pub memory_byte_seconds: u64,
+}
+
+#[derive(Deserialize)]
+struct Hours {
+    hours: Vec<Hour>,
+}
+
+/// What a sandbox used at one moment.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Sample {
+    pub time: String,
+    pub usage: BTreeMap<String, u64>,
+}
+
+#[derive(Deserialize)]
+struct Samples {
+    samples: Vec<Sample>,
+}
+
 /// A stream of server-sent events.
 pub(crate) struct Feed {
     body: Incoming,
@@ -57,6 +91,27 @@ impl Server {
     pub(crate) async fn report(&self, id: &SandboxId) -> Result<Option<Report>> {
         match self.operator().get(&format!("/sandboxes/{id}")).await {
             Ok(answer) => web::json(answer).await.map(Some),
+            Err(error) if super::refused_with(&error, StatusCode::NOT_FOUND) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Every sandbox that the API key shows: the operator's shows all.
+    pub(crate) async fn reports(&self) -> Result<Vec<Report>> {
+        let found: Reports = web::json(self.operator().get("/sandboxes").await?).await?;
+        Ok(found.sandboxes)
+    }
+
+    /// What was used in each of the last hours, as the server tells it.
+    pub(crate) async fn hours(&self, count: u64) -> Result<Vec<Hour>> {
+        let answer = self.operator().get(&format!("/usage?hours={count}")).await?;
+        web::json::<Hours>(answer).await.map(|found| found.hours)
+    }
+
+    /// The samples of one sandbox; `None` if there is no such sandbox.
+    pub(crate) async fn samples(&self, id: &SandboxId) -> Result<Option<Vec<Sample>>> {
+        match self.operator().get(&format!("/sandboxes/{id}/usage")).await {
+            Ok(answer) => web::json::<Samples>(answer).await.map(|found| Some(found.samples)),
             Err(error) if super::refused_with(&error, StatusCode::NOT_FOUND) => Ok(None),
             Err(error) => Err(error),
         }

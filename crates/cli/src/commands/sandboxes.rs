@@ -15,6 +15,7 @@ pub(crate) async fn create(server: &Server, args: CreateArgs, printer: &Printer)
         key: args.key,
         pool: args.pool,
         image: args.image,
+        snapshot: args.snapshot.map(|id| id.to_string()),
         timeout: args.timeout,
         idle_timeout: args.idle_timeout,
         memory: args.limits.memory,
@@ -69,9 +70,10 @@ fn row(sandbox: &SandboxInfo, now: Timestamp) -> Vec<String> {
     let age = |at: Timestamp| span(seconds(at, now));
     let rest = |at: Timestamp| format!("in {}", span(seconds(now, at)));
     let show = |text: &str, told: &dyn Fn(Timestamp) -> String| text.parse().map_or(text.to_owned(), told);
+    let snapshot = || Some(format!("snapshot {}", sandbox.rest.get("snapshotId")?.as_str()?));
     vec![
         sandbox.id.clone(),
-        sandbox.image.as_ref().map(|image| image.uri.clone()).unwrap_or_default(),
+        sandbox.image.as_ref().map(|image| image.uri.clone()).or_else(snapshot).unwrap_or_default(),
         sandbox.status.state.clone(),
         show(&sandbox.created_at, &age),
         sandbox.expires_at.as_ref().map_or("never".to_owned(), |at| show(at, &rest)),

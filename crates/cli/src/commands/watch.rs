@@ -9,8 +9,8 @@ use anyhow::{Context, Result, anyhow};
 use domain::SandboxId;
 use serde_json::{Value, json};
 
-use crate::args::{EventsArgs, TopArgs};
-use crate::client::{Report, Server};
+use crate::args::{EventsArgs, TopArgs, UsageArgs};
+use crate::client::{Hour, Report, Sample, Server};
 use crate::output::{Printer, WithHint, size};
 
 pub(crate) async fn inspect(server: &Server, id: &SandboxId, printer: &Printer) -> Result<ExitCode> {
@@ -60,16 +60,13 @@ pub(crate) async fn top(server: &Server, args: &TopArgs, printer: &Printer) -> R
     }
 }
 
-/// Each sandbox and how many cores it has used since the look before. One that ends meanwhile is
-/// left out.
+/// Each sandbox and how many cores it has used since the look before.
 async fn look(server: &Server, before: &mut Times) -> Result<Vec<(Report, Option<f64>)>> {
     let mut seen = Vec::new();
     let mut now = Times::new();
-    for sandbox in server.list(&[]).await? {
-        let odd = || format!("the server named a sandbox `{}`", sandbox.id);
-        let id = SandboxId::parse(&sandbox.id).with_context(odd)?;
-        let Some(report) = server.report(&id).await? else { continue };
-        let moment = Instant::now();
+    let reports = server.reports().await?;
+    let moment = Instant::now();
+    for report in reports {
         let used = report.usage.get("cpuMicros").copied();
         let cores = used.zip(before.get(&report.id)).map(|(used, (then, former))| {
             let micros = moment.duration_since(*then).as_micros().max(1);
@@ -104,6 +101,54 @@ fn row(report: &Report, cores: Option<f64>) -> Vec<String> {
         amount("pids", "", &|count| count.to_string()),
         amount("diskBytes", "diskLimitBytes", &size),
     ]
+}
+
+/// What was used: by every owner in the last hours, or by one sandbox, sample by sample.
+pub(crate) async fn usage(server: &Server, args: &UsageArgs, printer: &Printer) -> Result<ExitCode> {
+    match &args.id {
+        None => show_hours(&server.hours(args.hours).await?, printer)?,
+        Some(id) => match server.samples(id).await? {
+            Some(samples) => show_samples(&samples, printer)?,
+            None => {
+                return Err(anyhow!("there is no such sandbox as `{id}`"))
+                    .hint("`coracle ls` lists the sandboxes");
+            }
+        },
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show_hours(hours: &[Hour], printer: &Printer) -> Result<()> {
+    let seconds = |millis: u64| format!("{}.{:01} s", millis / 1000, millis % 1000 / 100);
+    let row = |hour: &Hour| {
+        vec![
+            hour.start.clone(),
+            hour.owner.clone(),
+            hour.created.to_string(),
+            seconds(hour.alive_millis),
+            seconds(hour.cpu_micros / 1000),
+            // What all of them together used on average, had it been spread over the hour.
+            size(hour.memory_byte_seconds / 3600),
+        ]
+    };
+    let columns = ["hour", "owner", "created", "alive", "cpu", "memory, average"];
+    printer.list(hours, &columns, hours.iter().map(row).collect())
+}
+
+fn show_samples(samples: &[Sample], printer: &Printer) -> Result<()> {
+    let amount = |sample: &Sample, name: &str| sample.usage.get(name).copied();
+    let row = |sample: &Sample| {
+        let shown = |name: &str| amount(sample, name).map_or("?".to_owned(), size);
+        let cpu =
+            amount(sample, "cpuMicros").map_or("?".to_owned(), |micros| format!("{} ms", micros / 1000));
+        let pids = amount(sample, "pids").map_or("?".to_owned(), |count| count.to_string());
+        vec![sample.time.clone(), cpu, shown("memoryBytes"), pids, shown("diskBytes")]
+    };
+    printer.list(
+        samples,
+        &["time", "cpu so far", "memory", "pids", "disk"],
+        samples.iter().map(row).collect(),
+    )
 }
 
 /// One line for each; with `--json` the data as the server sent it, an object a line.

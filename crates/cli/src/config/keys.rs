@@ -14,6 +14,8 @@ enum Kind {
     Text,
     Count,
     Switch,
+    /// Texts; in a variable with commas between them.
+    List,
 }
 
 /// Every setting that a variable can hold. Tables of free names (`images.aliases`, `owners`) and
@@ -25,6 +27,7 @@ const SETTINGS: &[(&str, Kind)] = &[
     ("public_address", Kind::Text),
     ("instance", Kind::Text),
     ("lines", Kind::Text),
+    ("on_stop", Kind::Text),
     ("require_limits", Kind::Switch),
     ("uid_base", Kind::Count),
     ("free_space_floor", Kind::Text),
@@ -42,12 +45,19 @@ const SETTINGS: &[(&str, Kind)] = &[
     ("limits.max_sandboxes", Kind::Count),
     ("limits.soft_sandboxes", Kind::Count),
     ("limits.max_commands", Kind::Count),
+    ("limits.max_snapshots", Kind::Count),
     ("limits.concurrent_requests", Kind::Count),
     ("limits.json_body", Kind::Text),
     ("prepared.volumes", Kind::Count),
     ("prepared.namespaces", Kind::Count),
     ("volumes.host_paths", Kind::Text),
     ("volumes.default_size", Kind::Text),
+    ("network.default", Kind::Text),
+    ("network.range", Kind::Text),
+    ("network.range6", Kind::Text),
+    ("network.resolvers", Kind::List),
+    ("network.allow", Kind::List),
+    ("network.deny", Kind::List),
 ];
 
 /// Variables with our prefix that are not settings of the server: the client's address, the
@@ -95,6 +105,10 @@ fn read(name: &str, text: &str, kind: Kind) -> Result<Value> {
             Ok(number) => Value::Integer(number),
             Err(_) => bail!("the variable `{name}` is `{text}`, which is not a number"),
         },
+        Kind::List => {
+            let texts = text.split(',').map(str::trim).filter(|text| !text.is_empty());
+            Value::Array(texts.map(|text| Value::String(text.to_owned())).collect())
+        }
         Kind::Switch => match text {
             "true" | "1" => Value::Boolean(true),
             "false" | "0" => Value::Boolean(false),
@@ -165,6 +179,7 @@ mod tests {
         for (setting, kind) in SETTINGS {
             let sample = match (kind, *setting) {
                 (Kind::Count, _) => Value::Integer(1),
+                (Kind::List, _) => Value::Array(vec![Value::String("1".to_owned())]),
                 (Kind::Switch, _) => Value::Boolean(true),
                 (Kind::Text, _) => Value::String("1".to_owned()),
             };

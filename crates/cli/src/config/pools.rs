@@ -1,6 +1,7 @@
 //! `[[pool]]`: sandboxes of the operator that are kept warm.
 
 use anyhow::{Context, Result, bail};
+use backend_local::network::Wish;
 use domain::{Bytes, Capacity, Cpus, Guest, Network, Pool, Refill, Resources, Spec};
 use serde::{Deserialize, Serialize};
 
@@ -39,12 +40,14 @@ pub(crate) struct PoolSettings {
     millicpus: Option<u32>,
     pids: Option<u32>,
     disk: Option<u64>,
+    network: Wish,
 }
 
-pub(super) fn check(raw: &[RawPool]) -> Result<Vec<PoolSettings>> {
+/// Checks all; `default` is the network of one that names none.
+pub(super) fn check(raw: &[RawPool], default: Wish) -> Result<Vec<PoolSettings>> {
     let mut pools: Vec<PoolSettings> = Vec::new();
     for raw in raw {
-        let pool = raw.check()?;
+        let pool = raw.check(default)?;
         pool.pool().check().with_context(|| format!("the pool `{}`", pool.name))?;
         if pools.iter().any(|other| other.name == pool.name) {
             bail!("there are two pools `{}`", pool.name);
@@ -55,7 +58,7 @@ pub(super) fn check(raw: &[RawPool]) -> Result<Vec<PoolSettings>> {
 }
 
 impl RawPool {
-    fn check(&self) -> Result<PoolSettings> {
+    fn check(&self, default: Wish) -> Result<PoolSettings> {
         let setting = |what: &str| format!("pool.{what}` of pool `{}", self.name);
         let bytes = |what: &str, amount: &Option<Amount>| {
             amount.as_ref().map(|amount| read(&setting(what), amount, values::bytes)).transpose()
@@ -63,9 +66,13 @@ impl RawPool {
         if let Some(guest) = self.guest.as_deref().filter(|guest| *guest != "opensandbox") {
             bail!("`{}` is `{guest}`, and `opensandbox` is the only one", setting("guest"));
         }
-        if let Some(network) = self.network.as_deref().filter(|network| *network != "off") {
-            bail!("`{}` is `{network}`, and only `off` can be warmed", setting("network"));
-        }
+        let network = match self.network.as_deref() {
+            None => default,
+            Some("auto") => Wish::Auto,
+            Some("on") => Wish::On,
+            Some("off") => Wish::Off,
+            Some(other) => bail!("`{}` is `{other}`, none of `auto`, `on` and `off`", setting("network")),
+        };
         let cpus = self.cpus.as_ref().map(|amount| read(&setting("cpus"), amount, values::cpus));
         let usual = Refill::default();
         Ok(PoolSettings {
@@ -79,6 +86,7 @@ impl RawPool {
             millicpus: cpus.transpose()?.map(|cpus| cpus.0),
             pids: self.pids,
             disk: bytes("disk", &self.disk)?.map(|bytes| bytes.0),
+            network,
         })
     }
 }
@@ -96,12 +104,21 @@ impl PoolSettings {
             template: Spec {
                 image: self.image.clone(),
                 resources,
-                network: Network::Off,
+                network: network(self.network),
                 guest: Guest::root(),
                 ..Spec::plain()
             },
             capacity: Capacity { most: self.max.unwrap_or(usize::MAX), ..Capacity::level(self.level) },
             refill: Refill { per_second: self.per_second, at_once: self.at_once },
         }
+    }
+}
+
+/// The same wish in the words of the core.
+pub(crate) fn network(wish: Wish) -> Network {
+    match wish {
+        Wish::Off => Network::Off,
+        Wish::On => Network::On,
+        Wish::Auto => Network::Auto,
     }
 }

@@ -16,6 +16,7 @@ pub(super) struct RawConfig {
     pub public_address: Option<String>,
     pub instance: Option<String>,
     pub lines: Option<String>,
+    pub on_stop: Option<String>,
     pub require_limits: Option<bool>,
     pub uid_base: Option<u32>,
     pub free_space_floor: Option<Amount>,
@@ -33,6 +34,8 @@ pub(super) struct RawConfig {
     pub owners: BTreeMap<String, RawQuota>,
     #[serde(default)]
     pub pool: Vec<RawPool>,
+    #[serde(default)]
+    pub network: RawNetwork,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -57,6 +60,7 @@ pub(super) struct RawLimits {
     pub max_sandboxes: Option<usize>,
     pub soft_sandboxes: Option<usize>,
     pub max_commands: Option<u32>,
+    pub max_snapshots: Option<usize>,
     pub concurrent_requests: Option<usize>,
     pub json_body: Option<Amount>,
 }
@@ -91,6 +95,17 @@ pub(super) struct RawVolumes {
 pub(super) enum Paths {
     List(Vec<PathBuf>),
     Text(String),
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawNetwork {
+    pub default: Option<String>,
+    pub range: Option<String>,
+    pub range6: Option<String>,
+    pub resolvers: Option<Vec<String>>,
+    pub allow: Option<Vec<String>>,
+    pub deny: Option<Vec<String>>,
 }
 
 /// A quantity: text with a unit, or a bare number as TOML has it.

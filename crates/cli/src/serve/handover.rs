@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use backend_local::jail::plan::Limits;
+use backend_local::network::NetworkSettings;
 use backend_local::settings::{Lifetime, Maxima, MountRule, Settings};
 use linux::descriptors::Inherited;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Config, Lines, Most, PoolSettings, Quota};
+use crate::config::{Config, Lines, Most, OnStop, PoolSettings, Quota};
 
 /// The settings as one part needs them. It travels through memory only: it holds the API key.
 #[derive(Serialize, Deserialize)]
@@ -23,6 +24,7 @@ pub(crate) struct Handover {
     pub api_key: Option<String>,
     pub public_address: Option<String>,
     pub strip_line_ends: bool,
+    pub on_stop: OnStop,
     pub limits: Limits,
     pub maxima: Maxima,
     pub require_limits: bool,
@@ -31,6 +33,7 @@ pub(crate) struct Handover {
     pub park_after: Duration,
     pub owners: BTreeMap<String, Quota>,
     pub max_commands: u32,
+    pub max_snapshots: usize,
     pub concurrent_requests: usize,
     pub json_body: usize,
     pub longest_timeout: Option<Duration>,
@@ -44,6 +47,7 @@ pub(crate) struct Handover {
     pub pools: Vec<PoolSettings>,
     pub host_paths: Vec<PathBuf>,
     pub volume_size: u64,
+    pub network: NetworkSettings,
     pub announce: Announce,
 }
 
@@ -62,6 +66,7 @@ impl Handover {
             api_key: config.api_key.as_ref().map(|key| key.expose().to_owned()),
             public_address: config.public_address.clone(),
             strip_line_ends: config.lines == Lines::Stripping,
+            on_stop: config.on_stop,
             limits: limits(config),
             maxima: maxima(&config.limits.most),
             require_limits: config.require_limits,
@@ -70,6 +75,7 @@ impl Handover {
             park_after: config.park_after,
             owners: config.owners.clone(),
             max_commands: config.limits.max_commands,
+            max_snapshots: config.limits.max_snapshots,
             concurrent_requests: config.limits.concurrent_requests,
             json_body: usize::try_from(config.limits.json_body.0).unwrap_or(usize::MAX),
             longest_timeout: config.longest_timeout,
@@ -83,6 +89,7 @@ impl Handover {
             pools: config.pools.clone(),
             host_paths: config.volumes.host_paths.clone(),
             volume_size: config.volumes.default_size.0,
+            network: config.network.clone(),
             announce,
         }
     }
@@ -103,6 +110,7 @@ impl Handover {
             mounts: MountRule::Below(self.host_paths.clone()),
             lifetime: Lifetime::Own,
             maxima: self.maxima,
+            network: self.network.clone(),
         }
     }
 }

@@ -12,13 +12,14 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use backend_local::native::{Defaults, Native};
+use futures_util::FutureExt;
 use linux::namespaces::{self, Setgroups};
 use rustix::process::Resource;
 use service::{Quotas, Service};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::handover::{self, Announce, Handover, Received};
-use crate::config::{EVERYBODY_ELSE, PoolSettings, Quota};
+use crate::config::{EVERYBODY_ELSE, OnStop, PoolSettings, Quota, network_of};
 use crate::output::{Printer, WithHint};
 
 /// The exit code that tells the supervisor not to try again.
@@ -27,8 +28,8 @@ pub(crate) const CANNOT_START: i32 = 78;
 pub(crate) fn server(arguments: &[String], printer: &Printer) -> Result<ExitCode> {
     let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
     let Received { handover, ready, others } = handover::receive(arguments)?;
-    let Ok([lock, listener]) = <[OwnedFd; 2]>::try_from(others) else {
-        bail!("the listening socket was not passed");
+    let Ok([lock, operators, listener]) = <[OwnedFd; 3]>::try_from(others) else {
+        bail!("the listening sockets were not passed");
     };
     linux::descriptors::raise_limit().context("could not raise the limit on open files")?;
     drop_privileges(&handover)?;
@@ -36,7 +37,7 @@ pub(crate) fn server(arguments: &[String], printer: &Printer) -> Result<ExitCode
     handover::end_with(parent.context("the supervisor is gone")?)?;
     crate::tracing_output::start();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let outcome = runtime.block_on(run(handover, listener, ready, printer));
+    let outcome = runtime.block_on(run(handover, operators, listener, ready, printer));
     drop(lock);
     match outcome {
         Ok(()) => Ok(ExitCode::SUCCESS),
@@ -63,7 +64,13 @@ fn drop_privileges(handover: &Handover) -> Result<()> {
     Ok(())
 }
 
-async fn run(handover: Handover, listener: OwnedFd, ready: OwnedFd, printer: &Printer) -> Result<()> {
+async fn run(
+    handover: Handover,
+    operators: OwnedFd,
+    listener: OwnedFd,
+    ready: OwnedFd,
+    printer: &Printer,
+) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let listener = TcpListener::from(listener);
@@ -78,12 +85,15 @@ async fn run(handover: Handover, listener: OwnedFd, ready: OwnedFd, printer: &Pr
         } else {
             fronts::Lines::Preserving
         },
+        default_network: network_of(handover.network.default),
         json_body_limit: handover.json_body,
         concurrent_requests: handover.concurrent_requests,
         metrics: Some(metrics),
         ..fronts::Settings::new(address)
     };
     let connections = settings.connections.min(connections());
+    let operators = tokio::net::UnixListener::from_std(operators.into())?;
+    let operators_router = fronts::operators_router(service.clone(), settings.clone());
     let router = fronts::router(service.clone(), settings);
     if handover.announce == Announce::Yes {
         printer.line(format!("coracle listening on http://{address}"))?;
@@ -95,7 +105,14 @@ async fn run(handover: Handover, listener: OwnedFd, ready: OwnedFd, printer: &Pr
             _ = interrupt.recv() => {}
         }
     };
-    fronts::serve(listener, connections, router, stop).await;
+    let stop = stop.shared();
+    tokio::join!(
+        fronts::serve(listener, connections, router, stop.clone()),
+        fronts::serve_operators(operators, operators_router, stop),
+    );
+    if handover.on_stop == OnStop::Remove {
+        service.remove_all().await;
+    }
     service.drain_pools().await;
     let staying = service.stop().await;
     if staying > 0 {
@@ -126,6 +143,7 @@ async fn start_service(handover: &Handover) -> Result<Service> {
         soft_sandboxes: handover.soft_sandboxes,
         park_after: handover.park_after,
         commands_per_sandbox: handover.max_commands,
+        snapshots_per_owner: handover.max_snapshots,
         quotas: quotas(&handover.owners),
         usual: domain::Resources {
             memory: Some(domain::Bytes(handover.limits.memory)),

@@ -9,22 +9,6 @@ use super::access::{Addressed, Caller};
 use super::egress::{self, PolicyBody};
 use super::problem::Problem;
 
-/// `POST /sandboxes/{id}/snapshots`
-pub(super) async fn make_snapshot(State(front): State<Front>, at: Addressed) -> Problem {
-    match front.service.get(&at.owner, &at.id) {
-        Ok(_) => {
-            Problem::conflict("SNAPSHOT::UNSUPPORTED_RUNTIME", "snapshots are not offered by this server yet")
-        }
-        Err(error) => error.into(),
-    }
-}
-
-/// `/snapshots…`
-pub(super) async fn snapshots(Caller(_): Caller) -> Problem {
-    let message = "snapshots are not offered by this server yet";
-    Problem::new(StatusCode::NOT_IMPLEMENTED, "SNAPSHOT::NOT_IMPLEMENTED", message)
-}
-
 /// `/templates…`
 pub(super) async fn templates(Caller(_): Caller) -> Problem {
     let message = "templates are not offered by this server";

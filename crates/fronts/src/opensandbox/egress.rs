@@ -1,4 +1,4 @@
-//! The egress API of a sandbox, as far as it can be told truthfully while the network is off.
+//! The egress API of a sandbox, as far as it can be told truthfully without an egress filter.
 //!
 //! Errors here are plain text: that is this API's rule.
 
@@ -26,11 +26,19 @@ struct Policy {
 
 /// What a sandbox may reach.
 pub(super) fn policy_of(sandbox: &Sandbox) -> PolicyBody {
-    let (mode, default_action) = match sandbox.spec.network {
-        Network::Off | Network::Filtered => ("deny_all", "deny"),
-        Network::On => ("allow_all", "allow"),
-    };
+    let (mode, default_action) =
+        if reaches_out(sandbox) { ("allow_all", "allow") } else { ("deny_all", "deny") };
     PolicyBody { status: "ok", mode, policy: Policy { default_action, egress: Vec::new() } }
+}
+
+/// Whether a sandbox really reaches other machines: what it was to have may have been left open,
+/// or given to it later.
+fn reaches_out(sandbox: &Sandbox) -> bool {
+    let network = sandbox.in_force.measures.iter().find(|(name, _)| name == "network");
+    match (network, sandbox.spec.network) {
+        (Some((_, value)), _) => value.starts_with("on"),
+        (None, wanted) => wanted == Network::On,
+    }
 }
 
 /// Answers a request for the egress port.
@@ -38,7 +46,7 @@ pub(super) fn answer(sandbox: &Sandbox, method: &Method, path: &str) -> Response
     match (method, path) {
         (&Method::GET | &Method::HEAD, "/policy") => Json(policy_of(sandbox)).into_response(),
         (_, "/policy") => {
-            plain(StatusCode::NOT_IMPLEMENTED, "changing the policy comes with the network issue")
+            plain(StatusCode::NOT_IMPLEMENTED, "changing the policy comes with the egress filter")
         }
         (&Method::GET | &Method::HEAD, "/healthz") => plain(StatusCode::OK, "ok"),
         (_, path) if path == "/credential-vault" || path.starts_with("/credential-vault/") => {

@@ -125,7 +125,10 @@ fn prepare(
     let inner =
         PathAndQuery::try_from(inner).ok().ok_or_else(|| Problem::invalid("this path cannot be used"))?;
     let host = auth::host(request.uri(), request.headers());
-    let peer = request.extensions().get::<Peer>().map(|peer| peer.0.ip().to_canonical().to_string());
+    let peer = match request.extensions().get::<Peer>() {
+        Some(Peer::Network(peer)) => Some(peer.ip().to_canonical().to_string()),
+        Some(Peer::Operator) | None => None,
+    };
     *request.uri_mut() = inner.into();
     request.extensions_mut().clear();
     let headers = request.headers_mut();

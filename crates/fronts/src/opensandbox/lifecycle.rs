@@ -15,6 +15,7 @@ use super::query::{Listing, Query};
 use super::types::{
     CreateBody, ImageShown, ListBody, Pagination, RenewBody, Renewed, SandboxBody, parse_time, rfc3339,
 };
+use super::volumes;
 use super::wish::Wish;
 use super::{Front, labels, wish};
 use crate::auth;
@@ -31,12 +32,17 @@ pub(super) async fn create(
     headers: HeaderMap,
     JsonBody(body): JsonBody<CreateBody>,
 ) -> Result<(StatusCode, Json<SandboxBody>), Problem> {
-    let Wish { create, name } = wish::parse(body)?;
+    let Wish { create, name } = wish::parse(body, front.settings.default_network)?;
+    let restored = create.spec.snapshot.is_some();
     let sandbox = match key(&owner, &headers, name.as_deref())? {
         Some(key) => front.service.acquire(&key, create).await.map(|acquired| acquired.sandbox),
         None => front.service.create(&owner, create).await,
     };
-    let sandbox = sandbox.map_err(|error| not_created(error, &owner))?;
+    let sandbox = sandbox.map_err(|error| {
+        let backend = matches!(error, ServiceError::Backend { .. });
+        let problem = not_created(error, &owner);
+        if restored && backend { not_restored(problem) } else { problem }
+    })?;
     Ok((StatusCode::ACCEPTED, Json(SandboxBody::of(&sandbox, ImageShown::No))))
 }
 
@@ -59,12 +65,27 @@ fn key(owner: &Owner, headers: &HeaderMap, name: Option<&str>) -> Result<Option<
 
 /// A failed create names its step and what to do about it, so the causes are told too.
 fn not_created(error: ServiceError, owner: &Owner) -> Problem {
-    let told = matches!(error.kind(), ErrorKind::Internal | ErrorKind::Invalid | ErrorKind::Unsupported);
+    use ErrorKind::{Internal, Invalid, Mount, Unsupported};
+    let told = matches!(error.kind(), Internal | Invalid | Unsupported | Mount(_));
+    let has_code = volumes::status_of(&error).is_some();
     let message = if told { error.told_to(owner) } else { error.to_string() };
     let message = problem::with_hint(&error, message);
-    let problem =
-        Problem::from(error).coded(StatusCode::INTERNAL_SERVER_ERROR, "DOCKER::SANDBOX_START_FAILED");
-    Problem { message, ..problem }
+    let problem = Problem { message, ..Problem::from(error) };
+    if has_code {
+        return problem;
+    }
+    problem.coded(StatusCode::INTERNAL_SERVER_ERROR, "DOCKER::SANDBOX_START_FAILED")
+}
+
+/// What a backend refuses to make from a snapshot, in the words for snapshots.
+fn not_restored(problem: Problem) -> Problem {
+    match problem.status {
+        StatusCode::BAD_REQUEST => {
+            let code = "SNAPSHOT::INVALID_RESTORE_CONFIG";
+            Problem { status: StatusCode::CONFLICT, code, ..problem }
+        }
+        _ => problem,
+    }
 }
 
 /// `GET /sandboxes`

@@ -4,6 +4,7 @@
 //! ```text
 //! /v1/sandboxes…                     lifecycle.rs   endpoints.rs   absent.rs
 //! /v1/pools…                         pools.rs
+//! /v1/snapshots…                     snapshots.rs
 //! /v1/sandboxes/{id}/proxy/44772/…   proxy.rs ─► execd/
 //! /v1/sandboxes/{id}/proxy/18080/…   proxy.rs ─► egress.rs
 //! /v1/sandboxes/{id}/proxy/{port}/…  proxy.rs ─► forward.rs ─► the port, through the agent
@@ -23,6 +24,7 @@ mod problem;
 mod proxy;
 mod query;
 mod routes;
+mod snapshots;
 mod sse;
 mod types;
 mod volumes;

@@ -110,7 +110,8 @@ pub(super) async fn create(
         per_second: refill.per_second,
         at_once: refill.at_once,
     });
-    let (template, capacity) = (template(&body.template)?, body.capacity_spec.into_domain());
+    let template = template(&body.template, front.settings.default_network)?;
+    let capacity = body.capacity_spec.into_domain();
     let pool = Pool { name: body.name, template, capacity, refill };
     let made = front.service.create_pool(pool).await?;
     Ok((StatusCode::CREATED, Json(PoolBody::of(&made))))
@@ -224,7 +225,7 @@ fn revision(template: &Spec) -> String {
 
 /// Reads a pod template: image and limits of its first container. What starts in a pod is decided
 /// by whoever takes the sandbox, so commands and variables mean nothing here.
-fn template(pod: &Value) -> Result<Spec, Problem> {
+fn template(pod: &Value, network: Network) -> Result<Spec, Problem> {
     let containers = pod["spec"]["containers"].as_array().or_else(|| pod["containers"].as_array());
     let container = containers.and_then(|containers| containers.first());
     let container = container.ok_or_else(|| Problem::invalid("`template.spec.containers` is missing"))?;
@@ -245,13 +246,7 @@ fn template(pod: &Value) -> Result<Spec, Problem> {
         disk: limit("ephemeral-storage").map(Bytes::parse).transpose().map_err(wrong("ephemeral-storage"))?,
         pids: None,
     };
-    Ok(Spec {
-        image: image.to_owned(),
-        resources,
-        network: Network::Off,
-        guest: Guest::root(),
-        ..Spec::plain()
-    })
+    Ok(Spec { image: image.to_owned(), resources, network, guest: Guest::root(), ..Spec::plain() })
 }
 
 #[cfg(test)]
@@ -264,7 +259,7 @@ mod tests {
             "name": "main", "image": "python:3.12", "command": ["tail", "-f", "/dev/null"],
             "resources": {"limits": {"memory": "64Mi", "cpu": "500m", "ephemeral-storage": "1Gi"}},
         }]}});
-        let spec = template(&pod).unwrap();
+        let spec = template(&pod, Network::Off).unwrap();
         assert_eq!(spec.image, "python:3.12");
         let expected = Resources {
             memory: Some(Bytes::mib(64)),
@@ -280,7 +275,11 @@ mod tests {
             json!({"spec": {"containers": [{"image": "a", "resources": {"limits": {"memory": "lots"}}}]}}),
             json!({"spec": {"containers": [{"image": "a", "env": [{"name": "A", "value": "b"}]}]}}),
         ] {
-            assert_eq!(template(&wrong).unwrap_err().status, StatusCode::BAD_REQUEST, "{wrong}");
+            assert_eq!(
+                template(&wrong, Network::Off).unwrap_err().status,
+                StatusCode::BAD_REQUEST,
+                "{wrong}"
+            );
         }
     }
 

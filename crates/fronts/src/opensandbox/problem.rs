@@ -4,7 +4,7 @@ use std::error::Error;
 
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
-use service::{ErrorKind, ServiceError};
+use service::{ErrorKind, ServiceError, SnapshotProblem};
 
 use super::volumes;
 use crate::answer;
@@ -40,6 +40,12 @@ impl Problem {
         let id: String = id.chars().take(64).collect();
         let message = format!("Sandbox {id} was not found");
         Self::new(StatusCode::NOT_FOUND, "DOCKER::SANDBOX_NOT_FOUND", message)
+    }
+
+    pub(super) fn no_snapshot(id: &str) -> Self {
+        let id: String = id.chars().take(64).collect();
+        let message = format!("Snapshot {id} was not found");
+        Self::new(StatusCode::NOT_FOUND, "SNAPSHOT::NOT_FOUND", message)
     }
 
     pub(super) fn conflict(code: &'static str, message: impl Into<String>) -> Self {
@@ -97,20 +103,29 @@ impl From<ServiceError> for Problem {
             }
             ErrorKind::NoPool => (StatusCode::NOT_FOUND, "KUBERNETES::POOL_NOT_FOUND"),
             ErrorKind::Taken => (StatusCode::CONFLICT, "KUBERNETES::POOL_ALREADY_EXISTS"),
+            ErrorKind::NoSnapshot => (StatusCode::NOT_FOUND, "SNAPSHOT::NOT_FOUND"),
+            ErrorKind::Snapshot(problem) => (StatusCode::CONFLICT, snapshot_code(problem)),
             ErrorKind::Refused => (StatusCode::BAD_GATEWAY, "BACKEND_CONNECTION_FAILED"),
             ErrorKind::NoProcess | ErrorKind::NoSession | ErrorKind::Mount(_) | ErrorKind::Internal => {
                 (StatusCode::INTERNAL_SERVER_ERROR, "SANDBOX::INTERNAL_ERROR")
             }
         };
-        let volume = volumes::status_of(&error);
-        let (status, code) = volume.unwrap_or((status, code));
+        let (status, code) = volumes::status_of(&error).unwrap_or((status, code));
         report(&error);
-        // What is wrong with a volume is about what this client asked for.
-        let told = volume.is_some() && error.kind() != ErrorKind::Internal;
-        let message = if told { chain(&error) } else { error.to_string() };
-        let problem = Self::new(status, code, with_hint(&error, message));
+        let problem = Self::new(status, code, with_hint(&error, error.to_string()));
         let hint = error.hint().map(str::to_owned);
         Self { hint, retry_after: retry_after(&error), ..problem }
+    }
+}
+
+fn snapshot_code(problem: SnapshotProblem) -> &'static str {
+    match problem {
+        SnapshotProblem::Source => "SNAPSHOT::INVALID_SOURCE_STATE",
+        SnapshotProblem::Taking => "SNAPSHOT::RUNTIME_CREATE_CONFLICT",
+        SnapshotProblem::NotReady => "SNAPSHOT::NOT_READY",
+        SnapshotProblem::Unfinished => "SNAPSHOT::INVALID_STATE",
+        SnapshotProblem::InUse => "SNAPSHOT::DELETE_CONFLICT",
+        SnapshotProblem::Restore => "SNAPSHOT::INVALID_RESTORE_CONFIG",
     }
 }
 

@@ -52,12 +52,7 @@ pub(super) struct Listing {
 
 impl Listing {
     pub(super) fn parse(query: &Query) -> Result<Self, Problem> {
-        let page = query.number("page").map_err(Problem::invalid)?.unwrap_or(1);
-        let page_size = query.number("pageSize").map_err(Problem::invalid)?.unwrap_or(20);
-        if page < 1 || !(1..=LARGEST_PAGE).contains(&page_size) {
-            let message = format!("`page` starts at 1 and `pageSize` is 1 to {LARGEST_PAGE}");
-            return Err(Problem::invalid(message));
-        }
+        let (page, page_size) = page(query)?;
         let metadata = query.first("metadata").map(parse_metadata).transpose()?.unwrap_or_default();
         Ok(Self { states: query.all("state"), metadata, page, page_size })
     }
@@ -69,6 +64,17 @@ impl Listing {
     pub(super) fn shows(&self, phase: Phase) -> bool {
         self.states.is_empty() || self.states.iter().any(|wanted| wanted.eq_ignore_ascii_case(state(phase)))
     }
+}
+
+/// Which page is asked for, and how long pages are.
+pub(super) fn page(query: &Query) -> Result<(usize, usize), Problem> {
+    let page = query.number("page").map_err(Problem::invalid)?.unwrap_or(1);
+    let page_size = query.number("pageSize").map_err(Problem::invalid)?.unwrap_or(20);
+    if page < 1 || !(1..=LARGEST_PAGE).contains(&page_size) {
+        let message = format!("`page` starts at 1 and `pageSize` is 1 to {LARGEST_PAGE}");
+        return Err(Problem::invalid(message));
+    }
+    Ok((page, page_size))
 }
 
 /// Reads the value of `metadata`, which is itself a form-encoded list of pairs. Some clients

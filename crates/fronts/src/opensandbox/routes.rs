@@ -2,7 +2,7 @@
 
 use axum::routing::{MethodRouter, any, get, patch, post};
 
-use super::{Front, absent, endpoints, lifecycle, pools};
+use super::{Front, absent, endpoints, lifecycle, pools, snapshots};
 
 pub(super) fn table() -> Vec<(String, MethodRouter<Front>)> {
     let twice = |(path, method): (&str, MethodRouter<Front>)| {
@@ -21,6 +21,9 @@ fn offered() -> Vec<(&'static str, MethodRouter<Front>)> {
         ("/sandboxes/{id}/renew-expiration", post(lifecycle::renew)),
         ("/sandboxes/{id}/pause", post(lifecycle::pause)),
         ("/sandboxes/{id}/resume", post(lifecycle::resume)),
+        ("/sandboxes/{id}/snapshots", post(snapshots::create)),
+        ("/snapshots", get(snapshots::list)),
+        ("/snapshots/{id}", get(snapshots::get).delete(snapshots::delete)),
         ("/sandboxes/{id}/endpoints/{port}", get(endpoints::resolve)),
         ("/pools", get(pools::list).post(pools::create)),
         ("/pools/{name}", get(pools::get).put(pools::set).delete(pools::delete)),
@@ -30,10 +33,7 @@ fn offered() -> Vec<(&'static str, MethodRouter<Front>)> {
 
 fn not_offered() -> Vec<(&'static str, MethodRouter<Front>)> {
     vec![
-        ("/sandboxes/{id}/snapshots", post(absent::make_snapshot)),
         ("/sandboxes/{id}/diagnostics/{kind}", get(absent::diagnostics)),
-        ("/snapshots", any(absent::snapshots)),
-        ("/snapshots/{id}", any(absent::snapshots)),
         ("/templates", any(absent::templates)),
         ("/templates/{id}", any(absent::templates)),
     ]

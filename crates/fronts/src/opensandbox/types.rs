@@ -84,6 +84,8 @@ pub(super) struct SandboxBody {
     status: Status,
     #[serde(skip_serializing_if = "Option::is_none")]
     image: Option<ImageName>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    snapshot_id: Option<String>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     metadata: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -121,7 +123,7 @@ struct Status {
     last_transition_at: String,
 }
 
-/// Whether an answer names the image: all do but the one to a create.
+/// Whether an answer names the image or the snapshot: all do but the one to a create.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum ImageShown {
     Yes,
@@ -136,10 +138,12 @@ impl SandboxBody {
         if !sandbox.in_force.image.is_empty() && sandbox.in_force.image != sandbox.spec.image {
             extensions.insert("coracle.image".to_owned(), sandbox.in_force.image.clone());
         }
+        let (shown, snapshot) = (image == ImageShown::Yes, sandbox.spec.snapshot.as_ref());
         Self {
             id: sandbox.id.to_string(),
             status: Status::of(sandbox),
-            image: (image == ImageShown::Yes).then(|| ImageName { uri: sandbox.spec.image.clone() }),
+            image: (shown && snapshot.is_none()).then(|| ImageName { uri: sandbox.spec.image.clone() }),
+            snapshot_id: snapshot.filter(|_| shown).map(ToString::to_string),
             metadata: sandbox.labels.clone(),
             extensions,
             platform: notes.platform,

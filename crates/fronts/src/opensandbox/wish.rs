@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use domain::{Bytes, Cpus, Guest, Network, Resources, Spec};
+use domain::{Bytes, Cpus, Guest, Network, Resources, SnapshotId, Spec};
 use http::StatusCode;
 use service::Create;
 
@@ -41,11 +41,12 @@ pub(super) struct Wish {
     pub(super) name: Option<String>,
 }
 
-pub(super) fn parse(body: CreateBody) -> Result<Wish, Problem> {
+/// Reads a body; `default` is the network of one that names none.
+pub(super) fn parse(body: CreateBody, default: Network) -> Result<Wish, Problem> {
     refuse_what_is_missing(&body)?;
     let extensions = Extensions::parse(body.extensions.clone().unwrap_or_default())?;
     let body = if extensions.pool.is_some() { with_pool(body) } else { body };
-    let image = image(&body)?;
+    let (image, snapshot) = source(&body)?;
     let timeout = timeout(body.timeout)?;
     let mut resources = resources(body.resource_limits)?;
     let labels = body.metadata.unwrap_or_default();
@@ -60,11 +61,12 @@ pub(super) fn parse(body: CreateBody) -> Result<Wish, Problem> {
     };
     let spec = Spec {
         image,
+        entrypoint: entrypoint(body.entrypoint, snapshot.is_some())?,
+        snapshot,
         resources,
-        network: Network::Off,
+        network: extensions.network.unwrap_or(default),
         mounts: volumes::parse(body.volumes.unwrap_or_default())?,
         env: environment(body.env.unwrap_or_default())?,
-        entrypoint: entrypoint(body.entrypoint)?,
         guest: Guest::root(),
     };
     let notes = serde_json::to_vec(&notes).expect("notes are maps of text and numbers");
@@ -87,16 +89,12 @@ fn with_pool(body: CreateBody) -> CreateBody {
 
 /// What this server does not offer yet is refused by name rather than ignored.
 fn refuse_what_is_missing(body: &CreateBody) -> Result<(), Problem> {
-    if body.snapshot_id.is_some() {
-        let message = "snapshots are not offered by this server yet";
-        return Err(Problem::conflict("SNAPSHOT::UNSUPPORTED_RUNTIME", message));
-    }
     if body.template_id.is_some() {
         let message = "templates are not offered by this server";
         return Err(Problem::new(StatusCode::BAD_REQUEST, "FSB::API_NOT_SUPPORTED", message));
     }
     if body.network_policy.is_some() {
-        return Err(Problem::unsupported("a network policy comes with the network issue"));
+        return Err(Problem::unsupported("a network policy comes with the egress filter"));
     }
     if body.credential_proxy.as_ref().is_some_and(|proxy| proxy.enabled == Some(true)) {
         return Err(Problem::unsupported(
@@ -112,6 +110,18 @@ fn refuse_what_is_missing(body: &CreateBody) -> Result<(), Problem> {
         return Err(Problem::unsupported(message));
     }
     Ok(())
+}
+
+/// What the sandbox begins with. The image below a snapshot is known to the snapshot.
+fn source(body: &CreateBody) -> Result<(String, Option<SnapshotId>), Problem> {
+    match (&body.image, body.snapshot_id.as_deref()) {
+        (Some(_), Some(_)) => Err(Problem::invalid("`image` and `snapshotId` exclude each other")),
+        (_, None) => Ok((image(body)?, None)),
+        (None, Some(id)) => {
+            let snapshot = SnapshotId::parse(id).ok().ok_or_else(|| Problem::no_snapshot(id))?;
+            Ok((String::new(), Some(snapshot)))
+        }
+    }
 }
 
 fn image(body: &CreateBody) -> Result<String, Problem> {
@@ -151,8 +161,9 @@ fn resources(limits: Option<BTreeMap<String, Option<String>>>) -> Result<Resourc
     })
 }
 
-fn entrypoint(words: Option<Vec<String>>) -> Result<Vec<String>, Problem> {
+fn entrypoint(words: Option<Vec<String>>, restored: bool) -> Result<Vec<String>, Problem> {
     match words {
+        None if restored => Ok(["tail", "-f", "/dev/null"].map(str::to_owned).to_vec()),
         Some(words) if words.iter().any(|word| word.contains('\0')) => {
             Err(Problem::invalid("`entrypoint` holds a NUL byte"))
         }
@@ -209,6 +220,7 @@ struct Extensions {
     renew_on_access: Option<u64>,
     name: Option<String>,
     pool: Option<String>,
+    network: Option<Network>,
 }
 
 impl Extensions {
@@ -241,7 +253,7 @@ impl Extensions {
                 self.idle_timeout = Some(Duration::from_secs(number(value, 1..=u64::MAX)?))
             }
             "coracle.key" => self.name = Some(value.to_owned()),
-            "coracle.network" => network(value)?,
+            "coracle.network" => self.network = Some(network(value)?),
             "access.renew.extend.seconds" => self.renew_on_access = Some(number(value, 300..=86_400)?),
             "poolRef" => self.pool = Some(value.trim().to_owned()).filter(|name| !name.is_empty()),
             "bootstrap.execd.isolation" => {
@@ -268,14 +280,16 @@ fn number(text: &str, range: std::ops::RangeInclusive<u64>) -> Result<u64, Wrong
     })
 }
 
-fn network(value: &str) -> Result<(), Wrong> {
+fn network(value: &str) -> Result<Network, Wrong> {
     match value {
-        "off" => Ok(()),
-        "on" | "filtered" => {
-            let message = format!("extension `coracle.network`: `{value}` comes with the network issue");
+        "off" => Ok(Network::Off),
+        "on" => Ok(Network::On),
+        "auto" => Ok(Network::Auto),
+        "filtered" => {
+            let message = "extension `coracle.network`: `filtered` comes with the egress filter";
             Err(Wrong::Problem(Problem::unsupported(message)))
         }
-        _ => Err(Wrong::Value(format!("`{value}` is not one of `off`, `on`, `filtered`"))),
+        _ => Err(Wrong::Value(format!("`{value}` is not one of `auto`, `off`, `on`, `filtered`"))),
     }
 }
 
@@ -293,7 +307,7 @@ mod tests {
         for (name, value) in change.as_object().unwrap() {
             body[name] = value.clone();
         }
-        parse(serde_json::from_value(body).unwrap()).map(|wish| wish.create)
+        parse(serde_json::from_value(body).unwrap(), Network::Off).map(|wish| wish.create)
     }
 
     #[test]
@@ -324,7 +338,8 @@ mod tests {
             (json!({"networkPolicy": {}}), "SANDBOX::API_NOT_SUPPORTED"),
             (json!({"secureAccess": true}), "SANDBOX::API_NOT_SUPPORTED"),
             (json!({"platform": {"os": "windows"}}), "SANDBOX::API_NOT_SUPPORTED"),
-            (json!({"snapshotId": "s"}), "SNAPSHOT::UNSUPPORTED_RUNTIME"),
+            (json!({"snapshotId": "s"}), "SANDBOX::INVALID_PARAMETER"),
+            (json!({"snapshotId": "s", "image": null}), "SNAPSHOT::NOT_FOUND"),
             (json!({"templateId": "t"}), "FSB::API_NOT_SUPPORTED"),
             (json!({"extensions": {"coracle.lines": "X"}}), "SANDBOX::INVALID_PARAMETER"),
             (json!({"extensions": {"coracle.pids": "0"}}), "SANDBOX::INVALID_PARAMETER"),
@@ -348,6 +363,14 @@ mod tests {
         let limited = pooled("warm", json!({"memory": "64Mi"})).unwrap();
         assert_eq!(limited.spec.resources.memory, Some(Bytes::mib(64)));
         assert_eq!(pooled(" ", json!({})).unwrap_err().code, "SANDBOX::INVALID_PARAMETER");
+    }
+
+    #[test]
+    fn a_sandbox_begins_with_an_image_or_with_a_snapshot_and_then_needs_no_entrypoint() {
+        let id = "ffffffff-ffff-4fff-bfff-ffffffffffff";
+        let wish = create(json!({"image": null, "entrypoint": null, "snapshotId": id})).unwrap();
+        assert_eq!(wish.spec.snapshot.unwrap().as_str(), id);
+        assert_eq!(wish.spec.entrypoint, ["tail", "-f", "/dev/null"]);
     }
 
     #[test]

@@ -1,14 +1,15 @@
 //! Who calls the API of operators, and what they may see: what its handlers start from.
 
 use axum::extract::FromRequestParts;
+use axum::http::StatusCode;
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use domain::Owner;
 
 use super::Front;
 use crate::answer;
 use crate::auth::{self, KEY_HEADERS, Refusal};
+use crate::serve::Peer;
 
 /// The owner behind the API key.
 pub(super) struct Caller(pub(super) Owner);
@@ -20,7 +21,12 @@ pub(super) struct Operator;
 pub(super) struct Scope(pub(super) Option<Owner>);
 
 impl Front {
-    pub(super) fn owner(&self, headers: &HeaderMap) -> Result<Owner, Refusal> {
+    /// Whose request it is. Who may open the operators' socket needs no key.
+    pub(super) fn owner(&self, request: &Parts) -> Result<Owner, Refusal> {
+        if request.extensions.get::<Peer>() == Some(&Peer::Operator) {
+            return Ok(Owner::single());
+        }
+        let headers = &request.headers;
         let bearer = auth::text(headers, "authorization").and_then(|value| value.strip_prefix("Bearer "));
         match bearer.and_then(|key| self.service.owner_by_key(key)) {
             Some(owner) => Ok(owner),
@@ -28,8 +34,8 @@ impl Front {
         }
     }
 
-    pub(super) fn scope(&self, headers: &HeaderMap) -> Result<Option<Owner>, Refusal> {
-        self.owner(headers).map(|owner| (owner != Owner::single()).then_some(owner))
+    pub(super) fn scope(&self, request: &Parts) -> Result<Option<Owner>, Refusal> {
+        self.owner(request).map(|owner| (owner != Owner::single()).then_some(owner))
     }
 }
 
@@ -37,7 +43,7 @@ impl FromRequestParts<Front> for Caller {
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut Parts, front: &Front) -> Result<Self, Response> {
-        front.owner(&parts.headers).map(Self).map_err(refuse)
+        front.owner(parts).map(Self).map_err(refuse)
     }
 }
 
@@ -45,7 +51,7 @@ impl FromRequestParts<Front> for Scope {
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut Parts, front: &Front) -> Result<Self, Response> {
-        front.scope(&parts.headers).map(Self).map_err(refuse)
+        front.scope(parts).map(Self).map_err(refuse)
     }
 }
 
@@ -53,7 +59,7 @@ impl FromRequestParts<Front> for Operator {
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut Parts, front: &Front) -> Result<Self, Response> {
-        match front.scope(&parts.headers).map_err(refuse)? {
+        match front.scope(parts).map_err(refuse)? {
             None => Ok(Self),
             Some(_) => {
                 let message = "only the operator of the server may do this";

@@ -1,22 +1,22 @@
 //! What becomes of sandboxes, as server-sent events, and what failed lately.
 
 use std::convert::Infallible;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode, Uri, header};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use domain::Owner;
-use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::json;
 use service::{Events, LifeEvent, Told, Trouble};
 
-use super::Front;
 use super::access::{Caller, Scope};
+use super::{Front, time};
 use crate::{answer, auth};
 
 /// Keeps connections alive that would time out in silence.
@@ -42,19 +42,14 @@ struct Wish {
 /// `GET /coracle/v1/events`: from now on, or after the event of `?after=` or `Last-Event-ID`. With
 /// `follow=false` it ends when all that is there has been told. The operator is told of all
 /// sandboxes, everybody else of their own.
-pub(super) async fn events(
-    State(front): State<Front>,
-    Scope(whose): Scope,
-    uri: Uri,
-    headers: HeaderMap,
-) -> Response {
-    let wish = match Wish::parse(uri.query().unwrap_or_default(), &headers) {
+pub(super) async fn events(State(front): State<Front>, Scope(whose): Scope, request: Parts) -> Response {
+    let wish = match Wish::parse(request.uri.query().unwrap_or_default(), &request.headers) {
         Ok(wish) => wish,
         Err(why) => return answer::error(StatusCode::BAD_REQUEST, "INVALID_PLACE", why),
     };
     let after = if wish.follow { wish.after } else { wish.after.or(Some(0)) };
     let events = front.service.events(whose.clone(), after);
-    let reader = Reader { front, headers, whose, events, follow: wish.follow };
+    let reader = Reader { front, request, whose, events, follow: wish.follow };
     let frames = futures_util::stream::unfold(reader, |mut reader| async move {
         let frame = reader.next().await?;
         Some((Ok::<_, Infallible>(frame), reader))
@@ -67,7 +62,7 @@ pub(super) async fn events(
 struct Reader {
     front: Front,
     /// With the key that opened the stream.
-    headers: HeaderMap,
+    request: Parts,
     whose: Option<Owner>,
     events: Events,
     follow: bool,
@@ -78,7 +73,7 @@ impl Reader {
     /// opens nothing any more, an old stream neither.
     async fn next(&mut self) -> Option<Bytes> {
         let frame = if self.follow { following(&mut self.events).await? } else { ready(&mut self.events)? };
-        (self.front.scope(&self.headers) == Ok(self.whose.clone())).then_some(frame)
+        (self.front.scope(&self.request) == Ok(self.whose.clone())).then_some(frame)
     }
 }
 
@@ -113,10 +108,6 @@ fn shown(event: &LifeEvent) -> Shown<'_> {
         phase: event.phase.name(),
         cause: event.cause.map(domain::Cause::name),
     }
-}
-
-fn time(time: SystemTime) -> String {
-    Timestamp::try_from(time).unwrap_or(Timestamp::UNIX_EPOCH).to_string()
 }
 
 impl Wish {
@@ -160,6 +151,8 @@ pub(super) async fn capabilities(State(front): State<Front>, _: Caller) -> Respo
     Json(json!({
         "pause": offered.pause,
         "attach": offered.attach,
+        "snapshot": offered.snapshot,
+        "network": offered.network,
         "limits": offered.limits,
         "weaker": offered.weaker,
     }))

@@ -28,12 +28,21 @@ impl Driver {
         let env = self.record.sandbox.spec.env.clone();
         // They have nothing to do with each other, so none waits for another.
         let hello = self.handle.agent.adopt(env);
-        let (limits, mounts, ()) = tokio::try_join!(self.bind_limits(warm), self.bind_mounts(), hello)?;
+        let (limits, mounts, network, ()) =
+            tokio::try_join!(self.bind_limits(warm), self.bind_mounts(), self.bind_network(warm), hello)?;
         let pool = vec![("pool".to_owned(), warm.pool().to_owned())];
-        for measures in [limits, mounts, pool] {
+        for measures in [limits, mounts, network, pool] {
             self.record.sandbox.in_force.replace(measures);
         }
         self.begin_life().await
+    }
+
+    async fn bind_network(&self, warm: &Claimed) -> Result<Measures, ServiceError> {
+        let (core, id, network) = (&self.core, &self.handle.id, self.record.sandbox.spec.network);
+        if network == warm.template().network {
+            return Ok(Measures::new());
+        }
+        core.ask_backend("connect", id, BIND, core.backend.connect(id, network)).await
     }
 
     async fn bind_mounts(&self) -> Result<Measures, ServiceError> {

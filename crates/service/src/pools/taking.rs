@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use domain::Network;
+
 use super::{Kept, Warm};
 use crate::core::Core;
 use crate::store::Record;
@@ -142,7 +144,9 @@ impl Core {
 
     /// Whether the backend can add what a warm sandbox lacks.
     fn can_be_bound(&self, kept: &Kept, wish: &Create) -> bool {
-        let network = wish.spec.network == kept.pool.template.network;
+        let (wanted, there) = (wish.spec.network, kept.pool.template.network);
+        // A network can be given late, but not be taken away.
+        let network = wanted == there || (there == Network::Off && self.capabilities.network);
         let mounts = wish.spec.mounts.is_empty() || self.capabilities.attach;
         network && mounts
     }

@@ -6,13 +6,16 @@ use std::path::PathBuf;
 
 use backend::InForce;
 use domain::{
-    Access, Bytes, Cause, Cpus, Exit, Guest, Mount, Network, Phase, Resources, Source, Spec, User, VolumeId,
+    Access, Bytes, Cause, Cpus, Exit, Guest, Mount, Network, Phase, Resources, SnapshotId, Source, Spec,
+    User, VolumeId,
 };
 use serde::{Deserialize, Serialize};
 
 #[derive(Serialize, Deserialize)]
 pub(super) struct SpecJson {
     image: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    snapshot: Option<String>,
     #[serde(default)]
     resources: ResourcesJson,
     network: NetworkJson,
@@ -38,6 +41,7 @@ struct ResourcesJson {
 enum NetworkJson {
     Off,
     On,
+    Auto,
     Filtered,
 }
 
@@ -123,6 +127,7 @@ impl SpecJson {
     pub(super) fn of(spec: &Spec) -> Self {
         Self {
             image: spec.image.clone(),
+            snapshot: spec.snapshot.as_ref().map(|id| id.as_str().to_owned()),
             resources: ResourcesJson {
                 memory: spec.resources.memory.map(|bytes| bytes.0),
                 cpus: spec.resources.cpus.map(|cpus| cpus.0),
@@ -132,6 +137,7 @@ impl SpecJson {
             network: match spec.network {
                 Network::Off => NetworkJson::Off,
                 Network::On => NetworkJson::On,
+                Network::Auto => NetworkJson::Auto,
                 Network::Filtered => NetworkJson::Filtered,
             },
             mounts: spec.mounts.iter().map(MountJson::of).collect(),
@@ -144,6 +150,7 @@ impl SpecJson {
     pub(super) fn into_domain(self) -> Spec {
         Spec {
             image: self.image,
+            snapshot: self.snapshot.and_then(|id| SnapshotId::parse(&id).ok()),
             resources: Resources {
                 memory: self.resources.memory.map(Bytes),
                 cpus: self.resources.cpus.map(Cpus),
@@ -153,6 +160,7 @@ impl SpecJson {
             network: match self.network {
                 NetworkJson::Off => Network::Off,
                 NetworkJson::On => Network::On,
+                NetworkJson::Auto => Network::Auto,
                 NetworkJson::Filtered => Network::Filtered,
             },
             mounts: self.mounts.into_iter().map(MountJson::into_domain).collect(),

@@ -70,6 +70,17 @@ impl Writer {
                         tracing::warn!(%error, "some events were not kept");
                     }
                 }
+                Write::Snapshot(snapshot, answer) => {
+                    reply(answer, super::snapshots::write(&self.connection, &snapshot));
+                }
+                Write::DeleteSnapshot(id, answer) => {
+                    reply(answer, super::snapshots::delete(&self.connection, &id));
+                }
+                Write::Hours(hours) => {
+                    if let Err(error) = super::hours::write(&mut self.connection, &hours) {
+                        tracing::warn!(%error, "what was used last was not kept");
+                    }
+                }
                 Write::Close(done) => {
                     self.close();
                     // Nobody may be waiting any more.

@@ -15,7 +15,7 @@ use crate::{Acquired, Config, ErrorKind, Outcome, Service, ServiceError};
 
 impl Bench {
     /// A service whose limits are these; released sandboxes are parked, others after an hour.
-    async fn limited(soft: usize, hard: usize) -> Self {
+    pub(super) async fn limited(soft: usize, hard: usize) -> Self {
         let (backend, state) = (Pretend::new(), tempfile::tempdir().unwrap());
         let park_after = Duration::from_secs(3600);
         let config = Config { sandboxes: hard, soft_sandboxes: Some(soft), park_after, ..config(&state) };
@@ -27,19 +27,19 @@ impl Bench {
         Self { service, backend, state, owner: Owner::single() }
     }
 
-    fn key(&self, name: &str) -> Key {
+    pub(super) fn key(&self, name: &str) -> Key {
         Key::new(&self.owner, "test", name).unwrap()
     }
 
-    async fn acquire(&self, name: &str) -> Acquired {
+    pub(super) async fn acquire(&self, name: &str) -> Acquired {
         self.service.acquire(&self.key(name), plain()).await.unwrap()
     }
 
-    fn release(&self, name: &str) -> Outcome {
+    pub(super) fn release(&self, name: &str) -> Outcome {
         self.service.release(&self.key(name))
     }
 
-    async fn restarted(self) -> Self {
+    pub(super) async fn restarted(self) -> Self {
         let (backend, state) = self.crash().await;
         Self::with(backend, state, Clock::host()).await
     }
@@ -259,7 +259,7 @@ async fn n92_who_asks_for_what_is_being_taken_away_gets_a_new_one() {
 }
 
 #[tokio::test]
-async fn acquire_and_eviction_at_once_never_give_a_dead_sandbox_or_two() {
+async fn n94_acquire_and_eviction_at_once_never_give_a_dead_sandbox_or_two() {
     let bench = Bench::limited(3, 100).await;
     let names: Vec<String> = (0..6).map(|n| format!("key {n}")).collect();
     for round in 0..20 {

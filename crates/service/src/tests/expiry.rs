@@ -119,7 +119,7 @@ async fn setting_the_wall_clock_moves_what_is_told_but_not_the_end() {
 }
 
 #[tokio::test]
-async fn an_idle_sandbox_ends_and_one_in_use_does_not() {
+async fn n68_an_idle_sandbox_ends_and_one_in_use_does_not() {
     let hands = Hands::new();
     let bench = bench(&hands).await;
     let (idle, used) = (create(&bench, None, Some(120)).await, create(&bench, None, Some(120)).await);
@@ -167,7 +167,7 @@ async fn a_paused_sandbox_is_not_ended_for_idleness_but_still_expires() {
 }
 
 #[tokio::test]
-async fn who_takes_an_idle_sandbox_while_it_is_looked_at_keeps_it() {
+async fn n96_who_takes_an_idle_sandbox_while_it_is_looked_at_keeps_it() {
     let hands = Hands::new();
     let bench = bench(&hands).await;
     let made = create(&bench, None, Some(120)).await;

@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use domain::{Bytes, Capacity, Cause, Key, Owner, Phase, Pool, Refill, Resources, SandboxId, Spec};
+use domain::{
+    Access, Bytes, Capacity, Cause, Key, Mount, Network, Owner, Phase, Pool, Refill, Resources, SandboxId,
+    Source, Spec,
+};
 use futures_util::future::join_all;
 use tempfile::TempDir;
 use wire::Request;
@@ -135,6 +138,31 @@ async fn all_that_an_owner_asks_for_is_bound_late() {
     assert!(memory.is_some_and(|(_, value)| value.contains("67108864")), "{:?}", made.in_force);
     let given = given.lock().unwrap().join(" ");
     assert!(given.contains("TOKEN") && given.contains("serve"), "{given}");
+}
+
+#[tokio::test]
+async fn a_network_and_mounts_are_added_late_but_no_network_is_taken_away() {
+    let mut connected = pool("connected", 1);
+    connected.template.network = Network::On;
+    connected.template.image = "other".to_owned();
+    let bench = Bench::pooled(vec![pool("p", 1), connected], 20).await;
+    let mut wish = plain();
+    wish.spec.network = Network::On;
+    wish.spec.mounts = vec![Mount {
+        source: Source::Host("/srv".into()),
+        target: "/data".to_owned(),
+        access: Access::ReadOnly,
+        sub_path: None,
+    }];
+    let made = bench.make(wish).await;
+    assert_eq!(made.pool.as_deref(), Some("p"));
+    for (name, value) in [("network", "On"), ("mount /data", "yes"), ("pool", "p")] {
+        let told = made.in_force.measures.iter().find(|(known, _)| known == name);
+        assert!(told.is_some_and(|(_, told)| told == value), "{name}: {:?}", made.in_force);
+    }
+    let without = bench.make(of("connected")).await;
+    assert_eq!((without.pool, without.spec.network), (None, Network::Off));
+    assert_eq!(bench.service.pool("connected").unwrap().cold, 1);
 }
 
 #[tokio::test]

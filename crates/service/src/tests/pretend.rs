@@ -2,14 +2,14 @@
 //! real one seldom does: half-made sandboxes, strangers, deaths, failures, an agent that lies.
 //! It proves nothing about isolation or about the real agent; other tests do that.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 
 use backend::{
-    AgentStream, Backend, BackendError, Capabilities, Condition, Death, Found, FoundVolume, InForce,
-    Measures, Usage,
+    AgentStream, Backend, BackendError, Capabilities, Condition, Death, Found, FoundSnapshot, FoundVolume,
+    InForce, KeptFiles, Measures, Progress, Usage,
 };
-use domain::{Cause, Mount, Resources, SandboxId, Spec, Volume, VolumeId};
+use domain::{Bytes, Cause, Mount, Network, Resources, SandboxId, SnapshotId, Spec, Volume, VolumeId};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::{Semaphore, mpsc, watch};
 use wire::process::{Ended, Exit, ProcessStatus};
@@ -19,11 +19,13 @@ pub(super) struct Pretend {
     world: Mutex<World>,
     /// How many sandboxes there are.
     population: watch::Sender<usize>,
-    deaths: (mpsc::UnboundedSender<Death>, Mutex<Option<mpsc::UnboundedReceiver<Death>>>),
+    pub(super) deaths: (mpsc::UnboundedSender<Death>, Mutex<Option<mpsc::UnboundedReceiver<Death>>>),
     /// Creates wait for a permit.
     pub(super) gate: Semaphore,
     /// Changes of limits wait for a permit.
     pub(super) resizes: Semaphore,
+    /// Snapshots wait for a permit.
+    pub(super) snapshot_gate: Semaphore,
     /// How the main processes ended; `None` while they run.
     pub(super) entrypoint_end: watch::Sender<Option<Exit>>,
 }
@@ -31,6 +33,7 @@ pub(super) struct Pretend {
 #[derive(Default)]
 struct World {
     sandboxes: HashMap<SandboxId, Condition>,
+    snapshots: BTreeSet<SnapshotId>,
     /// Every call, as a word.
     calls: Vec<&'static str>,
     /// The next so many calls by this word fail.
@@ -54,6 +57,7 @@ impl Pretend {
             deaths: (sender, Mutex::new(Some(receiver))),
             gate: Semaphore::new(Semaphore::MAX_PERMITS),
             resizes: Semaphore::new(Semaphore::MAX_PERMITS),
+            snapshot_gate: Semaphore::new(Semaphore::MAX_PERMITS),
             entrypoint_end: watch::Sender::new(None),
         })
     }
@@ -74,6 +78,15 @@ impl Pretend {
         self.world.lock().unwrap().sandboxes.get(id).copied()
     }
 
+    pub(super) fn keep(&self, snapshot: &SnapshotId) {
+        self.world.lock().unwrap().snapshots.insert(snapshot.clone());
+    }
+
+    /// The snapshots that are there.
+    pub(super) fn kept(&self) -> BTreeSet<SnapshotId> {
+        self.world.lock().unwrap().snapshots.clone()
+    }
+
     pub(super) fn count(&self) -> usize {
         *self.population.borrow()
     }
@@ -82,12 +95,16 @@ impl Pretend {
         self.population.subscribe().wait_for(|count| *count == 0).await.unwrap();
     }
 
-    pub(super) fn fail(&self, call: &'static str, times: usize) {
-        self.world.lock().unwrap().failing.insert(call, times);
+    pub(super) fn put_volume(&self, volume: Volume) {
+        self.world.lock().unwrap().volumes.insert(volume.id.clone(), volume);
     }
 
-    pub(super) fn times_asked_to(&self, call: &str) -> usize {
-        self.world.lock().unwrap().calls.iter().filter(|known| **known == call).count()
+    pub(super) fn forget_volume(&self, id: &VolumeId) {
+        self.world.lock().unwrap().volumes.remove(id);
+    }
+
+    pub(super) fn fail(&self, call: &'static str, times: usize) {
+        self.world.lock().unwrap().failing.insert(call, times);
     }
 
     pub(super) fn ids(&self) -> Vec<SandboxId> {
@@ -95,7 +112,11 @@ impl Pretend {
     }
 
     pub(super) fn was_asked_to(&self, call: &str) -> bool {
-        self.world.lock().unwrap().calls.contains(&call)
+        self.times_asked_to(call) > 0
+    }
+
+    pub(super) fn times_asked_to(&self, call: &str) -> usize {
+        self.world.lock().unwrap().calls.iter().filter(|made| **made == call).count()
     }
 
     pub(super) fn kill(&self, id: &SandboxId, cause: Cause) {
@@ -135,7 +156,8 @@ impl Backend for Pretend {
     }
 
     async fn probe(&self) -> Result<Capabilities, BackendError> {
-        Ok(Capabilities { pause: true, attach: true, volumes: true, ..Capabilities::default() })
+        let most = Capabilities { pause: true, attach: true, snapshot: true, ..Capabilities::default() };
+        Ok(Capabilities { volumes: true, ..most })
     }
 
     async fn create(&self, id: &SandboxId, spec: &Spec) -> Result<InForce, BackendError> {
@@ -158,13 +180,14 @@ impl Backend for Pretend {
         Ok(())
     }
 
-    async fn destroy(&self, id: &SandboxId) -> Result<(), BackendError> {
+    async fn destroy(&self, id: &SandboxId) -> Result<Usage, BackendError> {
         self.called("destroy")?;
         self.take_away(id);
-        Ok(())
+        Ok(Usage::default())
     }
 
     async fn list(&self) -> Result<Vec<Found>, BackendError> {
+        self.called("list")?;
         let world = self.world.lock().unwrap();
         Ok(world
             .sandboxes
@@ -205,17 +228,6 @@ impl Backend for Pretend {
         Ok(())
     }
 
-    async fn resize(&self, _id: &SandboxId, resources: &Resources) -> Result<Measures, BackendError> {
-        self.called("resize")?;
-        self.resizes.acquire().await.unwrap().forget();
-        Ok(vec![("memory".to_owned(), format!("{:?}", resources.memory))])
-    }
-
-    async fn resolve(&self, image: &str) -> Result<String, BackendError> {
-        self.called("resolve")?;
-        Ok(real(image))
-    }
-
     async fn remove_volume(&self, id: &VolumeId) -> Result<(), BackendError> {
         self.called("remove volume")?;
         self.world.lock().unwrap().volumes.remove(id);
@@ -228,11 +240,51 @@ impl Backend for Pretend {
         Ok(world.volumes.values().map(found).collect())
     }
 
+    async fn resize(&self, _id: &SandboxId, resources: &Resources) -> Result<Measures, BackendError> {
+        self.called("resize")?;
+        self.resizes.acquire().await.unwrap().forget();
+        Ok(vec![("memory".to_owned(), format!("{:?}", resources.memory))])
+    }
+
+    async fn resolve(&self, image: &str) -> Result<String, BackendError> {
+        self.called("resolve")?;
+        Ok(real(image))
+    }
+
+    async fn connect(&self, _id: &SandboxId, network: Network) -> Result<Measures, BackendError> {
+        self.called("connect")?;
+        Ok(vec![("network".to_owned(), format!("{network:?}"))])
+    }
+
+    async fn snapshot(&self, id: &SandboxId, snapshot: &SnapshotId) -> Result<KeptFiles, BackendError> {
+        self.called("snapshot asked")?;
+        self.snapshot_gate.acquire().await.unwrap().forget();
+        self.called("snapshot")?;
+        self.condition(id).ok_or(BackendError::Gone)?;
+        self.keep(snapshot);
+        Ok(kept_files())
+    }
+
+    async fn forget_snapshot(&self, snapshot: &SnapshotId) -> Result<(), BackendError> {
+        self.called("forget")?;
+        self.world.lock().unwrap().snapshots.remove(snapshot);
+        Ok(())
+    }
+
+    async fn snapshots(&self) -> Result<Vec<FoundSnapshot>, BackendError> {
+        let complete = |id: SnapshotId| FoundSnapshot { id, progress: Progress::Complete(kept_files()) };
+        Ok(self.kept().into_iter().map(complete).collect())
+    }
+
     fn deaths(&self) -> mpsc::UnboundedReceiver<Death> {
         // After a restart there are no deaths to tell in these tests.
         let first = self.deaths.1.lock().unwrap().take();
         first.unwrap_or_else(|| mpsc::unbounded_channel().1)
     }
+}
+
+fn kept_files() -> KeptFiles {
+    KeptFiles { image: "real host".to_owned(), size: Bytes::mib(10), disk: Bytes::mib(100) }
 }
 
 /// The image that a name stands for: `alias of host` is another name of `host`.

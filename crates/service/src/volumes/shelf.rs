@@ -76,6 +76,20 @@ impl Volumes {
         }
     }
 
+    /// As [`Volumes::take`], by id; says whether the use is new.
+    pub(super) fn take_known(
+        &self,
+        owner: &Owner,
+        id: &VolumeId,
+        sandbox: &SandboxId,
+    ) -> Result<bool, ServiceError> {
+        match self.lock().get_mut(id).filter(|entry| entry.volume.owner == *owner) {
+            None => Err(ServiceError::NoVolumeId(id.clone())),
+            Some(entry) if entry.closed => Err(ServiceError::VolumeGoes(entry.volume.name.clone())),
+            Some(entry) => Ok(entry.users.insert(sandbox.clone())),
+        }
+    }
+
     /// Notes a use that a former server has granted.
     pub(super) fn adopt_use(&self, id: &VolumeId, sandbox: &SandboxId) {
         if let Some(entry) = self.lock().get_mut(id) {

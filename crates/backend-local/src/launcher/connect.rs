@@ -1,0 +1,158 @@
+//! The network of a sandbox: deciding how it reaches other machines, and giving a living one its
+//! link late.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use linux::namespaces::{self, Namespaces};
+use linux::spawn::{self, End, Forked};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Signal, pidfd_send_signal};
+
+use super::protocol::{Measures, Refusal};
+use super::record::Record;
+use super::{Launcher, Rights};
+use crate::jail::step::{At, JailError, Step};
+use crate::network::{Down, Reach, Wish, resolver};
+
+/// The measure under which a sandbox's network is told.
+const MEASURE: &str = "network";
+
+/// How long a child of ours may take for something inside a sandbox.
+const PATIENCE: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
+
+impl Launcher {
+    /// Says how a sandbox will reach other machines, and in words what is in force for it.
+    pub(super) fn reach(&mut self, wish: Wish) -> Result<(Reach, String), Refusal> {
+        if wish == Wish::Off {
+            return Ok((Reach::Nothing, "off".to_owned()));
+        }
+        match (self.way_out(), wish) {
+            (Ok(found), _) => Ok(found),
+            (Err(down), Wish::On) => {
+                let message = format!("network `on` is not possible here: {}", chain(&down));
+                Err(Refusal::unsupported(message, Some(down.hint())))
+            }
+            (Err(down), Wish::Auto | Wish::Off) => {
+                Ok((Reach::Nothing, format!("off, since {}", chain(&down))))
+            }
+        }
+    }
+
+    /// Whether sandboxes can reach other machines now, and how.
+    fn way_out(&mut self) -> Result<(Reach, String), Down> {
+        match &mut self.rights {
+            Rights::Root(root) => {
+                root.nets.uplink.ready()?;
+                Ok((Reach::Link, root.nets.uplink.describe()))
+            }
+            Rights::User { .. } => Err(Down::NoProgram),
+        }
+    }
+
+    /// Whether a sandbox that asks for a network gets one.
+    pub fn has_network(&mut self) -> bool {
+        self.way_out().is_ok()
+    }
+
+    /// Takes over the packet filter that an earlier launcher left, and says once if sandboxes
+    /// that leave the choice open stay without a network.
+    pub(super) fn open_network(&mut self) -> io::Result<()> {
+        let lives = !self.found()?.is_empty();
+        if let Rights::Root(root) = &mut self.rights {
+            root.nets.uplink.take_over(lives).map_err(io::Error::other)?;
+        }
+        if self.settings.network.default != Wish::Off
+            && let Err(down) = self.way_out()
+        {
+            let (reason, hint) = (chain(&down), down.hint());
+            tracing::warn!(reason, hint, "sandboxes that leave the choice open get no network");
+        }
+        Ok(())
+    }
+
+    /// Takes the packet filter away, unless a sandbox lives that needs it.
+    pub(super) fn close_network(&mut self) -> io::Result<()> {
+        let lives = !self.found()?.is_empty();
+        match &mut self.rights {
+            Rights::Root(root) if !lives => root.nets.uplink.remove().map_err(io::Error::other),
+            Rights::Root(_) | Rights::User { .. } => Ok(()),
+        }
+    }
+
+    /// What a new sandbox finds as its resolv.conf, if it is to have one of ours.
+    pub(super) fn resolv_conf(&self, reach: Reach) -> Option<String> {
+        match (&self.rights, reach) {
+            (_, Reach::Nothing)
+            | (Rights::User { .. }, Reach::Link)
+            | (Rights::Root(_), Reach::Userspace) => None,
+            (Rights::Root(root), Reach::Link) => Some(root.nets.uplink.resolv_conf()),
+            (Rights::User { .. }, Reach::Userspace) => None,
+        }
+    }
+
+    /// Gives a living sandbox a network. One that has it already keeps it.
+    pub fn connect(&mut self, id: &str, wish: Wish) -> Result<Measures, Refusal> {
+        let record = self.records.read(id).ok_or_else(Refusal::gone)?;
+        let (Some(pidfd), Some(process)) = (record.pidfd(), record.process.as_ref()) else {
+            return Err(Refusal::gone());
+        };
+        let (reach, words) = self.reach(wish)?;
+        if !record.connected && reach == Reach::Link {
+            let namespace =
+                std::fs::File::open(format!("/proc/{}/ns/net", process.pid)).at(Step::NetNamespace)?;
+            let text = self.resolv_conf(reach).unwrap_or_default();
+            self.link(namespace.into(), &pidfd, &text)?;
+            self.records.replace(id, &Record { connected: true, ..record }).at(Step::Record)?;
+        }
+        Ok(vec![(MEASURE.to_owned(), words)])
+    }
+
+    fn link(&mut self, namespace: OwnedFd, pidfd: &OwnedFd, text: &str) -> Result<(), JailError> {
+        // The number meant this process all the time, or the process has ended by now.
+        if super::record::ended(pidfd) {
+            return Err(JailError::new(Step::NetNamespace, io::Error::other("the sandbox has ended")));
+        }
+        let Rights::Root(root) = &mut self.rights else { return Ok(()) };
+        root.nets.connect(namespace.as_fd()).at(Step::NetNamespace)?;
+        self.write_inside(pidfd, text).at(Step::Guest)
+    }
+
+    /// Writes the resolv.conf of a living sandbox, by a child that has become part of it: what
+    /// names and links mean there is the sandbox's own affair.
+    fn write_inside(&self, pidfd: &OwnedFd, text: &str) -> io::Result<()> {
+        match self.thread.fork(Namespaces::NONE, None)? {
+            Forked::Child => {
+                let written = namespaces::enter(pidfd.as_fd(), Namespaces::USER.and(Namespaces::MOUNT))
+                    .and_then(|()| namespaces::become_ids(0, 0, namespaces::Setgroups::Allow))
+                    .and_then(|()| resolver::write(text));
+                spawn::exit_now(i32::from(written.is_err()))
+            }
+            Forked::Parent { pidfd: child, .. } => wait_briefly(&child),
+        }
+    }
+}
+
+/// Waits for a child that must not keep us: one that takes too long is killed.
+fn wait_briefly(child: &OwnedFd) -> io::Result<()> {
+    let mut watched = [PollFd::new(child, PollFlags::IN)];
+    let ready = rustix::io::retry_on_intr(|| poll(&mut watched, Some(&PATIENCE)))?;
+    if ready == 0 {
+        pidfd_send_signal(child, Signal::KILL)?;
+    }
+    match spawn::wait(child.as_fd())? {
+        End::Code(0) => Ok(()),
+        End::Code(_) | End::Signal(_) => Err(io::Error::other("it could not be done inside the sandbox")),
+    }
+}
+
+/// An error and its causes on one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(source) = cause {
+        text = format!("{text}: {source}");
+        cause = source.source();
+    }
+    text
+}

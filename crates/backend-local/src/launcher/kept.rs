@@ -1,0 +1,168 @@
+//! What is written about snapshots: `<state>/snapshots/<id>.json` for one that is whole, and
+//! `<id>.new` while one is being taken.
+//!
+//! The first appears when the files are safe, so a snapshot without it was never taken. The
+//! second says whose commands stand still because of us, so that a later launcher lets them go on.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use domain::SnapshotId;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::record::MadeOf;
+
+const WHOLE: &str = "json";
+const DRAFT: &str = "new";
+
+/// A snapshot that is whole.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptRecord {
+    /// The sandbox it was taken of.
+    pub sandbox: String,
+    pub made_of: MadeOf,
+    /// How many bytes lie above the image.
+    pub size: u64,
+    /// The limit on the disk of the sandbox.
+    pub disk: u64,
+}
+
+/// A snapshot that is being taken.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Draft {
+    pub sandbox: String,
+    /// Whether somebody had paused the sandbox before.
+    pub paused: bool,
+}
+
+/// The records of one state directory.
+#[derive(Clone, Debug)]
+pub struct KeptRecords {
+    directory: PathBuf,
+}
+
+impl KeptRecords {
+    pub fn at(state_dir: &Path) -> Self {
+        Self { directory: state_dir.join("snapshots") }
+    }
+
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Writes a record that a power loss cannot take away.
+    pub fn keep(&self, snapshot: &str, record: &KeptRecord) -> io::Result<()> {
+        let half = self.directory.join(format!("{snapshot}.half"));
+        let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&half)?;
+        file.write_all(&serde_json::to_vec(record)?)?;
+        file.sync_all()?;
+        fs::rename(&half, self.path(snapshot, WHOLE))?;
+        File::open(&self.directory)?.sync_all()
+    }
+
+    pub fn begin(&self, snapshot: &str, draft: &Draft) -> io::Result<()> {
+        fs::write(self.path(snapshot, DRAFT), serde_json::to_vec(draft)?)
+    }
+
+    pub fn read(&self, snapshot: &str) -> Option<KeptRecord> {
+        self.parse(snapshot, WHOLE)
+    }
+
+    pub fn draft(&self, snapshot: &str) -> Option<Draft> {
+        self.parse(snapshot, DRAFT)
+    }
+
+    /// The snapshots that are whole.
+    pub fn list(&self) -> io::Result<BTreeSet<String>> {
+        self.with(WHOLE)
+    }
+
+    /// The snapshots that were begun and not finished.
+    pub fn drafts(&self) -> io::Result<BTreeSet<String>> {
+        self.with(DRAFT)
+    }
+
+    pub fn remove(&self, snapshot: &str) -> io::Result<()> {
+        remove(&self.path(snapshot, WHOLE))
+    }
+
+    pub fn end(&self, snapshot: &str) -> io::Result<()> {
+        remove(&self.directory.join(format!("{snapshot}.half")))?;
+        remove(&self.path(snapshot, DRAFT))
+    }
+
+    fn parse<T: DeserializeOwned>(&self, snapshot: &str, kind: &str) -> Option<T> {
+        serde_json::from_slice(&fs::read(self.path(snapshot, kind)).ok()?).ok()
+    }
+
+    fn with(&self, kind: &str) -> io::Result<BTreeSet<String>> {
+        let mut found = BTreeSet::new();
+        for entry in fs::read_dir(&self.directory)? {
+            let name = entry?.file_name().to_string_lossy().into_owned();
+            if let Some((id, extension)) = name.split_once('.')
+                && extension == kind
+                && SnapshotId::parse(id).is_ok()
+            {
+                found.insert(id.to_owned());
+            }
+        }
+        Ok(found)
+    }
+
+    fn path(&self, snapshot: &str, kind: &str) -> PathBuf {
+        self.directory.join(format!("{snapshot}.{kind}"))
+    }
+}
+
+/// Every lower layer that a snapshot of this state directory stands on. Whoever removes layers
+/// asks this first: a snapshot without its layers cannot be restored.
+pub fn lowers_in_use(state_dir: &Path) -> io::Result<BTreeSet<PathBuf>> {
+    let records = KeptRecords::at(state_dir);
+    let ids = match records.list() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
+        ids => ids?,
+    };
+    let kept = ids.iter().filter_map(|id| records.read(id));
+    Ok(kept.flat_map(|record| record.made_of.trees).flat_map(|tree| tree.lowers).collect())
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launcher::record::TreeRecord;
+
+    const ID: &str = "ffffffff-ffff-4fff-bfff-ffffffffffff";
+
+    #[test]
+    fn a_snapshot_counts_once_its_record_is_whole_and_names_its_layers() {
+        let state = tempfile::tempdir().expect("a directory");
+        assert_eq!(lowers_in_use(state.path()).expect("none yet"), BTreeSet::new());
+        let records = KeptRecords::at(state.path());
+        fs::create_dir(records.directory()).expect("made");
+        let draft = Draft { sandbox: "s".to_owned(), paused: false };
+        records.begin(ID, &draft).expect("begun");
+        assert_eq!((records.draft(ID), records.read(ID)), (Some(draft), None));
+        let tree = TreeRecord { mount_point: "/".to_owned(), lowers: vec!["/layers/a".into()] };
+        let made_of = MadeOf { image: "i".to_owned(), trees: vec![tree], env: Vec::new(), restored: 0 };
+        let record = KeptRecord { sandbox: "s".to_owned(), made_of, size: 1, disk: 2 };
+        records.keep(ID, &record).expect("kept");
+        records.end(ID).expect("ended");
+        assert_eq!(records.read(ID), Some(record));
+        assert_eq!(records.drafts().expect("listed"), BTreeSet::new());
+        let lowers = lowers_in_use(state.path()).expect("listed");
+        assert_eq!(lowers, BTreeSet::from([PathBuf::from("/layers/a")]));
+        records.remove(ID).expect("removed");
+        assert_eq!(records.list().expect("listed"), BTreeSet::new());
+    }
+}

@@ -1,0 +1,204 @@
+//! Addresses as operators write them, and the ranges from which sandboxes get theirs.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// All addresses that begin with the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Prefix {
+    pub address: IpAddr,
+    pub bits: u8,
+}
+
+/// A prefix, and one port or all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Target {
+    pub prefix: Prefix,
+    pub port: Option<u16>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotAnAddress {
+    #[error("`{0}` is neither an address nor a range such as `10.0.0.0/8` or `fd00::/8`")]
+    Prefix(String),
+    #[error(
+        "`{0}` is not an address or range with or without a port, such as `10.1.2.3:5432` or `[fd00::1]:443`"
+    )]
+    Target(String),
+    #[error("`{0}` has bits behind its prefix")]
+    Loose(String),
+}
+
+impl Prefix {
+    pub fn contains(&self, address: IpAddr) -> bool {
+        self.address.is_ipv4() == address.is_ipv4()
+            && Self { address, bits: self.bits }.first() == self.first()
+    }
+
+    /// Whether some address is in both.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        let wider = self.bits.min(other.bits);
+        Self { bits: wider, ..*self }.contains(other.address)
+    }
+
+    /// The first address, as a number.
+    fn first(&self) -> u128 {
+        let kept = |number: u128, length: u32| {
+            let loose = length - u32::from(self.bits).min(length);
+            number.checked_shr(loose).map_or(0, |number| number.checked_shl(loose).unwrap_or(0))
+        };
+        match self.address {
+            IpAddr::V4(v4) => kept(u32::from(v4).into(), 32),
+            IpAddr::V6(v6) => kept(v6.into(), 128),
+        }
+    }
+}
+
+impl From<IpAddr> for Prefix {
+    fn from(address: IpAddr) -> Self {
+        Self { address, bits: if address.is_ipv4() { 32 } else { 128 } }
+    }
+}
+
+impl FromStr for Prefix {
+    type Err = NotAnAddress;
+
+    fn from_str(text: &str) -> Result<Self, NotAnAddress> {
+        let wrong = |_| NotAnAddress::Prefix(text.to_owned());
+        let Some((address, bits)) = text.split_once('/') else {
+            return text.parse::<IpAddr>().map(Self::from).map_err(wrong);
+        };
+        let address: IpAddr = address.parse().map_err(wrong)?;
+        let most = Self::from(address).bits;
+        let bits = bits.parse().ok().filter(|bits| *bits <= most);
+        let prefix = Self { address, bits: bits.ok_or_else(|| NotAnAddress::Prefix(text.to_owned()))? };
+        let whole = Self::from(address);
+        if prefix.first() != whole.first() {
+            return Err(NotAnAddress::Loose(text.to_owned()));
+        }
+        Ok(prefix)
+    }
+}
+
+impl fmt::Display for Prefix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.bits)
+    }
+}
+
+impl FromStr for Target {
+    type Err = NotAnAddress;
+
+    fn from_str(text: &str) -> Result<Self, NotAnAddress> {
+        if let Ok(prefix) = text.parse() {
+            return Ok(Self { prefix, port: None });
+        }
+        let wrong = || NotAnAddress::Target(text.to_owned());
+        let (prefix, port) = text.rsplit_once(':').ok_or_else(wrong)?;
+        let inner = prefix.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+        let prefix: Prefix = match inner {
+            Some(inner) => inner.parse()?,
+            // Without brackets the colon belongs to an address of IPv6.
+            None if prefix.contains(':') => return Err(wrong()),
+            None => prefix.parse()?,
+        };
+        let port = port.parse().ok().filter(|port| *port != 0);
+        Ok(Self { prefix, port: Some(port.ok_or_else(wrong)?) })
+    }
+}
+
+/// The addresses of one server's sandboxes.
+///
+/// ```text
+/// …1, …2, …3   the resolvers; the first is the gateway too. No machine has them.
+/// …16 and on   the sandboxes
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    pub v4: Prefix,
+    pub v6: Prefix,
+}
+
+/// The number of a sandbox's address in its range.
+const FIRST: u32 = 16;
+/// A place is part of a link's name, where it has four digits.
+const MOST: u32 = 0xffff;
+
+impl Range {
+    /// How many sandboxes find an address.
+    pub fn places(&self) -> u32 {
+        let all = 1u32.checked_shl(32 - u32::from(self.v4.bits)).unwrap_or(u32::MAX);
+        // The last address of a range means all of them to some.
+        all.saturating_sub(FIRST + 1).min(MOST)
+    }
+
+    pub fn gateway(&self, v6: bool) -> IpAddr {
+        self.resolver(v6, 0)
+    }
+
+    /// Where a sandbox asks its name servers.
+    pub fn resolver(&self, v6: bool, number: u32) -> IpAddr {
+        self.nth(v6, number + 1)
+    }
+
+    pub fn sandbox(&self, v6: bool, place: u32) -> IpAddr {
+        self.nth(v6, FIRST + place)
+    }
+
+    fn nth(&self, v6: bool, number: u32) -> IpAddr {
+        match if v6 { self.v6.address } else { self.v4.address } {
+            IpAddr::V4(first) => Ipv4Addr::from(u32::from(first).wrapping_add(number)).into(),
+            IpAddr::V6(first) => Ipv6Addr::from(u128::from(first).wrapping_add(number.into())).into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prefix(text: &str) -> Prefix {
+        text.parse().unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    #[test]
+    fn targets_are_read_with_and_without_a_port() {
+        for (text, inner, port) in [
+            ("10.1.2.3", "10.1.2.3/32", None),
+            ("10.1.2.3:5432", "10.1.2.3/32", Some(5432)),
+            ("10.0.0.0/8", "10.0.0.0/8", None),
+            ("10.0.0.0/8:80", "10.0.0.0/8", Some(80)),
+            ("fd00::1", "fd00::1/128", None),
+            ("[fd00::1]:443", "fd00::1/128", Some(443)),
+            ("[fd00::/8]:443", "fd00::/8", Some(443)),
+        ] {
+            assert_eq!(text.parse(), Ok(Target { prefix: prefix(inner), port }), "{text}");
+        }
+        for wrong in ["", "host:80", "10.1.2.3:0", "10.1.2.3:x", "10.1.2.3/33", "10.1.2.3/8", "fd00::1/129"] {
+            assert!(wrong.parse::<Target>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn prefixes_overlap_where_they_share_an_address() {
+        assert!(prefix("10.0.0.0/8").overlaps(&prefix("10.2.0.0/16")));
+        assert!(prefix("10.2.0.0/16").overlaps(&prefix("10.0.0.0/8")));
+        assert!(prefix("0.0.0.0/0").overlaps(&prefix("10.2.0.0/16")));
+        assert!(!prefix("10.3.0.0/16").overlaps(&prefix("10.2.0.0/16")));
+        assert!(!prefix("::/0").overlaps(&prefix("10.2.0.0/16")));
+    }
+
+    #[test]
+    fn sandboxes_never_get_what_others_have() {
+        let range = Range { v4: prefix("198.19.0.0/16"), v6: prefix("fd00::/64") };
+        assert_eq!(range.gateway(false).to_string(), "198.19.0.1");
+        assert_eq!(range.resolver(true, 2).to_string(), "fd00::3");
+        assert_eq!(range.sandbox(false, 0).to_string(), "198.19.0.16");
+        assert_eq!(range.sandbox(false, range.places() - 1).to_string(), "198.19.255.254");
+        let small = Range { v4: prefix("10.9.0.0/24"), ..range };
+        assert_eq!(small.sandbox(false, small.places() - 1).to_string(), "10.9.0.254");
+    }
+}

@@ -1,0 +1,131 @@
+//! The table of packet filters: what a sandbox may send where, in the order of a packet's way.
+//!
+//! ```text
+//!  arrival   by its own address only ─► known connections ─► resolver ─► allowed by the operator
+//!            ─► not this host, no group ─► nothing that never is, or is denied, or is a sandbox
+//!  resolver  to the host's name server          source  looks like the host's own
+//!  input     resolver and what was allowed      forward no sandbox; back only what was asked for
+//! ```
+//!
+//! All decisions about destinations fall at arrival, where the address is still the one that the
+//! sandbox wrote: others may redirect packets later, and a port that they publish on this host
+//! must not become a way around the guard. A refusal is told to the sender, who would otherwise
+//! wait for an answer.
+
+use std::net::IpAddr;
+
+use linux::netlink::filter::{Hook, Rule, State, Table};
+
+use super::address::{Prefix, Range, Target};
+use super::settings::{NEVER, NetworkSettings, parsed};
+
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+const ICMP: [u8; 2] = [1, 58];
+const DNS: u16 = 53;
+
+/// The start of the names of all links of all servers.
+pub const ANY_LINK: &str = "cora";
+
+/// The table of one server on the host, for links whose names begin with `links`.
+pub fn for_host(
+    name: &str,
+    links: &str,
+    settings: &NetworkSettings,
+    range: &Range,
+    upstreams: &[IpAddr],
+) -> Table {
+    let mut table = Table::new(name);
+    let ours = || Rule::new().from_link(links);
+    table.chain("guard");
+    table.base_chain("arrival", Hook::Arrival);
+    table.rule("arrival", &ours().go_to("guard"));
+    table.rule("guard", &Rule::new().has_foreign_source().drop());
+    table.rule("guard", &Rule::new().state(State::Known).accept());
+    table.rule("guard", &Rule::new().state(State::Invalid).drop());
+    for (number, upstream) in (0..).zip(upstreams) {
+        let resolver = range.resolver(upstream.is_ipv6(), number);
+        for rule in to(&Target { prefix: resolver.into(), port: Some(DNS) }, &Rule::new()) {
+            table.rule("guard", &rule.accept());
+        }
+    }
+    let own = [range.v4, range.v6];
+    forbid(&mut table, "guard", settings, &own);
+
+    table.base_chain("resolver", Hook::ChangeDestination);
+    table.base_chain("input", Hook::Input);
+    table.rule("input", &ours().state(State::Known).accept());
+    for (number, upstream) in (0..).zip(upstreams) {
+        let resolver = range.resolver(upstream.is_ipv6(), number);
+        for rule in to(&Target { prefix: resolver.into(), port: Some(DNS) }, &ours()) {
+            table.rule("resolver", &rule.redirect(*upstream));
+        }
+        // The host may be its own name server, at an address that others reach too.
+        for rule in to(&Target { prefix: (*upstream).into(), port: Some(DNS) }, &ours().was_redirected()) {
+            table.rule("input", &rule.accept());
+        }
+    }
+    for rule in settings.allow.iter().flat_map(|target| to(target, &ours())) {
+        table.rule("input", &rule.accept());
+    }
+    table.rule("input", &ours().drop());
+
+    table.base_chain("forward", Hook::Forward);
+    table.rule("forward", &ours().to_link(ANY_LINK).drop());
+    table.rule("forward", &Rule::new().to_link(links).state(State::Known).accept());
+    table.rule("forward", &Rule::new().to_link(links).drop());
+
+    // The host itself has nothing to say to a sandbox but answers and errors: what it wants of
+    // one goes to the agent.
+    table.base_chain("output", Hook::Output);
+    table.rule("output", &Rule::new().to_link(links).state(State::Known).accept());
+    for protocol in ICMP {
+        table.rule("output", &Rule::new().to_link(links).protocol(protocol).accept());
+    }
+    table.rule("output", &Rule::new().to_link(links).drop());
+
+    table.base_chain("source", Hook::ChangeSource);
+    table.rule("source", &ours().masquerade());
+    table
+}
+
+/// The table inside a sandbox of an ordinary user, where the host cannot be asked to filter.
+/// `here` are the addresses of this host, and `resolvers` what the program that carries the
+/// packets answers itself.
+pub fn for_sandbox(settings: &NetworkSettings, here: &[Prefix], resolvers: &[IpAddr]) -> Table {
+    let mut table = Table::new("coracle");
+    table.base_chain("output", Hook::Output);
+    table.rule("output", &Rule::new().to_link("lo\0").accept());
+    table.rule("output", &Rule::new().state(State::Known).accept());
+    for resolver in resolvers {
+        for rule in to(&Target { prefix: (*resolver).into(), port: Some(DNS) }, &Rule::new()) {
+            table.rule("output", &rule.accept());
+        }
+    }
+    forbid(&mut table, "output", settings, here);
+    table
+}
+
+/// Lets through what the operator allows, and refuses what never is reachable, is denied, or is
+/// in `own`.
+fn forbid(table: &mut Table, chain: &str, settings: &NetworkSettings, own: &[Prefix]) {
+    for rule in settings.allow.iter().flat_map(|target| to(target, &Rule::new())) {
+        table.rule(chain, &rule.accept());
+    }
+    let never = NEVER.into_iter().map(parsed);
+    // Groups and broadcasts get no answer, as everywhere; the lists do.
+    for prefix in never.chain(own.iter().copied()).chain(settings.deny.iter().copied()) {
+        table.rule(chain, &Rule::new().destination(prefix.address, prefix.bits).reject());
+    }
+    table.rule(chain, &Rule::new().destination_is_not_elsewhere().reject());
+}
+
+/// What matches packets to a target: one rule, or one for each protocol that has ports.
+fn to(target: &Target, base: &Rule) -> Vec<Rule> {
+    let Target { prefix, port } = *target;
+    let rule = base.clone().destination(prefix.address, prefix.bits);
+    match port {
+        None => vec![rule],
+        Some(port) => [TCP, UDP].map(|protocol| rule.clone().protocol(protocol).port(port)).into(),
+    }
+}

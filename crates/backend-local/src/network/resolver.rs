@@ -1,0 +1,113 @@
+//! Which name servers this host asks.
+
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
+
+use super::address::{Prefix, Range};
+use super::settings::parsed;
+
+/// As many as programs read from a resolv.conf.
+const MOST: usize = 3;
+/// Longer files are not of people.
+const LONGEST: usize = 64 << 10;
+
+const FILE: &str = "/etc/resolv.conf";
+/// Where systemd-resolved says whom it asks itself.
+const BEHIND_STUB: &str = "/run/systemd/resolve/resolv.conf";
+
+/// The name servers that sandboxes can use: those of the operator, or the host's own.
+pub fn upstreams(chosen: &[IpAddr]) -> Vec<IpAddr> {
+    let found = if chosen.is_empty() { of_host() } else { chosen.to_vec() };
+    found.into_iter().filter(|address| can_be_reached(*address)).take(MOST).collect()
+}
+
+/// When the files that tell were last written, to notice a change.
+pub fn stamp() -> Vec<(u64, i64, i64)> {
+    let stamp = |path| {
+        let found = fs::metadata(path).ok()?;
+        Some((found.ino(), found.mtime(), found.mtime_nsec()))
+    };
+    [FILE, BEHIND_STUB].into_iter().filter_map(stamp).collect()
+}
+
+fn of_host() -> Vec<IpAddr> {
+    let named = read(FILE);
+    if named.iter().any(|address| can_be_reached(*address)) { named } else { read(BEHIND_STUB) }
+}
+
+fn read(path: &str) -> Vec<IpAddr> {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    name_servers(text.get(..LONGEST).unwrap_or(&text))
+}
+
+fn name_servers(text: &str) -> Vec<IpAddr> {
+    let servers = text.lines().filter_map(|line| {
+        let mut words = line.split_whitespace();
+        (words.next()? == "nameserver").then(|| words.next()?.parse().ok())?
+    });
+    servers.collect()
+}
+
+/// Packets of a sandbox cannot be sent to the loopback, nor to a link that needs to be named.
+fn can_be_reached(address: IpAddr) -> bool {
+    let link: Prefix = parsed("fe80::/10");
+    !address.is_loopback() && !address.is_unspecified() && !link.contains(address)
+}
+
+/// The resolv.conf of a sandbox whose resolvers lead to `upstreams`.
+pub fn file_for(range: &Range, upstreams: &[IpAddr], v6: bool) -> String {
+    let mut text = String::new();
+    for (number, upstream) in (0..).zip(upstreams).filter(|(_, upstream)| v6 || upstream.is_ipv4()) {
+        text.push_str(&format!("nameserver {}\n", range.resolver(upstream.is_ipv6(), number)));
+    }
+    if text.is_empty() {
+        text.push_str("# The host has no name server that a sandbox could reach.\n");
+    }
+    text
+}
+
+/// Puts a resolv.conf into the root of this process; what an image has there may be a link.
+pub fn write(text: &str) -> io::Result<()> {
+    fs::create_dir_all("/etc")?;
+    match fs::remove_file(FILE) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    // Never through a link: somebody inside may be putting one there right now.
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).open(FILE)?;
+    io::Write::write_all(&mut file, text.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn name_servers_are_read_as_programs_read_them() {
+        let text = "# nameserver 1.1.1.1\nsearch x\nnameserver 192.0.2.1\n nameserver\t2001:db8::1 # two\nnameserver fe80::1%eth0\n";
+        assert_eq!(
+            name_servers(text),
+            ["192.0.2.1", "2001:db8::1"].map(|text| text.parse::<IpAddr>().expect("an address"))
+        );
+    }
+
+    #[test]
+    fn a_stub_on_the_loopback_is_of_no_use() {
+        let of = |text: &str| upstreams(&[text.parse().expect("an address")]).len();
+        assert_eq!(
+            (of("127.0.0.53"), of("::1"), of("fe80::1"), of("169.254.169.253"), of("10.0.0.1")),
+            (0, 0, 0, 1, 1)
+        );
+    }
+
+    #[test]
+    fn a_sandbox_without_ipv6_is_not_told_of_a_resolver_there() {
+        let range = Range { v4: parsed("198.19.0.0/16"), v6: parsed("fd00::/64") };
+        let upstreams = ["2001:db8::1", "10.0.0.1"].map(|text| text.parse().expect("an address"));
+        assert_eq!(file_for(&range, &upstreams, true), "nameserver fd00::1\nnameserver 198.19.0.2\n");
+        assert_eq!(file_for(&range, &upstreams, false), "nameserver 198.19.0.2\n");
+        assert!(file_for(&range, &[], true).starts_with('#'));
+    }
+}

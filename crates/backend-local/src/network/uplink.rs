@@ -1,0 +1,240 @@
+//! Root's way out: links from net namespaces to the host, which forwards for them.
+//!
+//! A link is known by its name, `cora` + six digits of the instance + the number of its address;
+//! so the kernel itself says which addresses are taken, and nothing has to be remembered. Both
+//! ends know each other's link address for good: no sandbox ever asks or answers for neighbours.
+//! The gateway's address belongs to nobody; it only stands for the other end of the link.
+//! Links go with their namespaces and are never deleted one by one: that takes the kernel long.
+
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use linux::netlink::filter;
+use linux::netlink::route::{End, Mac, Routing};
+
+use super::address::{Prefix, Range};
+use super::settings::{NetworkSettings, RANGES, parsed};
+use super::{Down, guard, resolver};
+
+/// The link inside a sandbox.
+pub const INSIDE: &str = "eth0";
+/// The link addresses of both ends. Each link stands alone, so all may have the same; and being
+/// set they are not changed by programs that give random ones a lasting form.
+const HOST_MAC: Mac = [0x02, 0xc0, 0x7a, 0xc1, 0xe0, 0x01];
+const SANDBOX_MAC: Mac = [0x02, 0xc0, 0x7a, 0xc1, 0xe0, 0x02];
+
+/// How often another address is tried when one is taken, by another server for instance.
+const TRIES: u32 = 64;
+
+pub struct Uplink {
+    settings: NetworkSettings,
+    /// The start of the names of our links.
+    links: String,
+    table: String,
+    up: Option<Up>,
+    /// The place that is tried next.
+    next: u32,
+}
+
+/// What holds once the table is there.
+struct Up {
+    routing: Routing,
+    range: Range,
+    upstreams: Vec<IpAddr>,
+    stamp: Vec<(u64, i64, i64)>,
+}
+
+impl Uplink {
+    /// Changes nothing on the host.
+    pub fn new(settings: NetworkSettings, instance: &str) -> Self {
+        let digest = blake3::hash(instance.as_bytes()).to_hex();
+        let mut start = [0; 4];
+        // Without randomness the first place is as good as any.
+        rustix::rand::getrandom(&mut start, rustix::rand::GetRandomFlags::empty()).unwrap_or_default();
+        Self {
+            settings,
+            links: format!("{}{}-", guard::ANY_LINK, &digest[..6]),
+            table: format!("coracle-{instance}"),
+            up: None,
+            next: u32::from_ne_bytes(start),
+        }
+    }
+
+    pub fn settings(&self) -> &NetworkSettings {
+        &self.settings
+    }
+
+    /// Whether sandboxes can be given a link now, and why not. The first time this puts the
+    /// table in place; later it does so only when the host has other name servers.
+    pub fn ready(&mut self) -> Result<(), Down> {
+        if !forwards("ipv4/ip_forward") {
+            return Err(Down::NoForwarding);
+        }
+        let stamp = resolver::stamp();
+        match &mut self.up {
+            Some(up) if up.stamp == stamp => return Ok(()),
+            Some(up) => {
+                up.stamp = stamp;
+                let upstreams = resolver::upstreams(&self.settings.resolvers);
+                if upstreams == up.upstreams {
+                    return Ok(());
+                }
+                up.upstreams = upstreams;
+            }
+            None => {
+                let mut routing = Routing::open().map_err(Down::Links)?;
+                let range = self.choose_range(&mut routing)?;
+                let upstreams = resolver::upstreams(&self.settings.resolvers);
+                self.up = Some(Up { routing, range, upstreams, stamp });
+            }
+        }
+        let installed = self.install();
+        if installed.is_err() {
+            self.up = None;
+        }
+        installed
+    }
+
+    fn install(&self) -> Result<(), Down> {
+        let Some(up) = &self.up else { return Ok(()) };
+        let table = guard::for_host(&self.table, &self.links, &self.settings, &up.range, &up.upstreams);
+        table.install().map_err(Down::Filter)
+    }
+
+    /// Takes the range that was set, or the first of the usual ones that this host does not use.
+    fn choose_range(&self, routing: &mut Routing) -> Result<Range, Down> {
+        let links = routing.links().map_err(Down::Links)?;
+        let ours: Vec<u32> = links
+            .iter()
+            .filter(|(_, name)| name.starts_with(guard::ANY_LINK))
+            .map(|(index, _)| *index)
+            .collect();
+        let routes = routing.routes().map_err(Down::Links)?;
+        let theirs: Vec<Prefix> = routes
+            .into_iter()
+            .filter(|route| route.prefix > 0 && !route.link.is_some_and(|link| ours.contains(&link)))
+            .map(|route| Prefix { address: route.target, bits: route.prefix })
+            .collect();
+        let free = |range: &Prefix| !theirs.iter().any(|other| other.overlaps(range));
+        let v6 = self.settings.range6;
+        if !free(&v6) {
+            return Err(Down::RangeTaken(v6.to_string()));
+        }
+        let choices = match self.settings.range {
+            Some(range) => vec![range],
+            None => RANGES.into_iter().map(parsed).collect(),
+        };
+        match choices.iter().find(|range| free(range)) {
+            Some(v4) => Ok(Range { v4: *v4, v6 }),
+            None => {
+                Err(Down::RangeTaken(choices.iter().map(Prefix::to_string).collect::<Vec<_>>().join(", ")))
+            }
+        }
+    }
+
+    /// Connects a net namespace that has none of our links; `inside` is its routing. Call
+    /// [`Uplink::ready`] first.
+    pub fn connect(&mut self, namespace: BorrowedFd<'_>, inside: &mut Routing) -> io::Result<()> {
+        let up = self.up.as_mut().ok_or_else(|| io::Error::other("the way out is not ready"))?;
+        let v6 = has_v6();
+        for _ in 0..TRIES {
+            let place = self.next % up.range.places();
+            self.next = place + 1;
+            let name = format!("{}{place:04x}", self.links);
+            match up.connect(&name, place, v6, namespace, inside) {
+                // Another link has the name, or another server gave the address away.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                done => return done,
+            }
+        }
+        Err(io::Error::new(io::ErrorKind::AddrNotAvailable, "every address of the range is taken"))
+    }
+
+    /// What a sandbox writes into its resolv.conf.
+    pub fn resolv_conf(&self) -> String {
+        let file = |up: &Up| resolver::file_for(&up.range, &up.upstreams, has_v6());
+        self.up.as_ref().map(file).unwrap_or_default()
+    }
+
+    /// What is in force for a sandbox with a link.
+    pub fn describe(&self) -> String {
+        let families = if has_v6() { "IPv4 and IPv6" } else { "IPv4" };
+        let resolved = self.up.as_ref().is_some_and(|up| !up.upstreams.is_empty());
+        let resolver = if resolved { "" } else { ", without a resolver: set `network.resolvers`" };
+        format!("on, by NAT of {families}{resolver}")
+    }
+
+    /// Looks at what an earlier launcher left: while sandboxes live its table is put in place
+    /// anew, with today's settings; otherwise it goes.
+    pub fn take_over(&mut self, sandboxes_live: bool) -> Result<(), Down> {
+        // A kernel without packet filters has no table either.
+        if !filter::table_exists(&self.table).unwrap_or(false) {
+            return Ok(());
+        }
+        if sandboxes_live { self.ready() } else { self.remove() }
+    }
+
+    /// Takes the table away. Only when no sandbox lives.
+    pub fn remove(&mut self) -> Result<(), Down> {
+        self.up = None;
+        match filter::table_exists(&self.table) {
+            Ok(true) => filter::remove_table(&self.table).map_err(Down::Filter),
+            Ok(false) | Err(_) => Ok(()),
+        }
+    }
+}
+
+impl Up {
+    /// Makes the link and sets both ends up. One that fails half-way stays with the namespace; the
+    /// next attempt removes it.
+    fn connect(
+        &mut self,
+        name: &str,
+        place: u32,
+        v6: bool,
+        namespace: BorrowedFd<'_>,
+        inside: &mut Routing,
+    ) -> io::Result<()> {
+        if let Some(half) = inside.find(INSIDE)? {
+            inside.remove(half.index)?;
+        }
+        let own = End { name, mac: HOST_MAC };
+        self.routing.make_pair(own, End { name: INSIDE, mac: SANDBOX_MAC }, namespace.as_fd())?;
+        let missing = || io::Error::other("the link that was made is not there");
+        let outer = self.routing.find(name)?.ok_or_else(missing)?.index;
+        let inner = inside.find(INSIDE)?.ok_or_else(missing)?.index;
+        if knows_v6() {
+            self.routing.forbid_own_addresses(outer)?;
+        }
+        self.routing.set_up(outer)?;
+        inside.set_up(inner)?;
+        let families = if v6 { &[false, true][..] } else { &[false] };
+        for v6 in families {
+            let (address, gateway) = (self.range.sandbox(*v6, place), self.range.gateway(*v6));
+            self.routing.add_route(outer, address)?;
+            self.routing.add_neighbour(outer, address, SANDBOX_MAC)?;
+            inside.add_address(inner, address)?;
+            inside.add_neighbour(inner, gateway, HOST_MAC)?;
+            inside.add_route(inner, gateway)?;
+            inside.add_default_route(inner, gateway)?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether sandboxes get addresses of IPv6: the host forwards them.
+fn has_v6() -> bool {
+    forwards("ipv6/conf/all/forwarding")
+}
+
+/// Whether the kernel has IPv6 at all.
+fn knows_v6() -> bool {
+    fs::exists("/proc/sys/net/ipv6").unwrap_or(false)
+}
+
+/// Reads a setting of the net namespace that this process is in.
+fn forwards(setting: &str) -> bool {
+    fs::read_to_string(format!("/proc/sys/net/{setting}")).is_ok_and(|text| text.trim() != "0")
+}

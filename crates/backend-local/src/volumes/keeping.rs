@@ -1,0 +1,174 @@
+//! Snapshots of volumes, and volumes made from them.
+//!
+//! ```text
+//!  btrfs   pool/snapshot-<id>        a read-only subvolume; extents are shared, so neither taking
+//!                                    nor restoring one depends on its size
+//!  ext4    ext4/snapshots/<id>.img   a copy of the image, by reference where the host's
+//!                                    filesystem can, else byte by byte
+//! ```
+//!
+//! Both wait for the disk, so they are described here as a [`Copying`] and carried out by a
+//! process that may wait. The journal is never part of it.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use domain::Bytes;
+use linux::btrfs::{self, Writing};
+use linux::freeze;
+
+use super::ext4::copy_image;
+use super::{DISK, During, Kind, Prepared, VolumeError, Volumes, check_name};
+
+/// Before the id of a snapshot in the pool; no id of a sandbox can look like this.
+pub(super) const SNAPSHOT: &str = "snapshot-";
+
+/// One copy that is to be made of a volume.
+#[derive(Clone, Debug)]
+pub enum Copying {
+    Subvolume {
+        source: PathBuf,
+        parent: PathBuf,
+        name: String,
+        writing: Writing,
+    },
+    Image {
+        source: PathBuf,
+        target: PathBuf,
+        /// Where the image is mounted, if somebody may be writing to it.
+        mounted: Option<PathBuf>,
+    },
+}
+
+impl Copying {
+    /// Makes the copy, and waits until it cannot be lost. It is whole or it is not there.
+    pub fn run(&self) -> io::Result<()> {
+        match self {
+            Self::Subvolume { source, parent, name, writing } => {
+                btrfs::snapshot_subvolume(File::open(source)?, File::open(parent)?, name, *writing)
+            }
+            Self::Image { source, target, mounted: None } => copy_whole(source, target),
+            Self::Image { source, target, mounted: Some(mounted) } => {
+                let mounted = File::open(mounted)?;
+                freeze::freeze(&mounted)?;
+                let copied = copy_whole(source, target);
+                freeze::thaw(&mounted)?;
+                copied
+            }
+        }
+    }
+
+    /// How many bytes are copied, and of how many; `None` where nothing is copied.
+    pub fn progress(&self) -> Option<(Bytes, Bytes)> {
+        const BLOCK: u64 = 512;
+        let size = |path: &Path| fs::metadata(path).map_or(0, |facts| facts.blocks().saturating_mul(BLOCK));
+        match self {
+            Self::Subvolume { .. } => None,
+            Self::Image { source, target, .. } => {
+                let total = size(source);
+                let done = size(&draft_of(target)).max(size(target));
+                Some((Bytes(done.min(total)), Bytes(total)))
+            }
+        }
+    }
+}
+
+/// Copies beside the target and moves it into place when it is whole and on the disk.
+fn copy_whole(source: &Path, target: &Path) -> io::Result<()> {
+    let draft = draft_of(target);
+    copy_image(source, &draft)?;
+    File::open(&draft)?.sync_all()?;
+    fs::rename(&draft, target)
+}
+
+fn draft_of(target: &Path) -> PathBuf {
+    target.with_extension("new")
+}
+
+impl Volumes {
+    /// Whether snapshots can be taken of volumes of this kind.
+    pub fn can_keep(&self) -> bool {
+        self.kind() != Kind::Tmpfs
+    }
+
+    /// How the disk of `id` becomes the snapshot `snapshot`.
+    pub fn keep(&self, id: &str, snapshot: &str) -> Result<Copying, VolumeError> {
+        check_name(id)?;
+        match self {
+            Self::Btrfs(pool) => {
+                pool.check_room()?;
+                Ok(Copying::Subvolume {
+                    source: pool.volume(id).disk,
+                    parent: pool.root().to_owned(),
+                    name: format!("{SNAPSHOT}{snapshot}"),
+                    writing: Writing::Forbidden,
+                })
+            }
+            Self::Ext4(images) => images.keep(id, snapshot),
+            Self::Tmpfs => Err(VolumeError::OnlyMemory),
+        }
+    }
+
+    /// Begins a volume whose disk will be a copy of a snapshot: what there is of it, and the copy
+    /// that is still to be made. [`Volumes::restored`] finishes it.
+    pub fn restore(&mut self, snapshot: &str) -> Result<(Prepared, Copying), VolumeError> {
+        match self {
+            Self::Btrfs(pool) => {
+                let (prepared, parent) = pool.prepare_without_disk()?;
+                let source = pool.root().join(format!("{SNAPSHOT}{snapshot}"));
+                let copying =
+                    Copying::Subvolume { source, parent, name: DISK.to_owned(), writing: Writing::Allowed };
+                Ok((prepared, copying))
+            }
+            Self::Ext4(images) => images.restore(snapshot),
+            Self::Tmpfs => Err(VolumeError::OnlyMemory),
+        }
+    }
+
+    /// Makes a volume ready to be assigned whose copy was made.
+    pub fn restored(&mut self, prepared: &Prepared) -> Result<(), VolumeError> {
+        match self {
+            Self::Btrfs(_) => Ok(()),
+            Self::Ext4(images) => images.restored(prepared),
+            Self::Tmpfs => Err(VolumeError::OnlyMemory),
+        }
+    }
+
+    /// Lets the disk of `id` be written to again, if a copy was broken off.
+    pub fn thaw(&self, id: &str) -> Result<(), VolumeError> {
+        let Self::Ext4(images) = self else { return Ok(()) };
+        let Ok(volume) = images.volume(id) else { return Ok(()) };
+        File::open(&volume.disk).and_then(freeze::thaw).during("thaw", &volume.disk)
+    }
+
+    /// Drops a snapshot. One that is gone already is no error.
+    pub fn forget(&mut self, snapshot: &str) -> Result<(), VolumeError> {
+        match self {
+            Self::Btrfs(pool) => pool.drop_snapshot(&format!("{SNAPSHOT}{snapshot}")),
+            Self::Ext4(images) => images.drop_snapshot(snapshot),
+            Self::Tmpfs => Ok(()),
+        }
+    }
+
+    /// The ids of all snapshots, half-made copies included.
+    pub fn snapshots(&self) -> Result<Vec<String>, VolumeError> {
+        match self {
+            Self::Btrfs(pool) => {
+                let names = pool.names()?.into_iter();
+                Ok(names.filter_map(|name| name.strip_prefix(SNAPSHOT).map(str::to_owned)).collect())
+            }
+            Self::Ext4(images) => images.snapshots(),
+            Self::Tmpfs => Ok(Vec::new()),
+        }
+    }
+
+    /// Whether what a volume was restored from counts in its limit as well.
+    pub fn counts_restored(&self) -> bool {
+        match self {
+            Self::Btrfs(pool) => pool.counts_shared(),
+            Self::Ext4(_) | Self::Tmpfs => true,
+        }
+    }
+}

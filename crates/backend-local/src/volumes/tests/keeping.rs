@@ -1,0 +1,135 @@
+//! Snapshots of volumes, with and without shared extents.
+
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::*;
+
+const SNAPSHOT: &str = "ffffffff-ffff-4fff-bfff-ffffffffffff";
+
+fn keep(volumes: &Volumes, id: &str) {
+    volumes.keep(id, SNAPSHOT).unwrap().run().unwrap();
+}
+
+fn restored(volumes: &mut Volumes, id: &str) -> Volume {
+    let (prepared, copying) = volumes.restore(SNAPSHOT).unwrap();
+    copying.run().unwrap();
+    volumes.restored(&prepared).unwrap();
+    volumes.assign(prepared, id, LIMIT).unwrap()
+}
+
+fn file(volume: &Volume) -> PathBuf {
+    volume.tree("root").0.join("file")
+}
+
+#[test]
+fn a_restored_volume_has_the_files_of_that_moment_and_no_journal() {
+    for_both(|_, volumes| {
+        let source = assigned(volumes, "a");
+        fs::write(file(&source), "before").unwrap();
+        fs::write(source.journal.join("printed"), "x").unwrap();
+        keep(volumes, "a");
+        fs::write(file(&source), "after").unwrap();
+        let copy = restored(volumes, "b");
+        assert_eq!(fs::read_to_string(file(&copy)).unwrap(), "before");
+        assert_eq!(fs::read_dir(&copy.journal).unwrap().count(), 0);
+        fs::write(file(&copy), "own").unwrap();
+        assert_eq!(fs::read_to_string(file(&source)).unwrap(), "after");
+        assert_eq!(volumes.snapshots().unwrap(), [SNAPSHOT]);
+        assert_eq!(volumes.list().unwrap().len(), 2, "a snapshot is no volume");
+    });
+}
+
+#[test]
+fn a_snapshot_outlives_its_volume_and_restored_ones_outlive_the_snapshot() {
+    for_both(|_, volumes| {
+        let source = assigned(volumes, "a");
+        fs::write(file(&source), "kept").unwrap();
+        keep(volumes, "a");
+        volumes.remove("a").unwrap();
+        let copy = restored(volumes, "b");
+        volumes.forget(SNAPSHOT).unwrap();
+        volumes.forget(SNAPSHOT).unwrap();
+        assert_eq!(volumes.snapshots().unwrap(), [""; 0]);
+        assert_eq!(fs::read_to_string(file(&copy)).unwrap(), "kept");
+        assert!(volumes.restore(SNAPSHOT).unwrap().1.run().is_err());
+    });
+}
+
+#[test]
+fn a_restored_volume_has_a_limit_of_its_own() {
+    for_both(|_, volumes| {
+        assigned(volumes, "a");
+        keep(volumes, "a");
+        let copy = restored(volumes, "b");
+        let written = fill(&file(&copy));
+        assert!(written > LIMIT.0 / 2, "{written}");
+        assert!(fill(&file(&volumes.volume("a").unwrap())) > LIMIT.0 / 2, "the other has its own");
+    });
+}
+
+#[test]
+fn an_image_cannot_be_restored_at_another_size() {
+    let dir = TempDir::new().unwrap();
+    in_launcher(|| {
+        let mut volumes = Volumes::open(dir.path(), settings(Kind::Ext4)).unwrap();
+        assigned(&mut volumes, "a");
+        keep(&volumes, "a");
+        let (prepared, copying) = volumes.restore(SNAPSHOT).unwrap();
+        copying.run().unwrap();
+        let (done, total) = copying.progress().unwrap();
+        assert!(done == total && total.0 > 0, "{done} of {total}");
+        volumes.restored(&prepared).unwrap();
+        let refused = volumes.assign(prepared, "b", Bytes::mib(64)).unwrap_err();
+        assert!(matches!(refused, VolumeError::OtherSize { .. }) && refused.hint().is_some(), "{refused}");
+        assert_eq!(volumes.list().unwrap(), ["a"]);
+        close(dir.path(), volumes);
+    });
+}
+
+/// Whoever writes numbered records and waits for each never finds a hole in a snapshot.
+#[test]
+fn a_snapshot_during_writing_holds_every_record_that_was_on_disk() {
+    const RECORD: usize = 512;
+    for_both(|_, volumes| {
+        let source = assigned(volumes, "a");
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let path = file(&source);
+            scope.spawn(|| {
+                let mut log = File::create(path).unwrap();
+                for number in 0_u8.. {
+                    if stop.load(Ordering::Relaxed) || number == u8::MAX {
+                        return;
+                    }
+                    log.write_all(&[number; RECORD]).unwrap();
+                    log.sync_data().unwrap();
+                }
+            });
+            while fs::metadata(file(&source)).map_or(0, |facts| facts.len()) < 4096 {
+                std::thread::yield_now();
+            }
+            keep(volumes, "a");
+            stop.store(true, Ordering::Relaxed);
+        });
+        let bytes = fs::read(file(&restored(volumes, "b"))).unwrap();
+        assert!(bytes.len() >= 4096, "{}", bytes.len());
+        for (number, record) in (0_u8..).zip(bytes.chunks_exact(RECORD)) {
+            assert!(record.iter().all(|byte| *byte == number), "record {number} is torn");
+        }
+    });
+}
+
+#[test]
+fn a_copy_that_was_broken_off_leaves_a_disk_that_can_be_thawed() {
+    let dir = TempDir::new().unwrap();
+    in_launcher(|| {
+        let mut volumes = Volumes::open(dir.path(), settings(Kind::Ext4)).unwrap();
+        let volume = assigned(&mut volumes, "a");
+        linux::freeze::freeze(File::open(&volume.disk).unwrap()).unwrap();
+        volumes.thaw("a").unwrap();
+        volumes.thaw("a").unwrap();
+        fs::write(file(&volume), "x").unwrap();
+        close(dir.path(), volumes);
+    });
+}

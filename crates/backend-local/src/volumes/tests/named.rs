@@ -1,0 +1,85 @@
+//! Volumes with a name, on both kinds of storage.
+
+use domain::volume::Lifetime;
+use domain::{Owner, VolumeId, VolumeName};
+
+use super::*;
+
+fn volume(letter: u8) -> domain::Volume {
+    domain::Volume {
+        id: VolumeId::from_entropy([letter; 20]),
+        owner: Owner::named("tenant"),
+        name: VolumeName::parse("data").unwrap(),
+        size: LIMIT,
+        lifetime: Lifetime::WithSandboxes,
+    }
+}
+
+fn found(volumes: &Volumes) -> Vec<domain::Volume> {
+    volumes.named().unwrap().into_iter().map(|found| found.volume).collect()
+}
+
+#[test]
+fn a_volume_is_known_again_with_its_owner_and_no_sandbox_is_mistaken_for_one() {
+    for_both(|_, volumes| {
+        let made = volume(3);
+        volumes.make_named(&made).unwrap();
+        volumes.make_named(&made).unwrap();
+        assigned(volumes, "a");
+        assert_eq!(found(volumes), std::slice::from_ref(&made));
+        assert_eq!(volumes.list().unwrap(), ["a"]);
+        let data = volumes.named_data(made.id.as_str()).unwrap();
+        assert_eq!(rustix::fs::stat(&data).unwrap().st_mode & 0o7777, 0o755);
+        volumes.remove_named(made.id.as_str()).unwrap();
+        volumes.remove_named(made.id.as_str()).unwrap();
+        assert_eq!((found(volumes), volumes.named_data(made.id.as_str())), (Vec::new(), None));
+        assert_eq!(volumes.list().unwrap(), ["a"], "the sandbox's own disk went with it");
+    });
+}
+
+#[test]
+fn the_size_of_a_named_volume_is_a_hard_limit() {
+    for_both(|_, volumes| {
+        let made = volume(4);
+        volumes.make_named(&made).unwrap();
+        let data = volumes.named_data(made.id.as_str()).unwrap();
+        assert!(fill(&data.join("file")) <= LIMIT.0);
+        let used = volumes.named().unwrap()[0].used;
+        assert!(used.0 > LIMIT.0 / 2 && used.0 <= LIMIT.0 * 2, "{used}");
+        let small = domain::Volume { id: VolumeId::from_entropy([5; 20]), size: Bytes(1), ..made };
+        assert!(matches!(volumes.make_named(&small), Err(VolumeError::TooSmall { .. })));
+    });
+}
+
+#[test]
+fn what_is_whole_survives_a_killed_launcher_and_what_is_not_goes() {
+    for kind in [Kind::Btrfs, Kind::Ext4] {
+        let dir = TempDir::new().unwrap();
+        in_launcher(|| {
+            let mut volumes = Volumes::open(dir.path(), settings(kind)).unwrap();
+            let (whole, half) = (volume(6), volume(7));
+            volumes.make_named(&whole).unwrap();
+            let data = volumes.named_data(whole.id.as_str()).unwrap();
+            std::fs::write(data.join("kept"), "kept").unwrap();
+            volumes.make_named(&half).unwrap();
+            match kind {
+                Kind::Ext4 => {
+                    let image = |name: String| dir.path().join("ext4").join(format!("{name}.img"));
+                    let (from, to) = (format!("volume-{}", half.id), format!("prepared-volume-{}", half.id));
+                    std::fs::rename(image(from), image(to)).unwrap();
+                }
+                _ => {
+                    let place = dir.path().join("pool/named-volumes");
+                    let partial = place.join(format!("partial-{}", half.id));
+                    std::fs::rename(place.join(half.id.as_str()), partial).unwrap();
+                }
+            }
+            close(dir.path(), volumes);
+            let volumes = Volumes::open(dir.path(), settings(kind)).unwrap();
+            assert_eq!(found(&volumes), std::slice::from_ref(&whole), "{kind:?}");
+            let data = volumes.named_data(whole.id.as_str()).unwrap();
+            assert_eq!(std::fs::read_to_string(data.join("kept")).unwrap(), "kept", "{kind:?}");
+            close(dir.path(), volumes);
+        });
+    }
+}

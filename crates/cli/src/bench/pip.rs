@@ -1,0 +1,114 @@
+//! A set of wheels installed by pip inside a sandbox and on the bare host, in turn.
+//!
+//! The wheels are made by the same script on both sides and need no network. The bare host
+//! installs into a directory beside the state directory, so both write to one disk.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+
+use super::Rounds;
+use super::report::Report;
+use super::server::Server;
+use super::statistics::Samples;
+
+/// The host's own python, which is the sandbox's too.
+const PYTHON: &str = "/usr/bin/python3";
+
+/// Makes twelve wheels of forty modules each in the directory of its argument.
+const WHEELS: &str = r#"
+import os, sys, zipfile
+os.makedirs(sys.argv[1], exist_ok=True)
+for n in range(12):
+    name = f"wheel{n}"
+    info = f"{name}-1.dist-info"
+    body = "".join(f"def f{i}(x):\n    return [x + {i}, '{'ab' * 20}']\n\n" for i in range(120))
+    with zipfile.ZipFile(f"{sys.argv[1]}/{name}-1-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED) as whl:
+        for m in range(40):
+            whl.writestr(f"{name}/m{m}.py", body)
+        whl.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+        whl.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        whl.writestr(f"{info}/RECORD", "")
+"#;
+
+pub(crate) fn pip(server: &Server, rounds: Rounds, report: &mut Report) -> Result<()> {
+    if !runs(Command::new(PYTHON).args(["-m", "pip", "--version"])) {
+        report.absent(format!("pip inside a sandbox: `{PYTHON} -m pip` is not there"));
+        return Ok(());
+    }
+    let bare = Bare { directory: server.directory() };
+    bare.make_wheels()?;
+    let mut client = server.client()?;
+    let mut sandbox = client.create_sized("8", "4Gi", &json!({}))?;
+    client.resolve(&mut sandbox)?;
+    client.run(&sandbox, &json!([PYTHON, "-c", WHEELS, "/root/wheels"]))?;
+    let (mut outside, mut inside) = (Samples::default(), Samples::default());
+    for run in 0..=rounds.long {
+        let host = bare.install()?;
+        let argv = arguments("/root/wheels", &format!("/root/installed{run}"));
+        let began = Instant::now();
+        client.run(&sandbox, &json!(argv))?;
+        if run > 0 {
+            outside.push(host);
+            inside.push(began.elapsed());
+        }
+    }
+    client.delete(&sandbox)?;
+    report.time("pip install of 12 wheels on the bare host", outside.summary());
+    report.time("pip install of 12 wheels inside", inside.summary());
+    let ratio = outside.summary().p50 / inside.summary().p50;
+    report.at_least("pip install of wheels inside", ratio, 0.95, "of the speed on the bare host");
+    Ok(())
+}
+
+struct Bare<'a> {
+    directory: &'a Path,
+}
+
+impl Bare<'_> {
+    fn make_wheels(&self) -> Result<()> {
+        let made = Command::new(PYTHON).args(["-c", WHEELS]).arg(self.directory.join("wheels")).status();
+        ensure!(made.context("could not start python")?.success(), "the wheels could not be made");
+        Ok(())
+    }
+
+    fn install(&self) -> Result<Duration> {
+        let target = self.directory.join("installed");
+        let (wheels, into) = (self.directory.join("wheels"), target.display().to_string());
+        let argv = arguments(&wheels.display().to_string(), &into);
+        let began = Instant::now();
+        let installed = runs(Command::new(&argv[0]).args(&argv[1..]).env("HOME", self.directory));
+        let time = began.elapsed();
+        ensure!(installed, "pip failed on the bare host");
+        std::fs::remove_dir_all(&target).context("could not remove what pip installed")?;
+        Ok(time)
+    }
+}
+
+fn arguments(wheels: &str, target: &str) -> Vec<String> {
+    let names = (0..12).map(|number| format!("wheel{number}"));
+    let options = [
+        PYTHON,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-index",
+        "--no-cache-dir",
+        "--disable-pip-version-check",
+        "--root-user-action=ignore",
+        "--find-links",
+        wheels,
+        "--target",
+        target,
+    ];
+    options.into_iter().map(str::to_owned).chain(names).collect()
+}
+
+fn runs(command: &mut Command) -> bool {
+    let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    quiet.status().is_ok_and(|status| status.success())
+}

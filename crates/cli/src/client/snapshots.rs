@@ -1,0 +1,82 @@
+//! Snapshots of the server.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::http as web;
+use super::lifecycle::{Pagination, SandboxInfo, Server, Status};
+
+/// A snapshot as the server describes it. Unknown fields are kept for `--json`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct SnapshotInfo {
+    pub id: String,
+    pub sandbox_id: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    pub status: Status,
+    pub created_at: String,
+    #[serde(flatten)]
+    pub rest: BTreeMap<String, serde_json::Value>,
+}
+
+#[derive(Deserialize)]
+struct Page {
+    items: Vec<SnapshotInfo>,
+    pagination: Pagination,
+}
+
+impl SnapshotInfo {
+    /// What the server says about its state.
+    pub(crate) fn message(&self) -> &str {
+        self.status.rest.get("message").and_then(|message| message.as_str()).unwrap_or_default()
+    }
+}
+
+impl Server {
+    pub(crate) async fn sandbox(&self, id: &str) -> Result<SandboxInfo> {
+        web::json(self.api().get(&format!("/sandboxes/{id}")).await?).await
+    }
+
+    /// Begins a snapshot; it is ready a moment later.
+    pub(crate) async fn take_snapshot(&self, sandbox: &str, name: Option<&str>) -> Result<SnapshotInfo> {
+        let wish = name.map_or(json!({}), |name| json!({ "name": name }));
+        web::json(self.api().post_json(&format!("/sandboxes/{sandbox}/snapshots"), &wish).await?).await
+    }
+
+    pub(crate) async fn snapshot(&self, id: &str) -> Result<SnapshotInfo> {
+        web::json(self.api().get(&format!("/snapshots/{id}")).await?).await
+    }
+
+    /// All snapshots, or those of one sandbox, newest first.
+    pub(crate) async fn snapshots(&self, sandbox: Option<&str>) -> Result<Vec<SnapshotInfo>> {
+        let mut found = Vec::new();
+        for page in 1u32.. {
+            let number = page.to_string();
+            let mut pairs = vec![("page", number.as_str()), ("pageSize", "200")];
+            pairs.extend(sandbox.map(|id| ("sandboxId", id)));
+            let answer = self.api().get(&format!("/snapshots{}", web::query(&pairs))).await?;
+            let page: Page = web::json(answer).await?;
+            // An empty page ends the walk whatever the server claims, so it always ends.
+            let last = !page.pagination.has_next_page || page.items.is_empty();
+            found.extend(page.items);
+            if last {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Says whether there was such a snapshot.
+    pub(crate) async fn delete_snapshot(&self, id: &str) -> Result<bool> {
+        match self.api().delete(&format!("/snapshots/{id}")).await {
+            Ok(()) => Ok(true),
+            Err(error) if super::refused_with(&error, StatusCode::NOT_FOUND) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}

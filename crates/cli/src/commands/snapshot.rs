@@ -1,0 +1,138 @@
+//! `snapshot create`, `ls`, `inspect`, `rm`, and `fork`.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Result, anyhow, bail};
+use serde_json::json;
+
+use crate::args::{ForkArgs, SnapshotCommand};
+use crate::client::{NewSandbox, Server, SnapshotInfo};
+use crate::output::{Printer, WithHint};
+
+/// How often the server is asked whether a snapshot is ready: its API tells it to nobody.
+const LOOK: Duration = Duration::from_millis(20);
+
+pub(crate) async fn snapshot(
+    server: &Server,
+    command: SnapshotCommand,
+    printer: &Printer,
+) -> Result<ExitCode> {
+    match command {
+        SnapshotCommand::Create { id, name } => {
+            let ready = take(server, id.as_str(), name.as_deref(), printer).await?;
+            if printer.json() { printer.value(&ready)? } else { printer.line(&ready.id)? }
+        }
+        SnapshotCommand::Ls { sandbox } => {
+            let found = server.snapshots(sandbox.as_ref().map(|id| id.as_str())).await?;
+            let rows = found.iter().map(row).collect();
+            printer.list(&found, &["id", "sandbox", "name", "state", "created"], rows)?;
+        }
+        SnapshotCommand::Inspect { id } => inspect(server, id.as_str(), printer).await?,
+        SnapshotCommand::Rm { ids } => {
+            let ids: Vec<&str> = ids.iter().map(|id| id.as_str()).collect();
+            remove(server, &ids, printer).await?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn row(snapshot: &SnapshotInfo) -> Vec<String> {
+    vec![
+        snapshot.id.clone(),
+        snapshot.sandbox_id.clone(),
+        snapshot.name.clone().unwrap_or_default(),
+        snapshot.status.state.clone(),
+        snapshot.created_at.clone(),
+    ]
+}
+
+async fn inspect(server: &Server, id: &str, printer: &Printer) -> Result<()> {
+    let found = server.snapshot(id).await?;
+    if printer.json() {
+        return printer.value(&found);
+    }
+    printer.line(format!("{} of sandbox {}", found.id, found.sandbox_id))?;
+    if let Some(name) = &found.name {
+        printer.line(format!("name     {name}"))?;
+    }
+    printer.line(format!("created  {}", found.created_at))?;
+    printer.line(format!("state    {}  {}", found.status.state, found.message()).trim_end())
+}
+
+/// Takes a snapshot and waits until it is ready.
+async fn take(server: &Server, sandbox: &str, name: Option<&str>, printer: &Printer) -> Result<SnapshotInfo> {
+    let mut snapshot = server.take_snapshot(sandbox, name).await?;
+    let mut progress = printer.progress("taking a snapshot");
+    while snapshot.status.state == "Creating" {
+        progress.say(snapshot.message());
+        tokio::time::sleep(LOOK).await;
+        snapshot = server.snapshot(&snapshot.id).await?;
+    }
+    drop(progress);
+    if snapshot.status.state != "Ready" {
+        bail!("snapshot `{}` is {}: {}", snapshot.id, snapshot.status.state, snapshot.message());
+    }
+    Ok(snapshot)
+}
+
+/// Removes all that are there; one that is missing is an error in the end.
+async fn remove(server: &Server, ids: &[&str], printer: &Printer) -> Result<()> {
+    let (mut removed, mut missing) = (Vec::new(), Vec::new());
+    for id in ids {
+        let list = if server.delete_snapshot(id).await? { &mut removed } else { &mut missing };
+        list.push(*id);
+    }
+    if printer.json() {
+        printer.value(&json!({ "removed": removed, "missing": missing }))?;
+    } else {
+        removed.iter().try_for_each(|id| printer.line(id))?;
+    }
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(anyhow!("there is no such snapshot as `{}`", missing.join("`, `")))
+        .hint("`coracle snapshot ls` lists the snapshots")
+}
+
+/// Makes sandboxes with the files of another. The snapshot in between goes in any case.
+pub(crate) async fn fork(server: &Server, args: ForkArgs, printer: &Printer) -> Result<ExitCode> {
+    let source = server.sandbox(args.id.as_str()).await?;
+    let labels = source.rest.get("metadata").cloned().unwrap_or_default();
+    let mut labels: BTreeMap<String, String> = serde_json::from_value(labels).unwrap_or_default();
+    labels.extend(args.labels);
+    let snapshot = take(server, args.id.as_str(), None, printer).await?;
+    let wish = NewSandbox {
+        snapshot: Some(snapshot.id.clone()),
+        timeout: args.timeout,
+        memory: args.limits.memory,
+        cpus: args.limits.cpus,
+        pids: args.limits.pids,
+        disk: args.limits.disk,
+        env: args.env.into_iter().collect(),
+        labels,
+        ..NewSandbox::default()
+    };
+    let forked = make(server, &wish, args.count, printer).await;
+    let dropped = server.delete_snapshot(&snapshot.id).await;
+    forked?;
+    dropped?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Makes so many, and tells of each as soon as it exists.
+async fn make(server: &Server, wish: &NewSandbox, count: u32, printer: &Printer) -> Result<()> {
+    let mut progress = printer.progress("forking");
+    let mut made = Vec::new();
+    for number in 1..=count {
+        let sandbox = server.create(wish).await?;
+        if !printer.json() {
+            printer.line(&sandbox.id)?;
+        }
+        made.push(sandbox);
+        progress.say(&format!("{number} of {count}"));
+    }
+    drop(progress);
+    if printer.json() { printer.value(&made) } else { Ok(()) }
+}

@@ -1,0 +1,118 @@
+//! The settings of the section `[network]`.
+
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use anyhow::{Result, anyhow, bail};
+use backend_local::network::{NetworkSettings, Prefix, Wish};
+
+use super::raw::RawNetwork;
+use super::wrong;
+use crate::output::WithHint;
+
+/// Fewer addresses than this are not worth a range; more than a million are somebody's mistake.
+const SIZES: std::ops::RangeInclusive<u8> = 12..=26;
+
+/// Turns what was written into what holds.
+pub(super) fn check(raw: RawNetwork) -> Result<NetworkSettings> {
+    let usual = NetworkSettings::default();
+    let settings = NetworkSettings {
+        default: match raw.default.as_deref() {
+            None | Some("auto") => Wish::Auto,
+            Some("on") => Wish::On,
+            Some("off") => Wish::Off,
+            Some(other) => bail!("`network.default` is `{other}`, none of `auto`, `on` and `off`"),
+        },
+        range: raw.range.map(|text| one("range", &text)).transpose()?,
+        range6: raw.range6.map_or(Ok(usual.range6), |text| one("range6", &text))?,
+        resolvers: list("resolvers", raw.resolvers)?.unwrap_or_default(),
+        allow: list("allow", raw.allow)?.unwrap_or_default(),
+        deny: list("deny", raw.deny)?.unwrap_or(usual.deny),
+    };
+    check_ranges(&settings)?;
+    check_loopback(&settings)?;
+    Ok(settings)
+}
+
+fn check_ranges(settings: &NetworkSettings) -> Result<()> {
+    if let Some(range) = settings.range
+        && !(range.address.is_ipv4() && SIZES.contains(&range.bits))
+    {
+        return Err(anyhow!("`network.range` is `{range}`, not a range of IPv4 from /12 to /26"))
+            .hint("a private one, such as `10.214.0.0/16`");
+    }
+    let range6: Prefix = settings.range6;
+    if !range6.address.is_ipv6() || range6.bits > 96 {
+        return Err(anyhow!("`network.range6` is `{range6}`, not a range of IPv6 of /96 or wider"))
+            .hint("a private one that begins with `fd`, and /64");
+    }
+    Ok(())
+}
+
+/// Packets cannot be sent from a link to the loopback, so neither can be promised.
+fn check_loopback(settings: &NetworkSettings) -> Result<()> {
+    let resolvers = settings.resolvers.iter().map(|address| ("resolvers", *address));
+    let allowed = settings.allow.iter().map(|target| ("allow", target.prefix.address));
+    let mut named: Vec<(&str, IpAddr)> = resolvers.chain(allowed).collect();
+    named.retain(|(_, address)| address.is_loopback());
+    let Some((setting, address)) = named.first() else { return Ok(()) };
+    Err(anyhow!("`network.{setting}` names `{address}`, and no sandbox can reach a loopback"))
+        .hint("let the service listen on another address of this host too, and name that one")
+}
+
+fn one<T: FromStr<Err: std::fmt::Display>>(setting: &str, text: &str) -> Result<T> {
+    text.parse().map_err(|error| wrong(&format!("network.{setting}"), text, error))
+}
+
+fn list<T: FromStr<Err: std::fmt::Display>>(
+    setting: &str,
+    texts: Option<Vec<String>>,
+) -> Result<Option<Vec<T>>> {
+    texts.map(|texts| texts.iter().map(|text| one(setting, text)).collect()).transpose()
+}
+
+#[cfg(test)]
+mod tests {
+    use backend_local::network::Target;
+
+    use super::*;
+
+    fn read(text: &str) -> Result<NetworkSettings> {
+        check(toml::from_str(text).expect("the types are right"))
+    }
+
+    #[test]
+    fn nothing_written_is_auto_without_the_private_networks() {
+        let settings = read("").expect("it is right");
+        assert_eq!(settings.default, Wish::Auto);
+        assert!(settings.deny.contains(&"10.0.0.0/8".parse().expect("a range")));
+        assert_eq!((settings.allow.len(), settings.range), (0, None));
+    }
+
+    #[test]
+    fn what_is_written_holds() {
+        let settings = read(
+            "default = \"off\"\nrange = \"10.9.0.0/16\"\nallow = [\"10.1.2.3:5432\"]\nresolvers = [\"9.9.9.9\"]\ndeny = []",
+        );
+        let settings = settings.expect("it is right");
+        assert_eq!((settings.default, settings.deny.len()), (Wish::Off, 0));
+        assert_eq!(settings.allow, ["10.1.2.3:5432".parse::<Target>().expect("a target")]);
+    }
+
+    #[test]
+    fn what_cannot_hold_is_refused_by_name() {
+        for (text, setting) in [
+            ("default = \"filtered\"", "network.default"),
+            ("range = \"10.0.0.0/8\"", "network.range"),
+            ("range = \"fd00::/64\"", "network.range"),
+            ("range6 = \"10.0.0.0/16\"", "network.range6"),
+            ("resolvers = [\"localhost\"]", "network.resolvers"),
+            ("resolvers = [\"127.0.0.53\"]", "network.resolvers"),
+            ("allow = [\"127.0.0.1:80\"]", "network.allow"),
+            ("deny = [\"x\"]", "network.deny"),
+        ] {
+            let error = read(text).expect_err(text).to_string();
+            assert!(error.contains(&format!("`{setting}`")), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! What was kept of a sandbox's files at one moment, to make other sandboxes of.
+
+use std::fmt;
+use std::time::SystemTime;
+
+use crate::quantity::Bytes;
+use crate::sandbox::{Owner, SandboxId};
+
+/// The name of one snapshot, minted by us: a UUID of version 4 in lower case.
+///
+/// It becomes part of paths and of names of subvolumes, so nothing else is ever accepted.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SnapshotId(String);
+
+/// The text is not a snapshot id.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a snapshot id is a UUID in lower case")]
+pub struct NotASnapshotId;
+
+/// The files of a sandbox at one moment. It outlives the sandbox.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    pub id: SnapshotId,
+    pub owner: Owner,
+    /// The sandbox it was taken of, which may be gone.
+    pub sandbox: SandboxId,
+    pub name: Option<String>,
+    pub state: SnapshotState,
+    pub created: SystemTime,
+    /// The image that its files lie on, after aliases.
+    pub image: String,
+    /// What it holds above the image. Known when it is ready.
+    pub size: Bytes,
+    /// How large the disk of the sandbox was, and of those made from it unless they name another.
+    pub disk: Bytes,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SnapshotState {
+    /// It is being taken; the words say how far it has come, if that is known.
+    Creating(Option<String>),
+    Ready,
+    /// It was not taken, and why.
+    Failed(String),
+    Deleting,
+}
+
+impl SnapshotId {
+    const LENGTH: usize = 36;
+    const HYPHENS: [usize; 4] = [8, 13, 18, 23];
+
+    /// Mints an id from random bytes, of which 122 bits are kept.
+    pub fn from_entropy(mut entropy: [u8; 16]) -> Self {
+        entropy[6] = entropy[6] & 0x0f | 0x40;
+        entropy[8] = entropy[8] & 0x3f | 0x80;
+        let mut text = String::with_capacity(Self::LENGTH);
+        for byte in entropy {
+            if Self::HYPHENS.contains(&text.len()) {
+                text.push('-');
+            }
+            text.push_str(&format!("{byte:02x}"));
+        }
+        Self(text)
+    }
+
+    pub fn parse(text: &str) -> Result<Self, NotASnapshotId> {
+        let fits = |(place, byte): (usize, u8)| match Self::HYPHENS.contains(&place) {
+            true => byte == b'-',
+            false => byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte),
+        };
+        let plain = text.len() == Self::LENGTH && text.bytes().enumerate().all(fits);
+        if plain { Ok(Self(text.to_owned())) } else { Err(NotASnapshotId) }
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for SnapshotId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl SnapshotState {
+    /// The word for logs and messages.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Creating(_) => "being created",
+            Self::Ready => "ready",
+            Self::Failed(_) => "failed",
+            Self::Deleting => "being deleted",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_minted_id_is_a_uuid_of_version_four_and_parses() {
+        let id = SnapshotId::from_entropy([0xff; 16]);
+        assert_eq!(id.as_str(), "ffffffff-ffff-4fff-bfff-ffffffffffff");
+        for byte in [0, 7, 200, 255] {
+            let id = SnapshotId::from_entropy([byte; 16]);
+            assert_eq!(SnapshotId::parse(id.as_str()), Ok(id));
+        }
+    }
+
+    #[test]
+    fn nothing_that_could_be_a_path_parses() {
+        for text in [
+            "",
+            "../../../../../../../../../etc/passw",
+            "ffffffff-ffff-4fff-bfff-ffffffffffff\n",
+            "FFFFFFFF-FFFF-4FFF-BFFF-FFFFFFFFFFFF",
+            "ffffffffffffff4fffffbffff-fffffffffff",
+            "-fffffff-ffff-4fff-bfff-ffffffffffff",
+        ] {
+            assert_eq!(SnapshotId::parse(text), Err(NotASnapshotId), "{text}");
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Snapshots: take, look, list, delete. Making a sandbox from one is a create.
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::{FromRequestParts, State};
+use domain::{Owner, Snapshot, SnapshotId, SnapshotState};
+use http::request::Parts;
+use http::{StatusCode, Uri, header};
+use serde::{Deserialize, Serialize};
+use service::{Outcome, SnapshotFilter};
+
+use super::Front;
+use super::access::{Addressed, Caller, param, parse_json, read_body};
+use super::problem::Problem;
+use super::query::{self, Query};
+use super::types::{Pagination, rfc3339};
+
+/// The caller and the snapshot that the path names.
+pub(super) struct Named {
+    owner: Owner,
+    id: SnapshotId,
+}
+
+impl FromRequestParts<Front> for Named {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, front: &Front) -> Result<Self, Problem> {
+        let Caller(owner) = Caller::from_request_parts(parts, front).await?;
+        let id = param(parts, "id").await;
+        let id = SnapshotId::parse(&id).ok().ok_or_else(|| Problem::no_snapshot(&id))?;
+        Ok(Self { owner, id })
+    }
+}
+
+#[derive(Default, Deserialize)]
+struct CreateSnapshot {
+    name: Option<String>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct SnapshotBody {
+    id: String,
+    sandbox_id: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    status: Status,
+    created_at: String,
+}
+
+#[derive(Serialize)]
+struct Status {
+    state: &'static str,
+    reason: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<String>,
+}
+
+#[derive(Serialize)]
+pub(super) struct SnapshotList {
+    items: Vec<SnapshotBody>,
+    pagination: Pagination,
+}
+
+impl SnapshotBody {
+    fn of(snapshot: &Snapshot) -> Self {
+        let (reason, message) = match &snapshot.state {
+            SnapshotState::Creating(progress) => ("snapshot_accepted", progress.clone()),
+            SnapshotState::Ready => {
+                ("snapshot_ready", Some(format!("{} above the image `{}`", snapshot.size, snapshot.image)))
+            }
+            SnapshotState::Failed(why) => ("snapshot_capture_failed", Some(why.clone())),
+            SnapshotState::Deleting => ("snapshot_deleting", None),
+        };
+        Self {
+            id: snapshot.id.to_string(),
+            sandbox_id: snapshot.sandbox.to_string(),
+            name: snapshot.name.clone(),
+            status: Status { state: state(&snapshot.state), reason, message },
+            created_at: rfc3339(snapshot.created),
+        }
+    }
+}
+
+/// The state's name in this API.
+fn state(state: &SnapshotState) -> &'static str {
+    match state {
+        SnapshotState::Creating(_) => "Creating",
+        SnapshotState::Ready => "Ready",
+        SnapshotState::Failed(_) => "Failed",
+        SnapshotState::Deleting => "Deleting",
+    }
+}
+
+/// `POST /sandboxes/{id}/snapshots`: accepted now, ready a moment later.
+pub(super) async fn create(
+    State(front): State<Front>,
+    at: Addressed,
+    body: Body,
+) -> Result<(StatusCode, [(header::HeaderName, String); 1], Json<SnapshotBody>), Problem> {
+    let bytes = read_body(body, front.settings.json_body_limit).await?;
+    let wish = if bytes.is_empty() { CreateSnapshot::default() } else { parse_json(&bytes)? };
+    let taken = front.service.take_snapshot(&at.owner, &at.id, wish.name).await;
+    let snapshot = taken.map_err(|error| {
+        let problem = Problem::from(error);
+        // The reference has one word for what it cannot do at all.
+        match problem.code {
+            "SANDBOX::API_NOT_SUPPORTED" => {
+                Problem { status: StatusCode::CONFLICT, code: "SNAPSHOT::UNSUPPORTED_RUNTIME", ..problem }
+            }
+            _ => problem,
+        }
+    })?;
+    let location = format!("/v1/snapshots/{}", snapshot.id);
+    Ok((StatusCode::ACCEPTED, [(header::LOCATION, location)], Json(SnapshotBody::of(&snapshot))))
+}
+
+/// `GET /snapshots`
+pub(super) async fn list(
+    State(front): State<Front>,
+    Caller(owner): Caller,
+    uri: Uri,
+) -> Result<Json<SnapshotList>, Problem> {
+    let query = Query::of(&uri);
+    let (page, page_size) = query::page(&query)?;
+    let given = |name: &str| query.first(name).filter(|text| !text.is_empty());
+    let states = query.all("state");
+    let shows = |one: &SnapshotState| {
+        states.is_empty() || states.iter().any(|wanted| wanted.eq_ignore_ascii_case(state(one)))
+    };
+    let found = front.service.snapshots(
+        &owner,
+        &SnapshotFilter {
+            sandbox: given("sandboxId"),
+            name: given("name"),
+            state: &shows,
+            offset: (page - 1).saturating_mul(page_size),
+            limit: page_size,
+        },
+    );
+    let items = found.items.iter().map(SnapshotBody::of).collect();
+    Ok(Json(SnapshotList { items, pagination: Pagination::of(page, page_size, found.total) }))
+}
+
+/// `GET /snapshots/{id}`
+pub(super) async fn get(State(front): State<Front>, at: Named) -> Result<Json<SnapshotBody>, Problem> {
+    let snapshot = front.service.snapshot(&at.owner, &at.id)?;
+    Ok(Json(SnapshotBody::of(&snapshot)))
+}
+
+/// `DELETE /snapshots/{id}`: answers when it is gone.
+pub(super) async fn delete(State(front): State<Front>, at: Named) -> Result<StatusCode, Problem> {
+    match front.service.delete_snapshot(&at.owner, &at.id).await? {
+        Outcome::Done | Outcome::AlreadySo => Ok(StatusCode::NO_CONTENT),
+    }
+}

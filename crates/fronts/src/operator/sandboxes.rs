@@ -1,0 +1,103 @@
+//! What sandboxes are made of and what really holds for them.
+
+use std::collections::BTreeMap;
+
+use axum::Json;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use domain::SandboxId;
+use serde::Serialize;
+use serde_json::json;
+use service::{ErrorKind, Sandbox, ServiceError, Usage};
+
+use super::Front;
+use super::access::Scope;
+use crate::answer;
+
+/// `GET /coracle/v1/sandboxes`: every sandbox that the caller may see, the newest first, with what
+/// it uses now.
+pub(super) async fn list(State(front): State<Front>, Scope(whose): Scope) -> Response {
+    let found = front.service.survey(whose.as_ref()).await;
+    let reports: Vec<Report> = found.iter().map(|(sandbox, usage)| Report::of(sandbox, *usage)).collect();
+    Json(json!({ "sandboxes": reports })).into_response()
+}
+
+/// `GET /coracle/v1/sandboxes/{id}`: one of them.
+pub(super) async fn inspect(
+    State(front): State<Front>,
+    Scope(whose): Scope,
+    id: Result<Path<String>, PathRejection>,
+) -> Response {
+    let Some(id) = id_of(id) else { return not_found() };
+    match front.service.inspect(whose.as_ref(), &id).await {
+        Ok((sandbox, usage)) => Json(Report::of(&sandbox, usage)).into_response(),
+        Err(error) => refuse(&error),
+    }
+}
+
+/// The id in a path, if it can be one.
+pub(super) fn id_of(id: Result<Path<String>, PathRejection>) -> Option<SandboxId> {
+    SandboxId::parse(&id.ok()?.0).ok()
+}
+
+pub(super) fn not_found() -> Response {
+    answer::error(StatusCode::NOT_FOUND, "SANDBOX_NOT_FOUND", "there is no such sandbox")
+}
+
+pub(super) fn refuse(error: &ServiceError) -> Response {
+    match error.kind() {
+        ErrorKind::NotFound => not_found(),
+        _ => answer::error(StatusCode::INTERNAL_SERVER_ERROR, "INTERNAL", &error.to_string()),
+    }
+}
+
+#[derive(Serialize)]
+struct Report {
+    id: String,
+    owner: String,
+    origin: String,
+    phase: &'static str,
+    image: Image,
+    #[serde(rename = "inForce")]
+    in_force: BTreeMap<String, String>,
+    weaker: Vec<String>,
+    usage: BTreeMap<&'static str, u64>,
+}
+
+#[derive(Serialize)]
+struct Image {
+    requested: String,
+    used: String,
+}
+
+impl Report {
+    fn of(sandbox: &Sandbox, usage: Option<Usage>) -> Self {
+        Self {
+            id: sandbox.id.to_string(),
+            owner: sandbox.owner.as_str().to_owned(),
+            origin: sandbox.origin.clone(),
+            phase: sandbox.phase.name(),
+            image: Image { requested: sandbox.spec.image.clone(), used: sandbox.in_force.image.clone() },
+            in_force: sandbox.in_force.measures.iter().cloned().collect(),
+            weaker: sandbox.in_force.weaker.clone(),
+            usage: usage.map(amounts).unwrap_or_default(),
+        }
+    }
+}
+
+/// What is measured, by name; what is not is left out.
+pub(super) fn amounts(usage: Usage) -> BTreeMap<&'static str, u64> {
+    let all = [
+        ("memoryBytes", usage.memory.map(|bytes| bytes.0)),
+        ("memoryLimitBytes", usage.memory_limit.map(|bytes| bytes.0)),
+        ("cpuMicros", usage.cpu_micros),
+        ("cpuLimitMillis", usage.cpu_limit.map(u64::from)),
+        ("pids", usage.pids),
+        ("diskBytes", usage.disk.map(|bytes| bytes.0)),
+        ("diskLimitBytes", usage.disk_limit.map(|bytes| bytes.0)),
+        ("oomKills", usage.oom_kills),
+    ];
+    all.into_iter().filter_map(|(name, amount)| Some((name, amount?))).collect()
+}

@@ -1,0 +1,168 @@
+//! Talking to the kernel about links, routes and packet filters. See netlink(7).
+//!
+//! A socket belongs to the net namespace in which it was opened, for good; so the configuration
+//! of another namespace takes one visit there. Everything is synchronous: a request is answered
+//! when the kernel has done it. `route` knows links, addresses and routes, `filter` knows
+//! nftables.
+
+pub mod filter;
+mod message;
+pub mod route;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, socket_with};
+
+use message::{Message, attributes, messages};
+
+/// The kernel answers at once; whoever waits longer waits for nothing.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The kernel cuts what it dumps into parts no longer than this.
+const LONGEST: usize = 64 << 10;
+
+const ERROR: u16 = 2;
+const DONE: u16 = 3;
+
+/// Flags of a request.
+const REQUEST: u16 = 1;
+const MULTIPART: u16 = 2;
+const ACKNOWLEDGE: u16 = 4;
+const DUMP: u16 = 0x300;
+const EXCLUSIVE: u16 = 0x200;
+const CREATE: u16 = 0x400;
+
+/// A connection to one family of the kernel's netlink interfaces.
+#[derive(Debug)]
+struct Socket {
+    fd: OwnedFd,
+    sequence: u32,
+    buffer: Vec<u8>,
+}
+
+/// Which family.
+#[derive(Clone, Copy, Debug)]
+enum Family {
+    Route,
+    Netfilter,
+}
+
+impl Socket {
+    fn open(family: Family) -> io::Result<Self> {
+        let protocol = match family {
+            Family::Route => None,
+            Family::Netfilter => Some(netlink::NETFILTER),
+        };
+        let fd = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
+        set_socket_timeout(&fd, Timeout::Recv, Some(PATIENCE))?;
+        Ok(Self { fd, sequence: 0, buffer: vec![0; LONGEST] })
+    }
+
+    /// Has all of them done, in one system call; answers with the first that failed.
+    fn request(&mut self, requests: Vec<Message>) -> io::Result<()> {
+        let first = self.sequence + 1;
+        let mut bytes = Vec::new();
+        for request in requests {
+            self.sequence += 1;
+            bytes.extend(request.finish(REQUEST | ACKNOWLEDGE, self.sequence));
+        }
+        self.send(&bytes)?;
+        let mut outcome = Ok(());
+        let mut owed = self.sequence + 1 - first;
+        while owed > 0 {
+            let (sequence, answer) = self.acknowledgement()?;
+            if sequence >= first {
+                owed -= 1;
+                outcome = outcome.and(answer);
+            }
+        }
+        outcome
+    }
+
+    /// Sends messages of which only the last is to be acknowledged: a transaction, that happens
+    /// as a whole or not at all.
+    fn transact(&mut self, parts: Vec<(Message, u16)>) -> io::Result<()> {
+        let first = self.sequence + 1;
+        let mut bytes = Vec::new();
+        let mut last = first;
+        for (part, flags) in parts {
+            self.sequence += 1;
+            if flags & ACKNOWLEDGE != 0 {
+                last = self.sequence;
+            }
+            bytes.extend(part.finish(REQUEST | flags, self.sequence));
+        }
+        self.send(&bytes)?;
+        loop {
+            let (sequence, answer) = self.acknowledgement()?;
+            if sequence < first {
+                continue;
+            }
+            answer?;
+            if sequence == last {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Asks for a list, and shows each entry's type and body.
+    fn dump(&mut self, request: Message, mut show: impl FnMut(u16, &[u8])) -> io::Result<()> {
+        self.sequence += 1;
+        let sequence = self.sequence;
+        self.send(&request.finish(REQUEST | DUMP, sequence))?;
+        loop {
+            let length = self.receive()?;
+            for part in messages(&self.buffer[..length]).filter(|part| part.sequence == sequence) {
+                match part.kind {
+                    ERROR => return part.outcome(),
+                    DONE => return Ok(()),
+                    kind => show(kind, part.body),
+                }
+            }
+        }
+    }
+
+    /// Asks for one thing, and shows its body.
+    fn look(&mut self, request: Message, mut show: impl FnMut(&[u8])) -> io::Result<()> {
+        self.sequence += 1;
+        let sequence = self.sequence;
+        self.send(&request.finish(REQUEST, sequence))?;
+        loop {
+            let length = self.receive()?;
+            for part in messages(&self.buffer[..length]).filter(|part| part.sequence == sequence) {
+                if part.kind == ERROR {
+                    return part.outcome();
+                }
+                show(part.body);
+                if part.flags & MULTIPART == 0 {
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    fn acknowledgement(&mut self) -> io::Result<(u32, io::Result<()>)> {
+        loop {
+            let length = self.receive()?;
+            // The kernel sends each acknowledgement as a packet of its own.
+            let told = messages(&self.buffer[..length]).find(|part| part.kind == ERROR);
+            if let Some(told) = told {
+                return Ok((told.sequence, told.outcome()));
+            }
+        }
+    }
+
+    fn send(&self, bytes: &[u8]) -> io::Result<()> {
+        let sent = rustix::net::send(&self.fd, bytes, SendFlags::empty())?;
+        if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+    }
+
+    fn receive(&mut self) -> io::Result<usize> {
+        let flags = RecvFlags::empty();
+        let (read, _) =
+            rustix::io::retry_on_intr(|| rustix::net::recv(&self.fd, &mut self.buffer[..], flags))?;
+        if read == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(read) }
+    }
+}

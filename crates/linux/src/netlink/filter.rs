@@ -1,0 +1,400 @@
+//! Tables of nftables, made and replaced in one transaction each. See nft(8).
+//!
+//! A rule is a list of expressions that the kernel evaluates from left to right: each loads
+//! something into a register, compares it, or decides. The builder has only those that are
+//! needed here, under names that say what a packet must be like for the rule to go on.
+
+use std::io;
+use std::net::IpAddr;
+
+use super::message::{Message, attributes};
+use super::{ACKNOWLEDGE, CREATE, Family, Socket};
+
+const SUBSYSTEM: u16 = 10;
+const NEW_TABLE: u16 = SUBSYSTEM << 8;
+const GET_TABLE: u16 = (SUBSYSTEM << 8) | 1;
+const DELETE_TABLE: u16 = (SUBSYSTEM << 8) | 2;
+const NEW_CHAIN: u16 = (SUBSYSTEM << 8) | 3;
+const GET_CHAIN: u16 = (SUBSYSTEM << 8) | 4;
+const NEW_RULE: u16 = (SUBSYSTEM << 8) | 6;
+const BEGIN: u16 = 0x10;
+const END: u16 = 0x11;
+
+/// `NFPROTO_*`: both families in one table, and each alone.
+const INET: u8 = 1;
+const V4: u8 = 2;
+const V6: u8 = 10;
+
+const APPEND: u16 = 0x800;
+const REGISTER: u32 = 1;
+const VERDICT_REGISTER: u32 = 0;
+
+/// Where in a packet's way a chain stands, and in which order among others there.
+#[derive(Clone, Copy, Debug)]
+pub enum Hook {
+    /// Behind connection tracking, before any address is changed.
+    Arrival,
+    /// Where the destination may be changed.
+    ChangeDestination,
+    Input,
+    Forward,
+    Output,
+    /// Where the source may be changed.
+    ChangeSource,
+}
+
+impl Hook {
+    /// The type, the number of the hook and the priority.
+    fn place(self) -> (&'static str, u32, i32) {
+        match self {
+            Self::Arrival => ("filter", 0, -150),
+            Self::ChangeDestination => ("nat", 0, -100),
+            Self::Input => ("filter", 1, 0),
+            Self::Forward => ("filter", 2, 0),
+            Self::Output => ("filter", 3, 0),
+            Self::ChangeSource => ("nat", 4, 100),
+        }
+    }
+}
+
+/// What connection tracking knows of a packet.
+#[derive(Clone, Copy, Debug)]
+pub enum State {
+    Invalid,
+    /// It belongs to a connection that was let through, or is an error about one.
+    Known,
+}
+
+/// A table that is being written.
+#[derive(Clone, Debug)]
+pub struct Table {
+    name: String,
+    parts: Vec<(Message, u16)>,
+}
+
+impl Table {
+    pub fn new(name: &str) -> Self {
+        Self { name: name.to_owned(), parts: Vec::new() }
+    }
+
+    /// A chain that packets come to at a hook; what no rule decides goes on.
+    pub fn base_chain(&mut self, chain: &str, hook: Hook) {
+        let (kind, number, priority) = hook.place();
+        let message = object(NEW_CHAIN)
+            .text(1, &self.name)
+            .text(3, chain)
+            .nested(4, |hook| hook.big(1, number).big(2, priority.cast_unsigned()))
+            .big(5, 1)
+            .text(7, kind);
+        self.parts.push((message, CREATE));
+    }
+
+    /// A chain that rules lead to.
+    pub fn chain(&mut self, chain: &str) {
+        self.parts.push((object(NEW_CHAIN).text(1, &self.name).text(3, chain), CREATE));
+    }
+
+    pub fn rule(&mut self, chain: &str, rule: &Rule) {
+        let message = object(NEW_RULE).text(1, &self.name).text(2, chain);
+        let message = message.nested(4, |list| {
+            rule.expressions.iter().fold(list, |list, expression| {
+                list.nested(1, |one| {
+                    one.text(1, expression.name).nested(2, |data| data.fixed(&expression.data))
+                })
+            })
+        });
+        self.parts.push((message, CREATE | APPEND));
+    }
+
+    /// Puts the table in the place of what has its name now, at one instant.
+    pub fn install(self) -> io::Result<()> {
+        let name = self.name.clone();
+        let named = |kind| object(kind).text(1, &name);
+        // Made first, so that there is something to delete.
+        let mut parts =
+            vec![(named(NEW_TABLE), CREATE), (named(DELETE_TABLE), 0), (named(NEW_TABLE), CREATE)];
+        parts.extend(self.parts);
+        commit(parts)
+    }
+}
+
+/// Removes a table; one that is not there is no error.
+pub fn remove_table(name: &str) -> io::Result<()> {
+    match commit(vec![(object(DELETE_TABLE).text(1, name), 0)]) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+pub fn table_exists(name: &str) -> io::Result<bool> {
+    let mut socket = Socket::open(Family::Netfilter)?;
+    match socket.look(object(GET_TABLE).text(1, name), |_| {}) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// A chain of somebody that drops every forwarded packet it does not accept itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dropping {
+    pub table: String,
+    pub chain: String,
+}
+
+/// Chains at the place where packets are forwarded whose policy is to drop. Nobody else's rules
+/// can let a packet through that one of these drops.
+pub fn dropping_forward_chains() -> io::Result<Vec<Dropping>> {
+    const FORWARD: u32 = 2;
+    const DROP: u32 = 0;
+    let mut found = Vec::new();
+    let request = Message::new(GET_CHAIN, 0, &[0; 4]);
+    Socket::open(Family::Netfilter)?.dump(request, |_, body| {
+        let text = |wanted| {
+            let value = attributes(body, 4).find(|(kind, _)| *kind == wanted)?.1;
+            Some(String::from_utf8_lossy(value.strip_suffix(&[0]).unwrap_or(value)).into_owned())
+        };
+        let value = |wanted| attributes(body, 4).find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
+        let hook = value(4).and_then(|hook| attributes(hook, 0).find(|(kind, _)| *kind == 1));
+        let forwards = hook.is_some_and(|(_, number)| number == FORWARD.to_be_bytes());
+        let drops = value(5).is_some_and(|policy| policy == DROP.to_be_bytes());
+        if let (true, true, Some(table), Some(chain)) = (forwards, drops, text(1), text(3)) {
+            found.push(Dropping { table, chain });
+        }
+    })?;
+    Ok(found)
+}
+
+/// The fixed part names the family; every object of ours is of both.
+fn object(kind: u16) -> Message {
+    Message::new(kind, 0, &[INET, 0, 0, 0])
+}
+
+fn commit(mut parts: Vec<(Message, u16)>) -> io::Result<()> {
+    let boundary = |kind| {
+        let [high, low] = SUBSYSTEM.to_be_bytes();
+        (Message::new(kind, 0, &[0, 0, high, low]), 0)
+    };
+    if let Some((_, flags)) = parts.last_mut() {
+        *flags |= ACKNOWLEDGE;
+    }
+    parts.insert(0, boundary(BEGIN));
+    parts.push(boundary(END));
+    Socket::open(Family::Netfilter)?.transact(parts)
+}
+
+/// What one rule does to packets.
+#[derive(Clone, Debug, Default)]
+pub struct Rule {
+    expressions: Vec<Expression>,
+}
+
+#[derive(Clone, Debug)]
+struct Expression {
+    name: &'static str,
+    data: Vec<u8>,
+}
+
+impl Rule {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// It came in by a link whose name begins so.
+    pub fn from_link(self, prefix: &str) -> Self {
+        const NAME_IN: u32 = 6;
+        self.meta(NAME_IN).equals(prefix.as_bytes())
+    }
+
+    /// It leaves by a link whose name begins so.
+    pub fn to_link(self, prefix: &str) -> Self {
+        const NAME_OUT: u32 = 7;
+        self.meta(NAME_OUT).equals(prefix.as_bytes())
+    }
+
+    /// It is of this protocol: 6 is TCP, 17 is UDP, 1 and 58 are ICMP.
+    pub fn protocol(self, number: u8) -> Self {
+        const PROTOCOL: u32 = 16;
+        self.meta(PROTOCOL).equals(&[number])
+    }
+
+    pub fn port(self, port: u16) -> Self {
+        const TRANSPORT: u32 = 2;
+        self.payload(TRANSPORT, 2, 2).equals(&port.to_be_bytes())
+    }
+
+    /// It goes to an address that begins with this many bits of `address`.
+    pub fn destination(self, address: IpAddr, bits: u8) -> Self {
+        const FAMILY: u32 = 15;
+        const NETWORK: u32 = 1;
+        let (family, octets, place) = match address {
+            IpAddr::V4(v4) => (V4, v4.octets().to_vec(), 16),
+            IpAddr::V6(v6) => (V6, v6.octets().to_vec(), 24),
+        };
+        let length = u32::try_from(octets.len()).expect("an address is short");
+        let mask = mask(octets.len(), bits);
+        let kept: Vec<u8> = octets.iter().zip(&mask).map(|(byte, mask)| byte & mask).collect();
+        let loaded = self.meta(FAMILY).equals(&[family]).payload(NETWORK, place, length);
+        let masked = if mask.iter().all(|byte| *byte == 0xff) { loaded } else { loaded.masked(&mask) };
+        masked.equals(&kept)
+    }
+
+    pub fn state(self, state: State) -> Self {
+        const STATE: u32 = 0;
+        let bits: u32 = match state {
+            State::Invalid => 1,
+            State::Known => 2 | 4,
+        };
+        self.tracked(STATE).masked(&bits.to_ne_bytes()).differs(&0u32.to_ne_bytes())
+    }
+
+    /// Its destination was changed on the way.
+    pub fn was_redirected(self) -> Self {
+        const STATUS: u32 = 2;
+        const DESTINATION_CHANGED: u32 = 1 << 5;
+        self.tracked(STATUS).masked(&DESTINATION_CHANGED.to_ne_bytes()).differs(&0u32.to_ne_bytes())
+    }
+
+    /// An answer to its source would not leave by the link it came from.
+    pub fn has_foreign_source(self) -> Self {
+        const LINK: u32 = 1;
+        const SOURCE: u32 = 1;
+        const BY_THIS_LINK: u32 = 8;
+        const EXISTS: u32 = 32;
+        self.route(LINK, SOURCE | BY_THIS_LINK | EXISTS).equals(&[0])
+    }
+
+    /// Its destination is no single other machine: an address of this one, all of them, a group.
+    pub fn destination_is_not_elsewhere(self) -> Self {
+        const KIND: u32 = 3;
+        const DESTINATION: u32 = 2;
+        const UNICAST: u32 = 1;
+        self.route(KIND, DESTINATION).differs(&UNICAST.to_ne_bytes())
+    }
+
+    pub fn accept(self) -> Self {
+        self.verdict(1, None)
+    }
+
+    pub fn drop(self) -> Self {
+        self.verdict(0, None)
+    }
+
+    /// Goes on in another chain, and does not come back.
+    pub fn go_to(self, chain: &str) -> Self {
+        self.verdict((-4i32).cast_unsigned(), Some(chain))
+    }
+
+    /// Drops it and tells the sender that it is forbidden.
+    pub fn reject(self) -> Self {
+        const OF_EITHER_FAMILY: u32 = 2;
+        const FORBIDDEN: u8 = 3;
+        let data = fields(|data| data.big(1, OF_EITHER_FAMILY).attribute(2, &[FORBIDDEN]));
+        self.add("reject", data)
+    }
+
+    /// Makes it look as if it came from this machine.
+    pub fn masquerade(self) -> Self {
+        self.add("masq", Vec::new())
+    }
+
+    /// Sends it to another address.
+    pub fn redirect(self, address: IpAddr) -> Self {
+        const DESTINATION: u32 = 1;
+        let (family, octets) = match address {
+            IpAddr::V4(v4) => (V4, v4.octets().to_vec()),
+            IpAddr::V6(v6) => (V6, v6.octets().to_vec()),
+        };
+        let load = fields(|data| data.big(1, REGISTER).nested(2, |value| value.attribute(1, &octets)));
+        let nat = fields(|data| data.big(1, DESTINATION).big(2, family.into()).big(3, REGISTER));
+        self.add("immediate", load).add("nat", nat)
+    }
+
+    fn meta(self, key: u32) -> Self {
+        self.add("meta", fields(|data| data.big(1, REGISTER).big(2, key)))
+    }
+
+    fn tracked(self, key: u32) -> Self {
+        self.add("ct", fields(|data| data.big(1, REGISTER).big(2, key)))
+    }
+
+    fn route(self, result: u32, flags: u32) -> Self {
+        self.add("fib", fields(|data| data.big(1, REGISTER).big(2, result).big(3, flags)))
+    }
+
+    fn payload(self, base: u32, place: u32, length: u32) -> Self {
+        self.add("payload", fields(|data| data.big(1, REGISTER).big(2, base).big(3, place).big(4, length)))
+    }
+
+    fn masked(self, mask: &[u8]) -> Self {
+        let length = u32::try_from(mask.len()).expect("a mask is short");
+        let nothing = vec![0; mask.len()];
+        let data = fields(|data| {
+            data.big(1, REGISTER)
+                .big(2, REGISTER)
+                .big(3, length)
+                .nested(4, |value| value.attribute(1, mask))
+                .nested(5, |value| value.attribute(1, &nothing))
+        });
+        self.add("bitwise", data)
+    }
+
+    fn equals(self, value: &[u8]) -> Self {
+        self.compared(0, value)
+    }
+
+    fn differs(self, value: &[u8]) -> Self {
+        self.compared(1, value)
+    }
+
+    fn compared(self, operator: u32, value: &[u8]) -> Self {
+        let data = fields(|data| {
+            data.big(1, REGISTER).big(2, operator).nested(3, |inner| inner.attribute(1, value))
+        });
+        self.add("cmp", data)
+    }
+
+    fn verdict(self, code: u32, chain: Option<&str>) -> Self {
+        let data = fields(|data| {
+            data.big(1, VERDICT_REGISTER).nested(2, |value| {
+                value.nested(2, |verdict| {
+                    let verdict = verdict.big(1, code);
+                    chain.map_or(verdict.clone(), |chain| verdict.text(2, chain))
+                })
+            })
+        });
+        self.add("immediate", data)
+    }
+
+    fn add(mut self, name: &'static str, data: Vec<u8>) -> Self {
+        self.expressions.push(Expression { name, data });
+        self
+    }
+}
+
+/// Attributes alone, without a message around them.
+fn fields(write: impl FnOnce(Message) -> Message) -> Vec<u8> {
+    let header = Message::new(0, 0, &[]).finish(0, 0).len();
+    write(Message::new(0, 0, &[])).finish(0, 0).split_off(header)
+}
+
+fn mask(length: usize, bits: u8) -> Vec<u8> {
+    let byte = |place: usize| {
+        let kept = usize::from(bits).saturating_sub(place * 8).min(8);
+        u8::try_from(0xff00_u16 >> kept & 0xff).expect("one byte is kept")
+    };
+    (0..length).map(byte).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mask_covers_the_leading_bits() {
+        assert_eq!(mask(4, 12), [0xff, 0xf0, 0, 0]);
+        assert_eq!(mask(4, 0), [0; 4]);
+        assert_eq!(mask(4, 32), [0xff; 4]);
+        assert_eq!(mask(16, 7)[..2], [0xfe, 0]);
+    }
+}

@@ -1,0 +1,169 @@
+//! One netlink message: writing it and taking a received one apart.
+//!
+//! ```text
+//! length u32 │ type u16 │ flags u16 │ sequence u32 │ port u32 │ body │ attributes …
+//! an attribute: length u16 │ type u16 │ value, padded to 4 bytes; the value may be attributes
+//! ```
+
+use std::io;
+
+const HEADER: usize = 16;
+const NESTED: u16 = 1 << 15;
+
+/// A message that is being written.
+#[derive(Clone, Debug)]
+pub(super) struct Message {
+    bytes: Vec<u8>,
+    flags: u16,
+}
+
+impl Message {
+    /// Begins a message with its fixed part.
+    pub(super) fn new(kind: u16, flags: u16, fixed: &[u8]) -> Self {
+        let mut bytes = vec![0; HEADER];
+        bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
+        bytes.extend_from_slice(fixed);
+        let mut message = Self { bytes, flags };
+        message.pad();
+        message
+    }
+
+    pub(super) fn attribute(mut self, kind: u16, value: &[u8]) -> Self {
+        let length = u16::try_from(value.len() + 4).expect("what we send is short");
+        self.bytes.extend_from_slice(&length.to_ne_bytes());
+        self.bytes.extend_from_slice(&kind.to_ne_bytes());
+        self.bytes.extend_from_slice(value);
+        self.pad();
+        self
+    }
+
+    /// A text as the kernel reads it, with its NUL.
+    pub(super) fn text(self, kind: u16, text: &str) -> Self {
+        let mut bytes = text.as_bytes().to_vec();
+        bytes.push(0);
+        self.attribute(kind, &bytes)
+    }
+
+    /// A number in the order of this machine.
+    pub(super) fn number(self, kind: u16, number: u32) -> Self {
+        self.attribute(kind, &number.to_ne_bytes())
+    }
+
+    /// A number in the order of the network, as the packet filter has them.
+    pub(super) fn big(self, kind: u16, number: u32) -> Self {
+        self.attribute(kind, &number.to_be_bytes())
+    }
+
+    /// An attribute that holds attributes.
+    pub(super) fn nested(mut self, kind: u16, write: impl FnOnce(Self) -> Self) -> Self {
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(&[0; 2]);
+        self.bytes.extend_from_slice(&(kind | NESTED).to_ne_bytes());
+        let mut done = write(self);
+        let length = u16::try_from(done.bytes.len() - start).expect("what we send is short");
+        done.bytes[start..start + 2].copy_from_slice(&length.to_ne_bytes());
+        done
+    }
+
+    /// More of a fixed part, within an attribute.
+    pub(super) fn fixed(mut self, fixed: &[u8]) -> Self {
+        self.bytes.extend_from_slice(fixed);
+        self.pad();
+        self
+    }
+
+    pub(super) fn finish(mut self, flags: u16, sequence: u32) -> Vec<u8> {
+        let length = u32::try_from(self.bytes.len()).expect("what we send is short");
+        self.bytes[..4].copy_from_slice(&length.to_ne_bytes());
+        self.bytes[6..8].copy_from_slice(&(flags | self.flags).to_ne_bytes());
+        self.bytes[8..12].copy_from_slice(&sequence.to_ne_bytes());
+        self.bytes
+    }
+
+    fn pad(&mut self) {
+        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+    }
+}
+
+/// A message that was received.
+pub(super) struct Received<'a> {
+    pub(super) kind: u16,
+    pub(super) flags: u16,
+    pub(super) sequence: u32,
+    pub(super) body: &'a [u8],
+}
+
+impl Received<'_> {
+    /// What an acknowledgement says: the number of an error, or zero.
+    pub(super) fn outcome(&self) -> io::Result<()> {
+        match read_u32(self.body, 0).map(u32::cast_signed) {
+            Some(0) => Ok(()),
+            Some(number) => Err(io::Error::from_raw_os_error(number.saturating_neg())),
+            None => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+}
+
+/// The messages in a packet.
+pub(super) fn messages(mut packet: &[u8]) -> impl Iterator<Item = Received<'_>> {
+    std::iter::from_fn(move || {
+        let length = usize::try_from(read_u32(packet, 0)?).ok()?;
+        let body = packet.get(HEADER..length)?;
+        let received = Received {
+            kind: read_u16(packet, 4)?,
+            flags: read_u16(packet, 6)?,
+            sequence: read_u32(packet, 8)?,
+            body,
+        };
+        packet = packet.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some(received)
+    })
+}
+
+/// The attributes behind a fixed part of this length.
+pub(super) fn attributes(body: &[u8], fixed: usize) -> impl Iterator<Item = (u16, &[u8])> {
+    let mut rest = body.get(fixed.next_multiple_of(4)..).unwrap_or_default();
+    std::iter::from_fn(move || {
+        let length = usize::from(read_u16(rest, 0)?);
+        let value = rest.get(4..length)?;
+        let kind = read_u16(rest, 2)? & !NESTED;
+        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, value))
+    })
+}
+
+pub(super) fn read_u16(bytes: &[u8], place: usize) -> Option<u16> {
+    Some(u16::from_ne_bytes(bytes.get(place..place + 2)?.try_into().ok()?))
+}
+
+pub(super) fn read_u32(bytes: &[u8], place: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes.get(place..place + 4)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let message = Message::new(7, 0, &[1, 2, 3, 4])
+            .text(3, "eth0")
+            .nested(5, |inner| inner.number(1, 9).attribute(2, &[8]))
+            .finish(1, 42);
+        let received: Vec<Received<'_>> = messages(&message).collect();
+        let [only] = received.as_slice() else { panic!("one message") };
+        assert_eq!((only.kind, only.flags, only.sequence), (7, 1, 42));
+        let found: Vec<(u16, &[u8])> = attributes(only.body, 4).collect();
+        assert_eq!(found[0], (3, &b"eth0\0"[..]));
+        let inner: Vec<(u16, &[u8])> = attributes(found[1].1, 0).collect();
+        assert_eq!(inner, [(1, &9u32.to_ne_bytes()[..]), (2, &[8][..])]);
+    }
+
+    #[test]
+    fn a_torn_packet_ends_without_a_message() {
+        let message = Message::new(7, 0, &[]).text(3, "eth0").finish(1, 42);
+        assert_eq!(messages(&message[..message.len() - 5]).count(), 0);
+        assert_eq!(messages(&[0; 16]).count(), 0);
+        assert_eq!(attributes(&[3, 0, 1, 0], 0).count(), 0);
+    }
+}

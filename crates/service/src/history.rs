@@ -1,0 +1,278 @@
+//! What sandboxes have used: samples of each that lives, and sums per owner and hour.
+//!
+//! A sample is taken every few seconds; what a sandbox used after its last one is added when it
+//! ends. The sums are kept over restarts, except for what was used since the last sample when
+//! everything was killed at once. The samples are not: they are for who looks at what runs.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use backend::Usage;
+use domain::{Owner, SandboxId};
+use futures_util::StreamExt;
+
+use crate::clock::Moment;
+use crate::core::Core;
+
+/// How often a sample is taken.
+const EVERY: Duration = Duration::from_secs(10);
+/// How many samples of a sandbox are remembered: those of an hour.
+const SAMPLES: usize = 360;
+/// How many sandboxes are looked at at once.
+pub(crate) const AT_ONCE: usize = 8;
+const HOUR: Duration = Duration::from_secs(3600);
+/// How many hours are kept: those of 31 days.
+pub(crate) const HOURS: u64 = 31 * 24;
+
+/// What a sandbox used at one moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample {
+    pub time: SystemTime,
+    pub usage: Usage,
+}
+
+/// What an owner's sandboxes used in one hour.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hour {
+    pub owner: Owner,
+    /// Hours since 1970.
+    pub number: u64,
+    pub used: Used,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Used {
+    /// How many sandboxes were made.
+    pub created: u64,
+    /// How long they lived, all together.
+    pub alive_millis: u64,
+    pub cpu_micros: u64,
+    /// Memory times the time it was used.
+    pub memory_byte_seconds: u64,
+}
+
+impl Hour {
+    pub fn start(&self) -> SystemTime {
+        UNIX_EPOCH + HOUR * u32::try_from(self.number).unwrap_or(u32::MAX)
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct History(Mutex<Books>);
+
+#[derive(Default)]
+struct Books {
+    meters: HashMap<SandboxId, Meter>,
+    hours: BTreeMap<(u64, Owner), Used>,
+    /// The hours that differ from what is on disk.
+    changed: Vec<(u64, Owner)>,
+}
+
+/// What one sandbox has used up to now.
+struct Meter {
+    owner: Owner,
+    counted: Moment,
+    /// The processor time that was counted; unknown of one that a former server counted.
+    cpu_micros: Option<u64>,
+    samples: VecDeque<Sample>,
+}
+
+impl History {
+    pub(crate) fn new(hours: Vec<Hour>) -> Self {
+        let hours = hours.into_iter().map(|hour| ((hour.number, hour.owner), hour.used)).collect();
+        Self(Mutex::new(Books { hours, ..Books::default() }))
+    }
+
+    /// Counts a sandbox from now on: one that was just made, or one that was found.
+    pub(crate) fn begin(&self, id: &SandboxId, owner: &Owner, now: Moment, fresh: bool) {
+        let mut books = self.lock();
+        let cpu_micros = fresh.then_some(0);
+        let meter = Meter { owner: owner.clone(), counted: now, cpu_micros, samples: VecDeque::new() };
+        books.meters.insert(id.clone(), meter);
+        if fresh {
+            books.add(owner, now, Used { created: 1, ..Used::default() });
+        }
+    }
+
+    /// Adds what a sandbox used since it was last counted.
+    fn count(&self, id: &SandboxId, now: Moment, usage: Usage) {
+        let mut books = self.lock();
+        let Some(meter) = books.meters.get_mut(id) else { return };
+        let used = meter.advance(now, usage);
+        let owner = meter.owner.clone();
+        if meter.samples.len() >= SAMPLES {
+            meter.samples.pop_front();
+        }
+        meter.samples.push_back(Sample { time: now.wall, usage });
+        books.add(&owner, now, used);
+    }
+
+    /// Adds the rest of what a sandbox used, and forgets it.
+    pub(crate) fn end(&self, id: &SandboxId, now: Moment, last: Usage) {
+        let mut books = self.lock();
+        let Some(mut meter) = books.meters.remove(id) else { return };
+        let used = meter.advance(now, last);
+        books.add(&meter.owner, now, used);
+    }
+
+    /// The samples of one sandbox, the oldest first.
+    pub(crate) fn samples(&self, id: &SandboxId) -> Vec<Sample> {
+        let books = self.lock();
+        books.meters.get(id).map(|meter| meter.samples.iter().copied().collect()).unwrap_or_default()
+    }
+
+    /// The last `count` hours, the newest first: of one owner's, or of all.
+    pub(crate) fn hours(&self, owner: Option<&Owner>, now: SystemTime, count: u64) -> Vec<Hour> {
+        let first = number(now).saturating_sub(count.saturating_sub(1));
+        let books = self.lock();
+        let all = books.hours.range((first, Owner::named(""))..).rev();
+        let wanted = all.filter(|((_, whose), _)| owner.is_none_or(|owner| owner == whose));
+        wanted.map(|((number, owner), used)| hour(*number, owner, *used)).collect()
+    }
+
+    fn metered(&self) -> Vec<SandboxId> {
+        self.lock().meters.keys().cloned().collect()
+    }
+
+    /// The hours that have changed since the last call, and forgets those nobody asks for any more.
+    fn take_changed(&self, now: SystemTime) -> Vec<Hour> {
+        let mut books = self.lock();
+        let oldest = number(now).saturating_sub(HOURS);
+        books.hours.retain(|(number, _), _| *number >= oldest);
+        let changed = std::mem::take(&mut books.changed);
+        let kept = changed.iter().filter_map(|place| Some((place, books.hours.get(place)?)));
+        kept.map(|((number, owner), used)| hour(*number, owner, *used)).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Books> {
+        self.0.lock().expect("nobody panics while adding up")
+    }
+}
+
+impl Books {
+    fn add(&mut self, owner: &Owner, now: Moment, used: Used) {
+        let place = (number(now.wall), owner.clone());
+        let sum = self.hours.entry(place.clone()).or_default();
+        sum.created = sum.created.saturating_add(used.created);
+        sum.alive_millis = sum.alive_millis.saturating_add(used.alive_millis);
+        sum.cpu_micros = sum.cpu_micros.saturating_add(used.cpu_micros);
+        sum.memory_byte_seconds = sum.memory_byte_seconds.saturating_add(used.memory_byte_seconds);
+        if !self.changed.contains(&place) {
+            self.changed.push(place);
+        }
+    }
+}
+
+impl Meter {
+    fn advance(&mut self, now: Moment, usage: Usage) -> Used {
+        let passed = now.boot.saturating_sub(self.counted.boot);
+        self.counted = now;
+        let cpu_micros = usage.cpu_micros.zip(self.cpu_micros).map(|(now, then)| now.saturating_sub(then));
+        self.cpu_micros = usage.cpu_micros.or(self.cpu_micros);
+        let memory = usage.memory.map_or(0, |memory| u128::from(memory.0)) * passed.as_millis() / 1000;
+        Used {
+            created: 0,
+            alive_millis: u64::try_from(passed.as_millis()).unwrap_or(u64::MAX),
+            cpu_micros: cpu_micros.unwrap_or_default(),
+            memory_byte_seconds: u64::try_from(memory).unwrap_or(u64::MAX),
+        }
+    }
+}
+
+fn hour(number: u64, owner: &Owner, used: Used) -> Hour {
+    Hour { owner: owner.clone(), number, used }
+}
+
+fn number(wall: SystemTime) -> u64 {
+    wall.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / HOUR.as_secs())
+}
+
+/// Takes samples until the service stops, and then keeps what is not kept yet.
+pub(crate) async fn keep(core: Arc<Core>) {
+    let mut ticks = tokio::time::interval(EVERY);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        let stopping = tokio::select! {
+            _ = ticks.tick() => false,
+            () = core.stop.cancelled() => true,
+        };
+        if !stopping {
+            sample(&core).await;
+        }
+        let changed = core.history.take_changed(core.clock.now().wall);
+        if !changed.is_empty() {
+            core.store.keep_hours(changed).await;
+        }
+        if stopping {
+            return;
+        }
+    }
+}
+
+/// Counts what every sandbox uses now. One that cannot be asked is counted the next time.
+async fn sample(core: &Core) {
+    let looks = futures_util::stream::iter(core.history.metered());
+    let looks = looks.map(|id| async move { (core.usage_of(&id).await, id) }).buffer_unordered(AT_ONCE);
+    let mut looks = std::pin::pin!(looks.take_until(core.stop.cancelled()));
+    while let Some((usage, id)) = looks.next().await {
+        if let Ok(usage) = usage {
+            core.history.count(&id, core.clock.now(), usage);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use domain::Bytes;
+
+    use super::*;
+
+    fn at(seconds: u64) -> Moment {
+        let span = Duration::from_secs(seconds);
+        Moment { wall: UNIX_EPOCH + HOUR * 100 + span, boot: span }
+    }
+
+    fn using(cpu_micros: u64, memory: u64) -> Usage {
+        Usage { cpu_micros: Some(cpu_micros), memory: Some(Bytes(memory)), ..Usage::default() }
+    }
+
+    #[test]
+    fn what_is_used_is_counted_once_and_to_the_end() {
+        let (history, id) = (History::default(), SandboxId::from_entropy([1; 20]));
+        let owner = Owner::named("a");
+        history.begin(&id, &owner, at(0), true);
+        history.count(&id, at(10), using(500, 1000));
+        history.count(&id, at(20), using(700, 2000));
+        history.end(&id, at(25), Usage { cpu_micros: Some(1000), ..Usage::default() });
+        history.end(&id, at(99), using(9999, 0));
+        let used = Used { created: 1, alive_millis: 25_000, cpu_micros: 1000, memory_byte_seconds: 30_000 };
+        assert_eq!(history.hours(None, at(30).wall, 1), [hour(100, &owner, used)]);
+        assert_eq!(history.take_changed(at(30).wall), [hour(100, &owner, used)]);
+        assert!(history.take_changed(at(30).wall).is_empty());
+    }
+
+    #[test]
+    fn what_a_former_server_counted_is_not_counted_again() {
+        let (history, id) = (History::default(), SandboxId::from_entropy([1; 20]));
+        history.begin(&id, &Owner::single(), at(0), false);
+        history.count(&id, at(10), using(1_000_000, 0));
+        history.count(&id, at(20), using(1_000_007, 0));
+        let hours = history.hours(None, at(20).wall, 1);
+        assert_eq!((hours[0].used.created, hours[0].used.cpu_micros), (0, 7));
+    }
+
+    #[test]
+    fn hours_are_apart_by_owner_and_time_and_old_ones_are_forgotten() {
+        let history = History::default();
+        let (one, other) = (Owner::named("a"), Owner::named("b"));
+        history.begin(&SandboxId::from_entropy([1; 20]), &one, at(0), true);
+        history.begin(&SandboxId::from_entropy([2; 20]), &other, at(3600), true);
+        assert_eq!(history.hours(None, at(3600).wall, 2).len(), 2);
+        assert_eq!(history.hours(None, at(3600).wall, 1)[0].owner, other);
+        assert!(history.hours(Some(&one), at(3600).wall, 1).is_empty());
+        assert_eq!(history.hours(Some(&one), at(3600).wall, 2)[0].start(), at(0).wall);
+        history.take_changed(at(3600 * (HOURS + 1)).wall);
+        assert_eq!(history.hours(None, at(3600 * (HOURS + 1)).wall, HOURS + 5).len(), 1);
+    }
+}

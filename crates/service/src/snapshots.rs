@@ -1,0 +1,184 @@
+//! Snapshots: the files of a sandbox at one moment, kept for sandboxes to come.
+//!
+//! ```text
+//! create ─► Creating ─► Ready ─► Deleting ─► gone
+//!               └─► Failed ──────┘
+//! ```
+//! A row exists before anything is made and goes after everything is gone, so that a start knows
+//! what was meant. Taking one goes on in a task of its own, whoever asked for it.
+
+mod making;
+mod shelf;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use domain::{Bytes, Owner, Phase, SandboxId, Snapshot, SnapshotId, SnapshotState, Spec};
+use tokio::sync::oneshot;
+
+use crate::core::{Core, io};
+use crate::tokens::random;
+use crate::{Outcome, Service, ServiceError, SnapshotProblem};
+
+pub(crate) use making::settle;
+pub(crate) use shelf::{Shelf, Using};
+
+/// How long a backend may take to drop a snapshot.
+const FORGET: Duration = Duration::from_secs(60);
+/// The longest name that a client may give.
+const LONGEST_NAME: usize = 256;
+
+/// Which snapshots to list: all that match whatever is named.
+pub struct SnapshotFilter<'a> {
+    pub sandbox: Option<&'a str>,
+    pub name: Option<&'a str>,
+    pub state: &'a (dyn Fn(&SnapshotState) -> bool + Sync),
+    pub offset: usize,
+    pub limit: usize,
+}
+
+/// A part of a list of snapshots.
+#[derive(Clone, Debug)]
+pub struct SnapshotPage {
+    pub items: Vec<Snapshot>,
+    /// How many there are in all that pass the filter.
+    pub total: usize,
+}
+
+impl Service {
+    /// Begins to keep the files of a running sandbox. It is ready, or has failed, a moment later.
+    pub async fn take_snapshot(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        name: Option<String>,
+    ) -> Result<Snapshot, ServiceError> {
+        let begun = self.0.begin_snapshot(owner, id, name).await;
+        begun.inspect_err(self.0.failed("snapshot", owner, Some(id)))
+    }
+
+    pub fn snapshot(&self, owner: &Owner, id: &SnapshotId) -> Result<Snapshot, ServiceError> {
+        self.0.snapshots.find(owner, id).ok_or_else(|| ServiceError::NoSnapshot(id.clone()))
+    }
+
+    /// Newest first.
+    pub fn snapshots(&self, owner: &Owner, filter: &SnapshotFilter<'_>) -> SnapshotPage {
+        self.0.snapshots.list(owner, filter)
+    }
+
+    /// Returns when it is gone. Sandboxes that were made from it keep their files.
+    pub async fn delete_snapshot(&self, owner: &Owner, id: &SnapshotId) -> Result<Outcome, ServiceError> {
+        let deleted = self.0.delete_snapshot(owner, id).await;
+        deleted.inspect_err(self.0.failed("delete a snapshot", owner, None))
+    }
+}
+
+impl Core {
+    async fn begin_snapshot(
+        self: &Arc<Self>,
+        owner: &Owner,
+        id: &SandboxId,
+        name: Option<String>,
+    ) -> Result<Snapshot, ServiceError> {
+        let handle = self.find(owner, id)?;
+        if !self.capabilities.snapshot {
+            return Err(self.cannot_keep(id));
+        }
+        if handle.phase() != Phase::Running {
+            let message =
+                format!("sandbox `{id}` is {}; a snapshot is taken of a running one", handle.phase());
+            return Err(ServiceError::Snapshot { problem: SnapshotProblem::Source, message });
+        }
+        if name.as_ref().is_some_and(|name| name.is_empty() || name.len() > LONGEST_NAME) {
+            let message = format!("the name of a snapshot has 1 to {LONGEST_NAME} bytes");
+            return Err(ServiceError::Invalid(message));
+        }
+        self.check_quota(owner, id).await?;
+        let snapshot = Snapshot {
+            id: SnapshotId::from_entropy(random().map_err(io("draw a random id"))?),
+            owner: owner.clone(),
+            sandbox: id.clone(),
+            name,
+            state: SnapshotState::Creating(None),
+            created: self.clock.now().wall,
+            image: handle.current().in_force.image,
+            size: Bytes(0),
+            disk: Bytes(0),
+        };
+        self.snapshots.add(snapshot.clone(), self.config.snapshots_per_owner)?;
+        let (noted, wait) = oneshot::channel();
+        // From here on it goes its way, even if the client does not wait for the answer.
+        self.tasks.spawn(making::make(Arc::clone(self), snapshot.clone(), noted));
+        wait.await.unwrap_or(Err(ServiceError::Stopping)).map(|()| snapshot)
+    }
+
+    fn cannot_keep(&self, id: &SandboxId) -> ServiceError {
+        let source = backend::BackendError::Unsupported {
+            message: "disks are in memory here, and end with their sandbox".to_owned(),
+            hint: Some("run the server as root".to_owned()),
+        };
+        ServiceError::Backend {
+            backend: self.backend.name(),
+            action: "take a snapshot of",
+            id: id.clone(),
+            source: Box::new(source),
+        }
+    }
+
+    /// Refuses a snapshot that would hold more than its owner may have on disk.
+    async fn check_quota(&self, owner: &Owner, id: &SandboxId) -> Result<(), ServiceError> {
+        let Some(most) = self.config.quotas.of(owner).disk else { return Ok(()) };
+        let usage = self.usage_of(id).await?;
+        let holds = usage.disk.map_or(0, |disk| disk.0);
+        let sum = self.registry.disk_of(owner).saturating_add(self.snapshots.size_of(owner));
+        if sum.saturating_add(holds) > most.0 {
+            return Err(ServiceError::OverQuota { owner: owner.clone(), what: "disk" });
+        }
+        Ok(())
+    }
+
+    async fn delete_snapshot(
+        self: &Arc<Self>,
+        owner: &Owner,
+        id: &SnapshotId,
+    ) -> Result<Outcome, ServiceError> {
+        let snapshot = self.snapshots.begin_to_delete(owner, id)?;
+        let core = Arc::clone(self);
+        // A task of its own: a client that goes away must not leave it half deleted.
+        let deleting = self.tasks.spawn(async move { core.forget_snapshot(snapshot).await });
+        deleting.await.unwrap_or(Err(ServiceError::Stopping))
+    }
+
+    /// Removes the files, then the row. What fails is tried again at the next delete or start.
+    async fn forget_snapshot(&self, snapshot: Snapshot) -> Result<Outcome, ServiceError> {
+        let noted = self.store.keep_snapshot(&snapshot).await;
+        noted.map_err(|source| ServiceError::Store { action: "note the end of a snapshot", source })?;
+        let (id, sandbox) = (&snapshot.id, &snapshot.sandbox);
+        let forget = self.backend.forget_snapshot(id);
+        self.ask_backend("delete a snapshot of", sandbox, FORGET, forget).await?;
+        let deleted = self.store.delete_snapshot(id).await;
+        deleted.map_err(|source| ServiceError::Store { action: "forget a snapshot", source })?;
+        self.snapshots.remove(id);
+        tracing::info!(snapshot = %id, "a snapshot was deleted");
+        Ok(Outcome::Done)
+    }
+
+    /// Completes the spec of a sandbox that begins with a snapshot, which stays for as long as
+    /// the answer lives.
+    pub(crate) fn stand_on_snapshot(
+        self: &Arc<Self>,
+        owner: &Owner,
+        spec: &mut Spec,
+    ) -> Result<Option<Using>, ServiceError> {
+        let Some(id) = &spec.snapshot else { return Ok(None) };
+        let (snapshot, using) = self.snapshots.start_using(self, owner, id)?;
+        let least = snapshot.size;
+        if let Some(named) = spec.resources.disk.filter(|named| *named < least) {
+            let message = format!("a disk of {named} is too small for snapshot `{id}`, which holds {least}");
+            return Err(ServiceError::Snapshot { problem: SnapshotProblem::Restore, message });
+        }
+        spec.resources.disk.get_or_insert(snapshot.disk.max(least));
+        spec.image = snapshot.image;
+        Ok(Some(using))
+    }
+}

@@ -1,0 +1,132 @@
+//! Every snapshot that exists, in memory. The store is its durable copy.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use domain::{Owner, Snapshot, SnapshotId, SnapshotState};
+
+use super::{SnapshotFilter, SnapshotPage};
+use crate::core::Core;
+use crate::{ServiceError, SnapshotProblem};
+
+#[derive(Default)]
+pub(crate) struct Shelf(Mutex<HashMap<SnapshotId, Entry>>);
+
+struct Entry {
+    snapshot: Snapshot,
+    /// How many sandboxes are being made from it.
+    uses: usize,
+}
+
+/// A sandbox is being made from a snapshot, for as long as this lives.
+pub(crate) struct Using {
+    core: Arc<Core>,
+    id: SnapshotId,
+}
+
+impl Drop for Using {
+    fn drop(&mut self) {
+        if let Some(entry) = self.core.snapshots.lock().get_mut(&self.id) {
+            entry.uses = entry.uses.saturating_sub(1);
+        }
+    }
+}
+
+impl Shelf {
+    /// Adds a new one, if its owner may have another and none of its sandbox is being taken.
+    pub(super) fn add(&self, snapshot: Snapshot, limit: usize) -> Result<(), ServiceError> {
+        let mut all = self.lock();
+        let owned = all.values().filter(|entry| entry.snapshot.owner == snapshot.owner);
+        if owned.clone().count() >= limit {
+            return Err(ServiceError::TooManySnapshots { limit });
+        }
+        let taking = |entry: &Entry| {
+            entry.snapshot.sandbox == snapshot.sandbox
+                && matches!(entry.snapshot.state, SnapshotState::Creating(_))
+        };
+        if owned.clone().any(taking) {
+            let message = format!("a snapshot of sandbox `{}` is being taken already", snapshot.sandbox);
+            return Err(ServiceError::Snapshot { problem: SnapshotProblem::Taking, message });
+        }
+        all.insert(snapshot.id.clone(), Entry { snapshot, uses: 0 });
+        Ok(())
+    }
+
+    /// Puts one in the place of what was known of it.
+    pub(super) fn put(&self, snapshot: Snapshot) {
+        let mut all = self.lock();
+        let uses = all.get(&snapshot.id).map_or(0, |entry| entry.uses);
+        all.insert(snapshot.id.clone(), Entry { snapshot, uses });
+    }
+
+    pub(super) fn remove(&self, id: &SnapshotId) {
+        self.lock().remove(id);
+    }
+
+    /// A foreign snapshot is as unknown as one that never was.
+    pub(super) fn find(&self, owner: &Owner, id: &SnapshotId) -> Option<Snapshot> {
+        let all = self.lock();
+        let entry = all.get(id).filter(|entry| entry.snapshot.owner == *owner)?;
+        Some(entry.snapshot.clone())
+    }
+
+    pub(super) fn list(&self, owner: &Owner, filter: &SnapshotFilter<'_>) -> SnapshotPage {
+        let passes = |snapshot: &Snapshot| {
+            snapshot.owner == *owner
+                && filter.sandbox.is_none_or(|id| id == snapshot.sandbox.as_str())
+                && filter.name.is_none_or(|name| snapshot.name.as_deref() == Some(name))
+                && (filter.state)(&snapshot.state)
+        };
+        let all = self.lock();
+        let mut found: Vec<&Snapshot> =
+            all.values().map(|entry| &entry.snapshot).filter(|snapshot| passes(snapshot)).collect();
+        found.sort_by(|one, other| (other.created, &other.id).cmp(&(one.created, &one.id)));
+        let items = found.iter().skip(filter.offset).take(filter.limit).map(|&one| one.clone()).collect();
+        SnapshotPage { items, total: found.len() }
+    }
+
+    /// What all snapshots of an owner hold together.
+    pub(crate) fn size_of(&self, owner: &Owner) -> u64 {
+        let all = self.lock();
+        let owned = all.values().filter(|entry| entry.snapshot.owner == *owner);
+        owned.fold(0, |sum, entry| sum.saturating_add(entry.snapshot.size.0))
+    }
+
+    /// Marks one for deletion. What is half made or in use stays.
+    pub(super) fn begin_to_delete(&self, owner: &Owner, id: &SnapshotId) -> Result<Snapshot, ServiceError> {
+        let denied = |problem, message| Err(ServiceError::Snapshot { problem, message });
+        let mut all = self.lock();
+        let entry = all.get_mut(id).filter(|entry| entry.snapshot.owner == *owner);
+        let entry = entry.ok_or_else(|| ServiceError::NoSnapshot(id.clone()))?;
+        if matches!(entry.snapshot.state, SnapshotState::Creating(_)) {
+            return denied(SnapshotProblem::Unfinished, format!("snapshot `{id}` is still being taken"));
+        }
+        if entry.uses > 0 {
+            return denied(SnapshotProblem::InUse, format!("a sandbox is being made from snapshot `{id}`"));
+        }
+        entry.snapshot.state = SnapshotState::Deleting;
+        Ok(entry.snapshot.clone())
+    }
+
+    /// Keeps one from being deleted while a sandbox is made from it.
+    pub(super) fn start_using(
+        &self,
+        core: &Arc<Core>,
+        owner: &Owner,
+        id: &SnapshotId,
+    ) -> Result<(Snapshot, Using), ServiceError> {
+        let mut all = self.lock();
+        let entry = all.get_mut(id).filter(|entry| entry.snapshot.owner == *owner);
+        let entry = entry.ok_or_else(|| ServiceError::NoSnapshot(id.clone()))?;
+        if entry.snapshot.state != SnapshotState::Ready {
+            let message = format!("snapshot `{id}` is {}", entry.snapshot.state.name());
+            return Err(ServiceError::Snapshot { problem: SnapshotProblem::NotReady, message });
+        }
+        entry.uses += 1;
+        Ok((entry.snapshot.clone(), Using { core: Arc::clone(core), id: id.clone() }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<SnapshotId, Entry>> {
+        self.0.lock().expect("nobody panics while moving a snapshot")
+    }
+}

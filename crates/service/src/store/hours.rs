@@ -1,0 +1,50 @@
+//! What owners used per hour, as rows.
+
+use domain::Owner;
+use rusqlite::{Connection, params};
+
+use super::StoreError;
+use crate::history::{HOURS, Hour, Used};
+
+/// Writes hours over what was known of them and forgets the oldest, all or nothing.
+pub(super) fn write(connection: &mut Connection, hours: &[Hour]) -> rusqlite::Result<()> {
+    const WRITE: &str = "INSERT OR REPLACE INTO hours \
+         (number, owner, created, alive_millis, cpu_micros, memory_byte_seconds) VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+    const FORGET: &str = "DELETE FROM hours WHERE number < (SELECT max(number) FROM hours) - ?1";
+    let signed = |amount: u64| i64::try_from(amount).unwrap_or(i64::MAX);
+    let change = connection.transaction()?;
+    for hour in hours {
+        let used = &hour.used;
+        let values = params![
+            signed(hour.number),
+            hour.owner.as_str(),
+            signed(used.created),
+            signed(used.alive_millis),
+            signed(used.cpu_micros),
+            signed(used.memory_byte_seconds)
+        ];
+        change.prepare_cached(WRITE)?.execute(values)?;
+    }
+    change.prepare_cached(FORGET)?.execute([signed(HOURS)])?;
+    change.commit()
+}
+
+pub(super) fn read(connection: &Connection) -> Result<Vec<Hour>, StoreError> {
+    let failed = |source| StoreError::Sqlite { action: "read what was used", source };
+    let sql = "SELECT number, owner, created, alive_millis, cpu_micros, memory_byte_seconds FROM hours";
+    let mut statement = connection.prepare(sql).map_err(failed)?;
+    let rows = statement.query_map([], |row| {
+        let amount = |column| Ok::<_, rusqlite::Error>(row.get::<_, i64>(column)?.cast_unsigned());
+        Ok(Hour {
+            number: amount(0)?,
+            owner: Owner::named(row.get::<_, String>(1)?),
+            used: Used {
+                created: amount(2)?,
+                alive_millis: amount(3)?,
+                cpu_micros: amount(4)?,
+                memory_byte_seconds: amount(5)?,
+            },
+        })
+    });
+    rows.map_err(failed)?.map(|row| row.map_err(failed)).collect()
+}

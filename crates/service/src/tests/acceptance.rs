@@ -1,0 +1,280 @@
+//! What pools and session managers of other protocols promise of one owner of the lifecycle, as
+//! facts about the core. A number `n…` is that of the AIO acceptance list; `box` is the chapter on
+//! get-or-create of the Box protocol. More of them stand in `acquire` and `expiry`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use domain::{Cause, Phase, SandboxId};
+use futures_util::future::join_all;
+
+use super::pretend::Pretend;
+use super::{Bench, config, plain};
+use crate::clock::Clock;
+use crate::{Config, Create, ErrorKind, Outcome, Service, ServiceError};
+
+/// Lets nobody make a sandbox until permits are added.
+fn shut(backend: &Pretend) {
+    backend.gate.forget_permits(usize::MAX >> 3);
+}
+
+async fn asked(backend: &Pretend, call: &str, times: usize) {
+    while backend.times_asked_to(call) < times {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn n47_a_shutdown_removes_everything_once_and_an_error_stops_nothing() {
+    let bench = Bench::new().await;
+    for name in ["a", "b", "c"] {
+        bench.acquire(name).await;
+    }
+    bench.create().await;
+    bench.backend.fail("destroy", 1);
+    assert_eq!(bench.service.remove_all().await, 1);
+    assert_eq!((bench.backend.times_asked_to("destroy"), bench.backend.count()), (4, 1));
+    assert_eq!(bench.service.remove_all().await, 0);
+    assert_eq!((bench.backend.count(), bench.all().total, bench.service.0.names.count()), (0, 0, 0));
+}
+
+#[tokio::test]
+async fn n48_a_release_succeeds_whatever_became_of_the_sandbox() {
+    let bench = Bench::new().await;
+    let made = bench.acquire("a").await.sandbox;
+    bench.backend.take_away(&made.id);
+    assert_eq!(bench.release("a"), Outcome::Done);
+}
+
+#[tokio::test]
+async fn n49_a_destroy_needs_no_answer_from_the_agent() {
+    let bench = Bench::new().await;
+    let made = bench.create().await;
+    bench.backend.answers(|_| Some(Vec::new()));
+    bench.service.destroy(&bench.owner, &made.id).await.unwrap();
+    assert_eq!(bench.backend.count(), 0);
+}
+
+#[tokio::test]
+async fn n52_n53_n56_n57_a_look_asks_nobody() {
+    let bench = Bench::new().await;
+    let made = bench.create().await;
+    let asked = bench.backend.times_asked_to("dial");
+    assert_eq!(bench.service.get(&bench.owner, &made.id).unwrap().phase, Phase::Running);
+    let unknown = SandboxId::from_entropy([9; 20]);
+    let error = bench.service.get(&bench.owner, &unknown).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert_eq!(bench.backend.times_asked_to("dial"), asked);
+}
+
+#[tokio::test]
+async fn n55_nothing_leads_to_a_dead_sandbox_any_more() {
+    let bench = Bench::new().await;
+    let dead = bench.acquire("a").await.sandbox;
+    bench.backend.take_away(&dead.id);
+    let new = bench.acquire("a").await.sandbox;
+    bench.gone(&dead).await;
+    assert_eq!(bench.service.find(&bench.key("a")).unwrap().id, new.id);
+    assert_eq!((bench.service.0.names.count(), bench.all().total), (1, 1));
+    assert!(bench.service.get(&bench.owner, &dead.id).is_err());
+}
+
+#[tokio::test]
+async fn n58_while_one_is_asked_whether_it_lives_nobody_waits() {
+    let bench = Bench::new().await;
+    let slow = bench.acquire("slow").await.sandbox;
+    let pings = Arc::new(AtomicUsize::new(0));
+    let seen = Arc::clone(&pings);
+    // The first who asks waits; everybody else is answered.
+    bench.backend.answers(move |request| {
+        let first = matches!(request, wire::Request::Ping) && seen.fetch_add(1, Ordering::SeqCst) == 0;
+        first.then(Vec::new)
+    });
+    let (service, key) = (bench.service.clone(), bench.key("slow"));
+    let waiting = tokio::spawn(async move { service.acquire(&key, plain()).await });
+    while pings.load(Ordering::SeqCst) == 0 {
+        tokio::task::yield_now().await;
+    }
+    assert!(bench.acquire("other").await.fresh);
+    assert_eq!(bench.acquire("slow").await.sandbox.id, slow.id, "not even for the same key");
+    assert!(bench.service.get(&bench.owner, &slow.id).is_ok() && bench.all().total == 2);
+    assert!(!waiting.is_finished());
+    assert_eq!(waiting.await.unwrap().unwrap().sandbox.id, slow.id);
+}
+
+#[tokio::test]
+async fn n63_late_news_of_a_death_do_not_touch_the_successor() {
+    let bench = Bench::new().await;
+    let dead = bench.acquire("a").await.sandbox;
+    bench.backend.take_away(&dead.id);
+    let new = bench.acquire("a").await.sandbox;
+    bench.gone(&dead).await;
+    bench.backend.deaths.0.send(backend::Death { id: dead.id, cause: Cause::AgentDied }).unwrap();
+    let other = bench.create().await;
+    bench.backend.kill(&other.id, Cause::AgentDied);
+    bench.until(&other, |phase| matches!(phase, Phase::Failed(_))).await;
+    assert_eq!(bench.service.get(&bench.owner, &new.id).unwrap().phase, Phase::Running);
+    assert_eq!(bench.acquire("a").await.sandbox.id, new.id);
+}
+
+#[tokio::test]
+async fn n64_a_parked_sandbox_that_died_is_not_handed_out() {
+    let bench = Bench::new().await;
+    let dead = bench.acquire("a").await.sandbox;
+    bench.release("a");
+    bench.backend.take_away(&dead.id);
+    let new = bench.acquire("a").await;
+    assert!(new.fresh && new.sandbox.id != dead.id);
+}
+
+#[tokio::test]
+async fn n65_keys_are_compared_whole() {
+    let bench = Bench::new().await;
+    let names: Vec<String> = (0..10).map(|n| format!("{}{n}", "x".repeat(100))).collect();
+    let mut ids: Vec<SandboxId> = join_all(names.iter().map(|name| bench.acquire(name)))
+        .await
+        .into_iter()
+        .map(|it| it.sandbox.id)
+        .collect();
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), names.len());
+}
+
+#[tokio::test]
+async fn n82_a_server_that_cannot_look_does_not_start_and_loses_nothing() {
+    let bench = Bench::new().await;
+    let made = bench.acquire("a").await.sandbox;
+    let (backend, state) = bench.crash().await;
+    backend.fail("list", 1);
+    assert!(Service::start_at(config(&state), backend.clone(), Clock::host()).await.is_err());
+    let bench = Bench::with(backend, state, Clock::host()).await;
+    assert_eq!(bench.acquire("a").await.sandbox.id, made.id);
+    assert_eq!(bench.backend.count(), 1);
+}
+
+#[tokio::test]
+async fn n83_n84_every_living_sandbox_is_adopted_once_whatever_its_age_and_time_out() {
+    let bench = Bench::new().await;
+    let mut ids = Vec::new();
+    for idle_timeout in [None, Some(Duration::from_secs(3600))] {
+        let wish = Create { idle_timeout, ..plain() };
+        ids.push(bench.service.create(&bench.owner, wish).await.unwrap().id);
+    }
+    ids.push(bench.acquire("a").await.sandbox.id);
+    let bench = bench.restarted().await.restarted().await;
+    let mut found: Vec<_> = bench.all().items.into_iter().map(|sandbox| sandbox.id).collect();
+    found.sort_unstable();
+    ids.sort_unstable();
+    assert_eq!((found, bench.backend.count()), (ids.clone(), ids.len()));
+}
+
+#[tokio::test]
+async fn n95_a_key_is_free_when_its_sandbox_was_taken_away() {
+    let bench = Bench::limited(1, 10).await;
+    let old = bench.acquire("a").await.sandbox;
+    bench.release("a");
+    assert!(bench.service.0.evict(None).await);
+    assert!(bench.service.get(&bench.owner, &old.id).is_err());
+    assert_eq!((bench.service.0.names.count(), bench.backend.count()), (0, 0));
+    let new = bench.acquire("a").await;
+    assert!(new.fresh && new.sandbox.phase == Phase::Running);
+}
+
+#[tokio::test]
+async fn n98_what_is_taken_again_is_parked_no_more() {
+    let bench = Bench::limited(1, 10).await;
+    let made = bench.acquire("a").await.sandbox;
+    bench.release("a");
+    assert_eq!(bench.acquire("a").await.sandbox.id, made.id);
+    assert!(!bench.service.0.evict(None).await);
+    assert_eq!(bench.service.get(&bench.owner, &made.id).unwrap().phase, Phase::Running);
+}
+
+#[tokio::test]
+async fn n100_a_sandbox_that_never_answers_is_removed_and_nobody_saw_it() {
+    let bench = Bench::new().await;
+    bench.backend.answers(|request| matches!(request, wire::Request::Ping).then(Vec::new));
+    let (service, key) = (bench.service.clone(), bench.key("a"));
+    let asking = tokio::spawn(async move { service.acquire(&key, plain()).await });
+    asked(&bench.backend, "dial", 1).await;
+    assert!(bench.service.find(&bench.key("a")).is_none(), "it was handed out before it answered");
+    // Nothing but the agent is waited for now, so time may fly.
+    tokio::time::pause();
+    asking.await.unwrap().unwrap_err();
+    tokio::time::resume();
+    bench.until_count(0).await;
+    assert_eq!((bench.backend.count(), bench.service.0.names.count()), (0, 0));
+}
+
+#[tokio::test]
+async fn box_starts_of_different_keys_run_at_once() {
+    let bench = Bench::new().await;
+    shut(&bench.backend);
+    let acquire = |name: &str| {
+        let (service, key) = (bench.service.clone(), bench.key(name));
+        tokio::spawn(async move { service.acquire(&key, plain()).await })
+    };
+    let both = [acquire("a"), acquire("b")];
+    asked(&bench.backend, "create asked", 2).await;
+    bench.backend.gate.add_permits(2);
+    for one in both {
+        assert!(one.await.unwrap().unwrap().fresh);
+    }
+}
+
+#[tokio::test]
+async fn box_a_delete_waits_for_a_start_in_progress() {
+    let bench = Bench::new().await;
+    shut(&bench.backend);
+    let (service, key) = (bench.service.clone(), bench.key("a"));
+    let starting = tokio::spawn(async move { service.acquire(&key, plain()).await });
+    asked(&bench.backend, "create asked", 1).await;
+    let id = bench.all().items[0].id.clone();
+    let (service, owner) = (bench.service.clone(), bench.owner.clone());
+    let deleting = tokio::spawn(async move { service.destroy(&owner, &id).await });
+    bench.backend.gate.add_permits(1);
+    deleting.await.unwrap().unwrap();
+    starting.await.unwrap().unwrap();
+    assert_eq!((bench.backend.count(), bench.all().total), (0, 0));
+    assert!(bench.service.find(&bench.key("a")).is_none());
+}
+
+#[tokio::test]
+async fn box_what_starts_and_what_is_closing_counts() {
+    let (backend, state) = (Pretend::new(), tempfile::tempdir().unwrap());
+    let bench = Bench::configured(Config { sandboxes: 2, ..config(&state) }, backend, state).await;
+    let closing = bench.create().await;
+    bench.backend.fail("destroy", 1);
+    bench.service.destroy(&bench.owner, &closing.id).await.unwrap_err();
+    shut(&bench.backend);
+    let (service, key) = (bench.service.clone(), bench.key("a"));
+    let starting = tokio::spawn(async move { service.acquire(&key, plain()).await });
+    asked(&bench.backend, "create asked", 2).await;
+    let error = bench.service.acquire(&bench.key("b"), plain()).await.unwrap_err();
+    assert!(matches!(error, ServiceError::TooManySandboxes { limit: 2 }), "{error:?}");
+    bench.backend.gate.add_permits(1);
+    starting.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn box_who_acquires_is_told_what_the_sandbox_was_made_of() {
+    let bench = Bench::new().await;
+    let wish = Create { notes: b"as it was made".to_vec(), ..plain() };
+    bench.service.acquire(&bench.key("a"), wish.clone()).await.unwrap();
+    let mut other = Create { notes: b"as it is wanted now".to_vec(), ..wish.clone() };
+    other.spec.image = "another".to_owned();
+    let found = bench.service.acquire(&bench.key("a"), other).await.unwrap();
+    assert_eq!((found.fresh, found.sandbox.notes, found.sandbox.spec), (false, wish.notes, wish.spec));
+}
+
+#[tokio::test]
+async fn box_one_that_died_meanwhile_is_dropped_and_made_anew() {
+    let bench = Bench::new().await;
+    let first = bench.acquire("a").await.sandbox;
+    bench.backend.kill(&first.id, Cause::Oom);
+    bench.until(&first, |phase| phase == Phase::Failed(Cause::Oom)).await;
+    let next = bench.acquire("a").await;
+    assert!(next.fresh && next.sandbox.id != first.id);
+}

@@ -1,0 +1,264 @@
+//! Snapshots: their life, whose they are, what a restart makes of them, what is made from them.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use domain::{Bytes, Owner, Resources, SandboxId, Snapshot, SnapshotId, SnapshotState, Spec};
+
+use super::pretend::Pretend;
+use super::{Bench, config, plain};
+use crate::clock::Clock;
+use crate::{
+    Create, ErrorKind, Quota, Quotas, Sandbox, Service, ServiceError, SnapshotFilter, SnapshotPage,
+    SnapshotProblem,
+};
+
+impl Bench {
+    async fn take(&self, id: &SandboxId) -> Result<Snapshot, ServiceError> {
+        self.service.take_snapshot(&self.owner, id, Some("n".to_owned())).await
+    }
+
+    async fn ready(&self, id: &SandboxId) -> Snapshot {
+        let begun = self.take(id).await.unwrap();
+        self.settled(&begun.id).await
+    }
+
+    /// Waits until it is no longer being taken.
+    async fn settled(&self, id: &SnapshotId) -> Snapshot {
+        loop {
+            let snapshot = self.service.snapshot(&self.owner, id).unwrap();
+            if !matches!(snapshot.state, SnapshotState::Creating(_)) {
+                return snapshot;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    async fn restore(&self, id: &SnapshotId, resources: Resources) -> Result<Sandbox, ServiceError> {
+        let spec = Spec { snapshot: Some(id.clone()), resources, ..Spec::plain() };
+        self.service.create(&self.owner, Create { spec, ..plain() }).await
+    }
+
+    fn kept(&self, filter: impl Fn(&SnapshotState) -> bool + Sync, offset: usize) -> SnapshotPage {
+        let filter = SnapshotFilter { sandbox: None, name: None, state: &filter, offset, limit: 2 };
+        self.service.snapshots(&self.owner, &filter)
+    }
+}
+
+async fn restarted(bench: Bench) -> Bench {
+    let (backend, state) = bench.crash().await;
+    Bench::with(backend, state, Clock::host()).await
+}
+
+fn problem<T>(outcome: Result<T, ServiceError>) -> Option<SnapshotProblem> {
+    match outcome.err()?.kind() {
+        ErrorKind::Snapshot(problem) => Some(problem),
+        _ => None,
+    }
+}
+
+#[tokio::test]
+async fn a_snapshot_is_accepted_and_becomes_ready_and_outlives_its_sandbox() {
+    let bench = Bench::new().await;
+    let source = bench.create().await;
+    let begun = bench.take(&source.id).await.unwrap();
+    assert_eq!((begun.state, begun.name.as_deref()), (SnapshotState::Creating(None), Some("n")));
+    let ready = bench.settled(&begun.id).await;
+    assert_eq!((&ready.state, ready.size), (&SnapshotState::Ready, Bytes::mib(10)));
+    bench.service.destroy(&bench.owner, &source.id).await.unwrap();
+    let bench = restarted(bench).await;
+    assert_eq!(bench.service.snapshot(&bench.owner, &ready.id).unwrap(), ready);
+    let made = bench.restore(&ready.id, Resources::default()).await.unwrap();
+    assert_eq!(made.spec.resources.disk, Some(Bytes::mib(100)), "as large as that of its source");
+    assert_eq!((made.spec.image.as_str(), made.spec.snapshot), ("real host", Some(ready.id)));
+}
+
+#[tokio::test]
+async fn only_a_running_sandbox_has_snapshots_and_one_at_a_time() {
+    let bench = Bench::new().await;
+    let source = bench.create().await;
+    bench.service.pause(&bench.owner, &source.id).await.unwrap();
+    assert_eq!(problem(bench.take(&source.id).await), Some(SnapshotProblem::Source));
+    bench.service.resume(&bench.owner, &source.id).await.unwrap();
+    let permits = bench.backend.snapshot_gate.forget_permits(usize::MAX);
+    let first = bench.take(&source.id).await.unwrap();
+    assert_eq!(problem(bench.take(&source.id).await), Some(SnapshotProblem::Taking));
+    assert_eq!(
+        problem(bench.restore(&first.id, Resources::default()).await),
+        Some(SnapshotProblem::NotReady)
+    );
+    let deleted = bench.service.delete_snapshot(&bench.owner, &first.id).await;
+    assert_eq!(problem(deleted), Some(SnapshotProblem::Unfinished));
+    bench.backend.snapshot_gate.add_permits(permits);
+    assert_eq!(bench.settled(&first.id).await.state, SnapshotState::Ready);
+    bench.ready(&source.id).await;
+}
+
+#[tokio::test]
+async fn one_that_fails_says_why_and_leaves_nothing() {
+    let bench = Bench::new().await;
+    let source = bench.create().await;
+    bench.backend.fail("snapshot", 1);
+    let begun = bench.take(&source.id).await.unwrap();
+    let failed = bench.settled(&begun.id).await;
+    let SnapshotState::Failed(why) = &failed.state else { panic!("{failed:?}") };
+    assert!(why.contains("it was told to"), "{why}");
+    assert!(bench.backend.was_asked_to("forget"));
+    assert_eq!(bench.service.troubles(None).first().map(|trouble| trouble.operation), Some("snapshot"));
+    let bench = restarted(bench).await;
+    assert_eq!(bench.service.snapshot(&bench.owner, &failed.id).unwrap(), failed);
+    bench.service.delete_snapshot(&bench.owner, &failed.id).await.unwrap();
+    assert_eq!(restarted(bench).await.kept(|_| true, 0).total, 0);
+}
+
+#[tokio::test]
+async fn a_foreign_snapshot_is_not_found_by_any_call() {
+    let bench = Bench::new().await;
+    let source = bench.create().await;
+    let ready = bench.ready(&source.id).await;
+    let other = Bench { owner: Owner::named("other"), ..bench };
+    let kinds = [
+        other.service.snapshot(&other.owner, &ready.id).unwrap_err().kind(),
+        other.service.delete_snapshot(&other.owner, &ready.id).await.unwrap_err().kind(),
+        other.restore(&ready.id, Resources::default()).await.unwrap_err().kind(),
+    ];
+    assert_eq!(kinds, [ErrorKind::NoSnapshot; 3]);
+    assert_eq!(other.take(&source.id).await.unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(other.kept(|_| true, 0).total, 0);
+}
+
+#[tokio::test]
+async fn lists_are_filtered_and_come_in_pages_with_the_newest_first() {
+    let bench = Bench::new().await;
+    let (one, two) = (bench.create().await, bench.create().await);
+    let oldest = bench.ready(&one.id).await;
+    bench.ready(&two.id).await;
+    let newest = bench.ready(&one.id).await;
+    let first = bench.kept(|_| true, 0);
+    assert_eq!((first.total, first.items.len(), &first.items[0].id), (3, 2, &newest.id));
+    assert_eq!(bench.kept(|_| true, 2).items[0].id, oldest.id);
+    assert_eq!(bench.kept(|state| *state != SnapshotState::Ready, 0).total, 0);
+    let all = |_: &SnapshotState| true;
+    let mut filter =
+        SnapshotFilter { sandbox: Some(one.id.as_str()), name: None, state: &all, offset: 0, limit: 9 };
+    assert_eq!(bench.service.snapshots(&bench.owner, &filter).total, 2);
+    filter.name = Some("another");
+    assert_eq!(bench.service.snapshots(&bench.owner, &filter).total, 0);
+}
+
+#[tokio::test]
+async fn an_owner_has_so_many_and_no_more() {
+    let bench = Bench::new().await;
+    let source = bench.create().await;
+    for _ in 0..3 {
+        bench.ready(&source.id).await;
+    }
+    let refused = bench.take(&source.id).await.unwrap_err();
+    assert!(matches!(refused, ServiceError::TooManySnapshots { limit: 3 }), "{refused}");
+    assert!(matches!(refused.kind(), ErrorKind::Exhausted { .. }) && refused.hint().is_some());
+}
+
+#[tokio::test]
+async fn what_snapshots_hold_counts_in_the_quota_on_disk() {
+    let quota = Quota { disk: Some(Bytes::mib(25)), ..Quota::default() };
+    let state = tempfile::tempdir().unwrap();
+    let quotas = Quotas { others: quota, ..Quotas::default() };
+    let config = crate::Config { quotas, ..config(&state) };
+    let backend = Pretend::new();
+    let service = Service::start(config, Arc::clone(&backend) as _).await.unwrap();
+    let bench = Bench { service, backend, state, owner: Owner::single() };
+    let sized = |mib| {
+        let resources = Resources { disk: Some(Bytes::mib(mib)), ..Resources::default() };
+        Create { spec: Spec { resources, ..Spec::plain() }, ..plain() }
+    };
+    let source = bench.service.create(&bench.owner, sized(10)).await.unwrap();
+    bench.ready(&source.id).await;
+    let refused = bench.service.create(&bench.owner, sized(6)).await.unwrap_err();
+    assert!(matches!(refused, ServiceError::OverQuota { what: "disk", .. }), "{refused}");
+    bench.service.create(&bench.owner, sized(5)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_disk_that_is_too_small_for_the_files_is_refused() {
+    let bench = Bench::new().await;
+    let source = bench.create().await;
+    let ready = bench.ready(&source.id).await;
+    let disk = |mib| Resources { disk: Some(Bytes::mib(mib)), ..Resources::default() };
+    assert_eq!(problem(bench.restore(&ready.id, disk(9)).await), Some(SnapshotProblem::Restore));
+    let made = bench.restore(&ready.id, disk(10)).await.unwrap();
+    assert_eq!(made.spec.resources.disk, Some(Bytes::mib(10)));
+}
+
+#[tokio::test]
+async fn one_that_sandboxes_are_being_made_from_stays() {
+    let bench = Arc::new(Bench::new().await);
+    let source = bench.create().await;
+    let ready = bench.ready(&source.id).await;
+    let permits = bench.backend.gate.forget_permits(usize::MAX);
+    let making = tokio::spawn({
+        let (bench, id) = (Arc::clone(&bench), ready.id.clone());
+        async move { bench.restore(&id, Resources::default()).await.map(drop) }
+    });
+    bench.until_count(2).await;
+    let deleted = bench.service.delete_snapshot(&bench.owner, &ready.id).await;
+    assert_eq!(problem(deleted), Some(SnapshotProblem::InUse));
+    bench.backend.gate.add_permits(permits);
+    making.await.unwrap().unwrap();
+    bench.service.delete_snapshot(&bench.owner, &ready.id).await.unwrap();
+    assert_eq!(bench.backend.kept(), BTreeSet::new());
+}
+
+#[tokio::test]
+async fn a_snapshot_that_was_begun_is_finished_after_a_restart() {
+    let bench = Bench::new().await;
+    let source = bench.create().await;
+    let permits = bench.backend.snapshot_gate.forget_permits(usize::MAX);
+    let begun = bench.take(&source.id).await.unwrap();
+    let bench = restarted(bench).await;
+    let seen = bench.service.snapshot(&bench.owner, &begun.id).unwrap();
+    assert_eq!(seen.state, SnapshotState::Creating(None), "it does not flip to failed");
+    bench.backend.snapshot_gate.add_permits(permits);
+    assert_eq!(bench.settled(&begun.id).await.state, SnapshotState::Ready);
+}
+
+#[tokio::test]
+async fn a_snapshot_that_was_taken_but_not_noted_is_ready_after_a_restart() {
+    let bench = Bench::new().await;
+    let source = bench.create().await;
+    bench.backend.snapshot_gate.forget_permits(usize::MAX);
+    let begun = bench.take(&source.id).await.unwrap();
+    bench.backend.keep(&begun.id);
+    bench.backend.take_away(&source.id);
+    let bench = restarted(bench).await;
+    assert_eq!(bench.service.snapshot(&bench.owner, &begun.id).unwrap().state, SnapshotState::Ready);
+}
+
+#[tokio::test]
+async fn a_snapshot_whose_sandbox_ended_before_it_was_taken_has_failed() {
+    let bench = Bench::new().await;
+    let source = bench.create().await;
+    bench.backend.snapshot_gate.forget_permits(usize::MAX);
+    let begun = bench.take(&source.id).await.unwrap();
+    bench.backend.take_away(&source.id);
+    let bench = restarted(bench).await;
+    let state = bench.service.snapshot(&bench.owner, &begun.id).unwrap().state;
+    assert!(matches!(state, SnapshotState::Failed(_)), "{state:?}");
+}
+
+#[tokio::test]
+async fn a_restart_removes_strangers_and_finishes_what_was_being_deleted() {
+    let bench = Bench::new().await;
+    let source = bench.create().await;
+    let (doomed, lost) = (bench.ready(&source.id).await, bench.ready(&source.id).await);
+    bench.backend.fail("forget", 1);
+    bench.service.delete_snapshot(&bench.owner, &doomed.id).await.unwrap_err();
+    let state = bench.service.snapshot(&bench.owner, &doomed.id).unwrap().state;
+    assert_eq!(state, SnapshotState::Deleting);
+    bench.backend.keep(&SnapshotId::from_entropy([7; 16]));
+    backend::Backend::forget_snapshot(&*bench.backend, &lost.id).await.unwrap();
+    let bench = restarted(bench).await;
+    assert_eq!(bench.backend.kept(), BTreeSet::new());
+    assert_eq!(bench.service.snapshot(&bench.owner, &doomed.id).unwrap_err().kind(), ErrorKind::NoSnapshot);
+    let state = bench.service.snapshot(&bench.owner, &lost.id).unwrap().state;
+    assert!(matches!(state, SnapshotState::Failed(_)), "its files are gone: {state:?}");
+}

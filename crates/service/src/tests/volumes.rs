@@ -1,0 +1,165 @@
+//! Volumes that outlive sandboxes.
+
+use domain::volume::{Absent, Claim, Lifetime};
+use domain::{Access, Bytes, Mount, Owner, Source, VolumeName};
+
+use super::pretend::Pretend;
+use super::{Bench, config, plain};
+use crate::clock::Clock;
+use crate::{Config, Create, ErrorKind, MountFault, Outcome, Quota, Quotas, ServiceError};
+
+fn name(text: &str) -> VolumeName {
+    VolumeName::parse(text).unwrap()
+}
+
+fn claiming(text: &str, absent: Absent) -> Create {
+    let source = Source::Claim(Claim { name: name(text), absent });
+    let mut wish = plain();
+    wish.spec.mounts =
+        vec![Mount { source, target: "/data".into(), access: Access::ReadWrite, sub_path: None }];
+    wish
+}
+
+fn make(lifetime: Lifetime) -> Absent {
+    Absent::Make { size: Some(Bytes::mib(8)), lifetime }
+}
+
+async fn names(bench: &Bench) -> Vec<String> {
+    let volumes = bench.service.volumes(&bench.owner).await.unwrap();
+    volumes.into_iter().map(|status| status.volume.name.to_string()).collect()
+}
+
+async fn until_names(bench: &Bench, expected: &[&str]) {
+    while names(bench).await != expected {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn a_claim_becomes_a_volume_that_stays_when_its_sandbox_ends() {
+    let bench = Bench::new().await;
+    let one = bench.service.create(&bench.owner, claiming("data", make(Lifetime::Kept))).await.unwrap();
+    let other = bench.service.create(&bench.owner, claiming("data", Absent::Refuse)).await.unwrap();
+    assert_eq!(one.spec.mounts[0].source, other.spec.mounts[0].source, "both have the same volume");
+    assert!(matches!(one.spec.mounts[0].source, Source::Volume(_)));
+    let in_use = bench.service.remove_volume(&bench.owner, &name("data")).await.unwrap_err();
+    assert!(matches!(in_use, ServiceError::VolumeInUse { sandboxes: 2, .. }), "{in_use}");
+    for sandbox in [one, other] {
+        bench.service.destroy(&bench.owner, &sandbox.id).await.unwrap();
+    }
+    assert_eq!(names(&bench).await, ["data"]);
+    bench.service.remove_volume(&bench.owner, &name("data")).await.unwrap();
+    let gone = bench.service.remove_volume(&bench.owner, &name("data")).await.unwrap_err();
+    assert_eq!(gone.kind(), ErrorKind::Mount(MountFault::NoVolume));
+    let missing = bench.service.create(&bench.owner, claiming("data", Absent::Refuse)).await.unwrap_err();
+    assert_eq!(missing.kind(), ErrorKind::Mount(MountFault::NoVolume));
+    assert_eq!(bench.all().total, 0);
+}
+
+#[tokio::test]
+async fn many_claims_of_one_name_make_one_volume() {
+    let bench = Bench::new().await;
+    let create = || bench.service.create(&bench.owner, claiming("data", make(Lifetime::WithSandboxes)));
+    let made = futures_util::future::join_all((0..8).map(|_| create())).await;
+    let sources: Vec<Source> =
+        made.iter().map(|made| made.as_ref().unwrap().spec.mounts[0].source.clone()).collect();
+    assert!(sources.iter().all(|source| *source == sources[0]), "{sources:?}");
+    for sandbox in made {
+        assert_eq!(names(&bench).await, ["data"], "it went before the last of its sandboxes");
+        bench.service.destroy(&bench.owner, &sandbox.unwrap().id).await.unwrap();
+    }
+    until_names(&bench, &[]).await;
+}
+
+#[tokio::test]
+async fn a_sandbox_that_was_not_made_leaves_no_volume_of_its_own() {
+    let bench = Bench::new().await;
+    bench.backend.fail("create", 1);
+    bench.service.create(&bench.owner, claiming("brief", make(Lifetime::WithSandboxes))).await.unwrap_err();
+    until_names(&bench, &[]).await;
+    bench.backend.fail("make volume", 1);
+    bench.service.create(&bench.owner, claiming("never", make(Lifetime::Kept))).await.unwrap_err();
+    assert_eq!((names(&bench).await.len(), bench.all().total), (0, 0));
+}
+
+#[tokio::test]
+async fn a_restart_knows_the_volumes_and_who_uses_them() {
+    let bench = Bench::new().await;
+    let used =
+        bench.service.create(&bench.owner, claiming("brief", make(Lifetime::WithSandboxes))).await.unwrap();
+    bench.service.create_volume(&bench.owner, &name("kept"), None).await.unwrap();
+    bench.service.create_volume(&bench.owner, &name("lost"), None).await.unwrap();
+    let lost = bench.service.volume(&bench.owner, &name("lost")).await.unwrap().volume;
+    let (backend, state) = bench.crash().await;
+    // One that the store has forgotten, as after a power loss, and one that the disk has.
+    backend.forget_volume(&lost.id);
+    let stranger = domain::Volume {
+        id: domain::VolumeId::from_entropy([9; 20]),
+        owner: Owner::single(),
+        name: name("stranger"),
+        ..lost
+    };
+    backend.put_volume(stranger);
+    let bench = Bench::with(backend, state, Clock::host()).await;
+    assert_eq!(names(&bench).await, ["brief", "kept", "stranger"]);
+    let in_use = bench.service.remove_volume(&bench.owner, &name("brief")).await.unwrap_err();
+    assert!(matches!(in_use, ServiceError::VolumeInUse { .. }), "{in_use}");
+    bench.service.destroy(&bench.owner, &used.id).await.unwrap();
+    until_names(&bench, &["kept", "stranger"]).await;
+}
+
+#[tokio::test]
+async fn a_removal_that_failed_is_finished_after_a_restart() {
+    let bench = Bench::new().await;
+    bench.service.create_volume(&bench.owner, &name("data"), None).await.unwrap();
+    bench.backend.fail("remove volume", 1);
+    bench.service.remove_volume(&bench.owner, &name("data")).await.unwrap_err();
+    let claimed = bench.service.create(&bench.owner, claiming("data", Absent::Refuse)).await.unwrap_err();
+    assert!(matches!(claimed, ServiceError::VolumeGoes(_)), "{claimed}");
+    let (backend, state) = bench.crash().await;
+    let bench = Bench::with(backend, state, Clock::host()).await;
+    assert!(names(&bench).await.is_empty());
+}
+
+#[tokio::test]
+async fn volumes_count_into_the_quota_on_disk_and_have_one_size() {
+    let state = tempfile::tempdir().unwrap();
+    let others = Quota { disk: Some(Bytes::mib(100)), ..Quota::default() };
+    let config = Config { quotas: Quotas { others, ..Quotas::default() }, ..config(&state) };
+    let bench = Bench::configured(config, Pretend::new(), state).await;
+    let create = |size: u64| bench.service.create_volume(&bench.owner, &VOLUME, Some(Bytes::mib(size)));
+    static VOLUME: std::sync::LazyLock<VolumeName> = std::sync::LazyLock::new(|| name("data"));
+    assert!(matches!(create(101).await, Err(ServiceError::OverQuota { what: "disk", .. })));
+    assert_eq!(create(60).await.unwrap().1, Outcome::Done);
+    assert_eq!(create(60).await.unwrap().1, Outcome::AlreadySo);
+    assert!(matches!(create(50).await, Err(ServiceError::VolumeExists(_))));
+    let mut wish = plain();
+    wish.spec.resources.disk = Some(Bytes::mib(41));
+    let over = bench.service.create(&bench.owner, wish.clone()).await.unwrap_err();
+    assert!(matches!(over, ServiceError::OverQuota { what: "disk", .. }), "{over}");
+    wish.spec.resources.disk = Some(Bytes::mib(40));
+    bench.service.create(&bench.owner, wish).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_is_attached_is_used_and_remembered() {
+    let bench = Bench::new().await;
+    let sandbox = bench.create().await;
+    let mounts = claiming("data", make(Lifetime::WithSandboxes)).spec.mounts;
+    let attached = bench.service.attach(&bench.owner, &sandbox.id, mounts.clone()).await.unwrap();
+    assert_eq!(attached.spec.mounts.len(), 1);
+    let foreign = bench.service.attach(&Owner::named("other"), &sandbox.id, mounts).await.unwrap_err();
+    assert_eq!(foreign.kind(), ErrorKind::NotFound);
+    let (backend, state) = bench.crash().await;
+    let bench = Bench::with(backend, state, Clock::host()).await;
+    assert_eq!(
+        bench.service.volumes(&bench.owner).await.unwrap()[0].sandboxes,
+        std::slice::from_ref(&sandbox.id)
+    );
+    bench.backend.fail("attach", 1);
+    let more = claiming("more", make(Lifetime::WithSandboxes)).spec.mounts;
+    bench.service.attach(&bench.owner, &sandbox.id, more).await.unwrap_err();
+    until_names(&bench, &["data"]).await;
+    bench.service.destroy(&bench.owner, &sandbox.id).await.unwrap();
+    until_names(&bench, &[]).await;
+}

@@ -1,0 +1,257 @@
+//! Killing while snapshots are taken, restored and deleted: each is as it was or as it was to be,
+//! and nobody stands still afterwards.
+
+use std::path::PathBuf;
+use std::sync::Barrier;
+use std::time::Duration;
+
+use e2e::http::Client;
+use e2e::run::User;
+use e2e::sandbox::Sandbox;
+use serde_json::{Value, json};
+
+use super::fleet::{Fleet, Member};
+use super::parts::{self, Parts, Victim};
+use super::random::Random;
+use super::rounds::{after_peace, check_nothing_is_left, say, seed, setting};
+
+const ROUNDS: u64 = 48;
+
+/// The kill comes this long after the operation began, at the latest.
+const LATEST_MICROS: [u64; 3] = [3_000, 15_000, 60_000];
+
+/// What is in every snapshot.
+const KEPT: &str = "/root/kept";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Operation {
+    Take,
+    Restore,
+    Forget,
+}
+
+impl Operation {
+    const ALL: [Self; 3] = [Self::Take, Self::Restore, Self::Forget];
+}
+
+#[test]
+fn killing_while_snapshots_are_taken_restored_or_deleted_leaves_nothing_half() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let (seed, count) = (seed(), setting("CORACLE_CRASH_ROUNDS").unwrap_or(ROUNDS));
+    say(&format!("snapshots: {count} rounds, CORACLE_CRASH_SEED={seed}"));
+    let instance = format!("crash-snapshots-{}", std::process::id());
+    let mut parts = Parts::start(User::Same, &instance);
+    let before = after_peace(&mut parts, &instance);
+    let mut fleet = Fleet::new(parts.server.address());
+    let mut random = Random::new(seed);
+    for number in 0..count {
+        let victim = Victim::ALL[random.place(Victim::ALL.len())];
+        let operation = random.pick(&Operation::ALL);
+        let latest = random.pick(&LATEST_MICROS);
+        let moment = Duration::from_micros(random.below(latest));
+        say(&format!("snapshots: round {number}: {operation:?}, {victim:?} after {moment:?}"));
+        play(&mut parts, &mut fleet, operation, victim, moment);
+    }
+    let all = snapshots(&mut fleet.client());
+    all.iter().for_each(|id| assert_eq!(forget(&mut fleet.client(), id), Some(204)));
+    check_nothing_is_left(parts, &fleet, &instance, &before);
+}
+
+/// Written just before, so that flushing it takes a while.
+const LARGE: &str = "head -c 200000000 /dev/zero > /root/large";
+
+#[test]
+fn a_launcher_killed_while_a_sandbox_stands_still_is_followed_by_one_that_lets_it_go_on() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let instance = format!("crash-still-{}", std::process::id());
+    let mut parts = Parts::start(User::Same, &instance);
+    let mut fleet = Fleet::new(parts.server.address());
+    let mut member = source(&mut fleet);
+    assert_eq!(member.sandbox.run(LARGE).code, Some(0));
+    let mut client = fleet.client();
+    let told = perform(&mut client, Operation::Take, &member.sandbox.id, None);
+    let (_, id) = told.expect("the server answers");
+    wait_for_draft(&parts, &id);
+    let former = parts.kill_part(Victim::Launcher);
+    parts.wait_for_successor(Victim::Launcher, former, None);
+    member.check_works();
+    assert_eq!(settled(&mut client, &id), "Ready", "it is asked for again");
+    member.check_works();
+    check_whole(&fleet, &id);
+    fleet.delete(&member.sandbox.id);
+}
+
+#[test]
+fn others_are_made_while_a_large_disk_is_flushed() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let instance = format!("crash-large-{}", std::process::id());
+    let parts = Parts::start(User::Same, &instance);
+    let mut fleet = Fleet::new(parts.server.address());
+    let mut member = source(&mut fleet);
+    assert_eq!(member.sandbox.run(LARGE).code, Some(0));
+    let mut client = fleet.client();
+    let told = perform(&mut client, Operation::Take, &member.sandbox.id, None);
+    let (_, id) = told.expect("the server answers");
+    let draft = wait_for_draft(&parts, &id);
+    let mut other = parts.server.create_with(&json!({"resourceLimits": {}}));
+    assert!(draft.exists(), "the snapshot was taken before a sandbox was made beside it");
+    assert_eq!(other.run("true").code, Some(0));
+    assert_eq!(settled(&mut client, &id), "Ready");
+    member.check_works();
+}
+
+/// Waits until the launcher has noted that it takes this snapshot.
+fn wait_for_draft(parts: &Parts, snapshot: &str) -> PathBuf {
+    let draft = parts.server.state_directory().join("snapshots").join(format!("{snapshot}.new"));
+    e2e::eventually("the snapshot is begun", || draft.exists());
+    draft
+}
+
+fn play(parts: &mut Parts, fleet: &mut Fleet, operation: Operation, victim: Victim, moment: Duration) {
+    let mut source = source(fleet);
+    let existing = (operation != Operation::Take).then(|| taken(&mut fleet.client(), &source.sandbox.id));
+    let agent = parts.agent(&source.sandbox.id).expect("it lives");
+    let (address, id) = (parts.server.address().to_owned(), source.sandbox.id.clone());
+    let begin = Barrier::new(2);
+    let told = std::thread::scope(|scope| {
+        let operating = scope.spawn(|| {
+            begin.wait();
+            perform(&mut Client::new(&address), operation, &id, existing.as_deref())
+        });
+        begin.wait();
+        std::thread::park_timeout(moment);
+        match victim {
+            Victim::Supervisor => {
+                parts.kill_supervisor();
+                parts.start_again(None);
+            }
+            part @ (Victim::Server | Victim::Launcher) => {
+                let former = parts.kill_part(part);
+                parts.wait_for_successor(part, former, None);
+            }
+            Victim::Agent => parts::kill(agent),
+        }
+        operating.join().expect("an operation does not panic")
+    });
+    parts.wait_until_healthy();
+    if operation == Operation::Restore {
+        check_restored(fleet, told, &id);
+    } else {
+        check_told(&snapshots(&mut fleet.client()), operation, told, existing.as_deref());
+    }
+    check_all(fleet);
+    if victim == Victim::Agent {
+        fleet.bury(&id);
+    } else {
+        source.check_works();
+        fleet.members.push(source);
+    }
+}
+
+/// A sandbox in which something goes on and something is not on the disk yet.
+fn source(fleet: &mut Fleet) -> Member {
+    fleet.fill(1);
+    let mut member = fleet.members.remove(0);
+    let text = format!("echo kept > {KEPT}; head -c 8000000 /dev/urandom > /root/unsynced");
+    assert_eq!(member.sandbox.run(&text).code, Some(0));
+    member
+}
+
+/// What the client was told: a status, and what it was about.
+type Told = Option<(u16, String)>;
+
+fn perform(client: &mut Client, operation: Operation, sandbox: &str, snapshot: Option<&str>) -> Told {
+    let answer = match (operation, snapshot) {
+        (Operation::Take, _) => client.post(&format!("/v1/sandboxes/{sandbox}/snapshots"), &json!({})),
+        (Operation::Restore, Some(snapshot)) => {
+            client.post("/v1/sandboxes", &json!({"snapshotId": snapshot, "resourceLimits": {}}))
+        }
+        (Operation::Forget, Some(snapshot)) => client.delete(&format!("/v1/snapshots/{snapshot}")),
+        (_, None) => panic!("{operation:?} of nothing"),
+    };
+    let answer = answer.ok()?;
+    let body: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
+    Some((answer.status, body["id"].as_str().unwrap_or_default().to_owned()))
+}
+
+/// What was accepted is known, and what was deleted is not.
+fn check_told(all: &[String], operation: Operation, told: Told, snapshot: Option<&str>) {
+    match (operation, told, snapshot) {
+        (Operation::Take, Some((202, id)), _) => assert!(all.contains(&id), "{id} was accepted and is lost"),
+        (Operation::Forget, Some((204, _)), Some(id)) => {
+            assert!(!all.contains(&id.to_owned()), "{id} was deleted and is there");
+        }
+        _ => {}
+    }
+}
+
+/// Every snapshot that is left comes to rest, makes sandboxes if it is ready, and can be deleted.
+fn check_all(fleet: &Fleet) {
+    let mut client = fleet.client();
+    for id in snapshots(&mut client) {
+        if settled(&mut client, &id) == "Ready" {
+            check_whole(fleet, &id);
+        }
+        assert_eq!(forget(&mut client, &id), Some(204), "{id}");
+    }
+}
+
+/// A sandbox that was answered has the files; one that was not is undone, or adopted if the
+/// server died.
+fn check_restored(fleet: &Fleet, told: Told, source: &str) {
+    if let Some((202, id)) = told
+        && fleet.settled(&id).expect("it was answered") == "Running"
+    {
+        let mut restored = Sandbox::known(fleet.client(), &id);
+        assert_eq!(restored.run(&format!("cat {KEPT}")).stdout, "kept\n");
+    }
+    e2e::eventually("what was restored can be removed", || {
+        let restored = fleet.strangers().into_iter().filter(|id| id != source);
+        let deleted = restored.map(|id| fleet.client().delete(&format!("/v1/sandboxes/{id}")));
+        deleted.count() == 0
+    });
+}
+
+/// A snapshot that is ready makes sandboxes.
+fn check_whole(fleet: &Fleet, id: &str) {
+    let wish = json!({"image": null, "entrypoint": null, "resourceLimits": {}, "snapshotId": id});
+    let mut restored = Sandbox::create(fleet.client(), &wish);
+    assert_eq!(restored.run(&format!("cat {KEPT}")).stdout, "kept\n", "snapshot {id} is not whole");
+    restored.delete();
+}
+
+/// Every snapshot that the server lists.
+fn snapshots(client: &mut Client) -> Vec<String> {
+    let page = client.get("/v1/snapshots?pageSize=200").expect("the server answers").json();
+    let items = page["items"].as_array().expect("a page has items").iter();
+    items.map(|item| item["id"].as_str().expect("an id is a text").to_owned()).collect()
+}
+
+/// Takes one that is ready.
+fn taken(client: &mut Client, sandbox: &str) -> String {
+    let (status, id) = perform(client, Operation::Take, sandbox, None).expect("the server answers");
+    assert_eq!(status, 202);
+    assert_eq!(settled(client, &id), "Ready");
+    id
+}
+
+/// Waits until it is no longer being taken, and answers its state.
+fn settled(client: &mut Client, id: &str) -> String {
+    let mut state = String::new();
+    e2e::eventually("the snapshot is taken or has failed", || {
+        let answer = client.get(&format!("/v1/snapshots/{id}")).expect("the server answers");
+        state = answer.json()["status"]["state"].as_str().unwrap_or_default().to_owned();
+        state != "Creating"
+    });
+    state
+}
+
+fn forget(client: &mut Client, id: &str) -> Option<u16> {
+    client.delete(&format!("/v1/snapshots/{id}")).ok().map(|answer| answer.status)
+}

@@ -1,0 +1,125 @@
+//! Volumes while parts are killed: none is lost, none is half made, none is left.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use e2e::http::Client;
+use e2e::run::User;
+use serde_json::{Value, json};
+
+use super::parts::{Parts, Victim};
+use super::random::Random;
+use super::rounds::{say, seed};
+
+const ROUNDS: usize = 24;
+const LATEST_MICROS: u64 = 8_000;
+
+/// The volumes in the pool, in the mount namespace of the launcher.
+fn on_disk(launcher: u32, state: &Path) -> BTreeSet<String> {
+    let below = state.strip_prefix("/").expect("a state directory is absolute");
+    let root = Path::new("/proc").join(launcher.to_string()).join("root").join(below);
+    let pool = root.join("disk/pool/named-volumes");
+    let entries = fs::read_dir(pool).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+fn listed(client: &mut Client) -> Vec<Value> {
+    let page = client.get("/coracle/v1/volumes").expect("the server answers").json();
+    page["items"].as_array().expect("a page has items").clone()
+}
+
+/// Makes volumes and removes them in every way, until something breaks.
+fn churn(address: &str, round: usize) {
+    let mut client = Client::new(address);
+    let going = |name: &str| {
+        json!({
+            "image": {"uri": "host"}, "resourceLimits": {}, "entrypoint": ["tail", "-f", "/dev/null"],
+            "volumes": [{"name": "v", "mountPath": "/data",
+                "pvc": {"claimName": name, "storage": "16Mi", "deleteOnSandboxTermination": true}}],
+        })
+    };
+    let mut work = || {
+        let name = format!("r{round}");
+        client.post("/coracle/v1/volumes", &json!({"name": name, "size": "16Mi"})).ok()?;
+        let made = client.post("/v1/sandboxes", &going(&format!("g{round}"))).ok()?;
+        client.delete(&format!("/coracle/v1/volumes/{name}")).ok()?;
+        client.delete(&format!("/v1/sandboxes/{}", made.json()["id"].as_str()?)).ok()
+    };
+    work();
+}
+
+#[test]
+fn killing_any_part_leaves_every_volume_whole_or_gone() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let seed = seed();
+    say(&format!("crash-volumes: {ROUNDS} rounds, CORACLE_CRASH_SEED={seed}"));
+    let mut random = Random::new(seed);
+    let instance = format!("crash-volumes-{}", std::process::id());
+    let mut parts = Parts::start(User::Same, &instance);
+    let kept = json!({"name": "kept", "size": "16Mi"});
+    assert_eq!(parts.server.client().post("/coracle/v1/volumes", &kept).expect("answers").status, 201);
+    for round in 0..ROUNDS {
+        let address = parts.server.address().to_owned();
+        let victim = random.pick(&[Victim::Supervisor, Victim::Server, Victim::Launcher]);
+        let moment = Duration::from_micros(random.below(LATEST_MICROS) * if round % 2 == 0 { 1 } else { 10 });
+        std::thread::scope(|scope| {
+            scope.spawn(|| churn(&address, round));
+            std::thread::park_timeout(moment);
+            match victim {
+                Victim::Supervisor => {
+                    parts.kill_supervisor();
+                    parts.start_again(None);
+                }
+                part => {
+                    let former = parts.kill_part(part);
+                    parts.wait_for_successor(part, former, None);
+                }
+            }
+        });
+        parts.wait_until_healthy();
+        check(&parts, &format!("round {round}, {victim:?} after {moment:?}"));
+    }
+    finish(parts);
+}
+
+/// What is on disk is what is listed, whole, and what goes with sandboxes has one.
+fn check(parts: &Parts, when: &str) {
+    let (state, launcher) = (parts.server.state_directory(), parts.pid(Victim::Launcher));
+    let mut told = (Vec::new(), BTreeSet::new());
+    let same = e2e::happens(|| {
+        let volumes = listed(&mut parts.server.client());
+        let ids = |volume: &Value| volume["id"].as_str().unwrap_or_default().to_owned();
+        let known: BTreeSet<String> = volumes.iter().map(ids).collect();
+        let orphan =
+            |volume: &Value| volume["deletedWithSandboxes"] == true && volume["sandboxes"] == json!([]);
+        let settled = !volumes.iter().any(orphan);
+        told = (volumes, on_disk(launcher, &state));
+        settled && known == told.1
+    });
+    assert!(same, "{when}: listed {:#?}, on disk {:?}", told.0, told.1);
+    assert!(told.0.iter().any(|volume| volume["name"] == "kept"), "{when}: a volume was lost");
+}
+
+fn finish(mut parts: Parts) {
+    parts.server.remove_all().expect("the server removes its sandboxes");
+    let mut client = parts.server.client();
+    e2e::eventually("volumes go with their sandboxes", || {
+        listed(&mut client).iter().all(|volume| volume["deletedWithSandboxes"] == false)
+    });
+    for volume in listed(&mut client) {
+        let path = format!("/coracle/v1/volumes/{}", volume["name"].as_str().unwrap_or_default());
+        assert_eq!(client.delete(&path).expect("the server answers").status, 204);
+    }
+    let state = parts.server.state_directory();
+    assert_eq!(on_disk(parts.pid(Victim::Launcher), &state), BTreeSet::new());
+    assert!(parts.server.terminate().success(), "the server did not end in peace");
+    let database = rusqlite::Connection::open(state.join("server/coracle.db")).expect("there is a database");
+    let rows: i64 = database
+        .query_row("SELECT count(*) FROM volumes", [], |row| row.get(0))
+        .expect("there is a table of volumes");
+    assert_eq!(rows, 0);
+}

@@ -1,0 +1,259 @@
+//! Snapshots and forks through the API and the command line: what they keep, that they outlive
+//! everything, and that nobody stands still because of them.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::io::{BufRead, BufReader};
+
+use e2e::binary::Programs;
+use e2e::http::{Client, Response};
+use e2e::run::{ORDINARY, User};
+use e2e::sandbox::Sandbox;
+use e2e::server::{Server, Start};
+use serde_json::{Value, json};
+
+/// Takes a snapshot and waits until it is no longer being taken.
+fn snapshot(server: &Server, sandbox: &str) -> Value {
+    let mut client = server.client();
+    let answer = client.post(&format!("/v1/sandboxes/{sandbox}/snapshots"), &json!({})).unwrap();
+    assert_eq!(answer.status, 202, "{}", answer.text());
+    assert_eq!(answer.json()["status"]["state"], "Creating");
+    settled(&mut client, answer.json()["id"].as_str().unwrap())
+}
+
+fn settled(client: &mut Client, id: &str) -> Value {
+    let mut seen = Value::Null;
+    e2e::eventually("the snapshot is taken or has failed", || {
+        seen = client.get(&format!("/v1/snapshots/{id}")).unwrap().json();
+        seen["status"]["state"] != "Creating"
+    });
+    seen
+}
+
+/// As [`snapshot`], of which nothing but its id is wanted.
+fn ready(server: &Server, sandbox: &Sandbox) -> String {
+    let taken = snapshot(server, &sandbox.id);
+    assert_eq!(taken["status"]["state"], "Ready", "{taken}");
+    taken["id"].as_str().unwrap().to_owned()
+}
+
+fn restore(server: &Server, snapshot: &str) -> Sandbox {
+    server.create_with(&json!({"image": null, "entrypoint": null, "snapshotId": snapshot}))
+}
+
+/// Runs shell text that must succeed, and answers what it printed.
+fn ok(sandbox: &mut Sandbox, text: &str) -> String {
+    let ran = sandbox.run(text);
+    assert_eq!(ran.code, Some(0), "`{text}`: {ran:?}");
+    ran.stdout
+}
+
+fn delete(server: &Server, snapshot: &str) -> Response {
+    server.client().delete(&format!("/v1/snapshots/{snapshot}")).unwrap()
+}
+
+fn code(answer: &Response) -> (u16, String) {
+    (answer.status, answer.json()["code"].as_str().unwrap_or_default().to_owned())
+}
+
+#[test]
+fn what_was_written_deleted_renamed_and_given_away_is_kept() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let mut source = server.create();
+    ok(
+        &mut source,
+        "echo text > /root/file; rm /etc/hostname; mv /etc/group /etc/group2; mkdir -p /srv/d; \
+         chown 1000:1001 /srv/d; chmod 4751 /srv/d; ln -s file /root/link; ln /root/file /root/hard; \
+         touch /usr/bin/own; rm /usr/bin/env; echo x > '/root/odd name ü'",
+    );
+    let taken = ready(&server, &source);
+    ok(&mut source, "echo changed > /root/file; rm -r /srv/d");
+    let look = "cat /root/file; stat -c '%u %g %a' /srv/d; readlink /root/link; stat -c %h /root/file; \
+                cat '/root/odd name ü'; ls /etc/hostname /etc/group /usr/bin/env 2>/dev/null; \
+                ls /usr/bin/own /etc/group2";
+    let expected = "text\n1000 1001 4751\nfile\n2\nx\n/etc/group2\n/usr/bin/own\n";
+    let mut restored = restore(&server, &taken);
+    assert_eq!(ok(&mut restored, look), expected);
+    // A fork of a fork has the same, and what either writes is its own.
+    ok(&mut restored, "echo mine > /root/file; rm /usr/bin/own");
+    let again = ready(&server, &restored);
+    let mut second = restore(&server, &taken);
+    assert_eq!(ok(&mut second, look), expected);
+    let mut third = restore(&server, &again);
+    assert_eq!(
+        ok(&mut third, "cat /root/file; test ! -e /usr/bin/own; ls /etc/group2"),
+        "mine\n/etc/group2\n"
+    );
+    for id in [&taken, &again] {
+        assert_eq!(delete(&server, id).status, 204);
+    }
+    assert_eq!(ok(&mut second, "cat /root/file"), "text\n", "it needs the snapshot no longer");
+}
+
+#[test]
+fn the_api_answers_as_its_reference_does() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let source = server.create();
+    let mut client = server.client();
+    let path = format!("/sandboxes/{}/snapshots", source.id);
+    let answer = client.post(&path, &json!({"name": "first"})).unwrap();
+    let body = answer.json();
+    let id = body["id"].as_str().unwrap().to_owned();
+    assert_eq!(answer.header("location"), Some(format!("/v1/snapshots/{id}").as_str()));
+    assert_eq!((&body["sandboxId"], &body["name"]), (&json!(source.id), &json!("first")));
+    assert_eq!(body["status"]["reason"], "snapshot_accepted");
+    assert_eq!(settled(&mut client, &id)["status"]["reason"], "snapshot_ready");
+    let other = ready(&server, &source);
+    let mut list = |query: &str| client.get(&format!("/snapshots?{query}")).unwrap().json();
+    assert_eq!(list("")["pagination"]["totalItems"], 2);
+    assert_eq!(list("name=first")["items"][0]["id"], json!(id));
+    assert_eq!(list("pageSize=1")["items"][0]["id"], json!(other), "the newest comes first");
+    assert_eq!(list("state=failed&state=CREATING")["items"], json!([]));
+    assert_eq!(list(&format!("sandboxId={}&state=ready", source.id))["pagination"]["totalItems"], 2);
+    assert_eq!(list("sandboxId=nobody")["items"], json!([]));
+    let restored = restore(&server, &id);
+    let shown = client.get(&format!("/v1/sandboxes/{}", restored.id)).unwrap().json();
+    assert_eq!((&shown["snapshotId"], shown.get("image")), (&json!(id), None));
+    assert_eq!(shown["entrypoint"], json!(["tail", "-f", "/dev/null"]));
+    let absent = "/v1/snapshots/ffffffff-ffff-4fff-bfff-ffffffffffff";
+    assert_eq!(code(&client.get(absent).unwrap()), (404, "SNAPSHOT::NOT_FOUND".to_owned()));
+    assert_eq!(code(&client.delete(absent).unwrap()), (404, "SNAPSHOT::NOT_FOUND".to_owned()));
+    let wish = json!({"snapshotId": "ffffffff-ffff-4fff-bfff-ffffffffffff", "resourceLimits": {}});
+    assert_eq!(code(&client.post("/v1/sandboxes", &wish).unwrap()), (404, "SNAPSHOT::NOT_FOUND".to_owned()));
+    client.post(&format!("/v1/sandboxes/{}/pause", source.id), &json!({})).unwrap();
+    let paused = client.post(&path, &json!({})).unwrap();
+    assert_eq!(code(&paused), (409, "SNAPSHOT::INVALID_SOURCE_STATE".to_owned()));
+}
+
+#[test]
+fn a_disk_that_could_not_hold_the_files_is_refused() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let mut source = server.create_with(&json!({"extensions": {"coracle.disk": "64Mi"}}));
+    ok(&mut source, "head -c 30000000 /dev/urandom > /root/file");
+    let taken = ready(&server, &source);
+    let wish = json!({
+        "snapshotId": taken, "resourceLimits": {}, "extensions": {"coracle.disk": "20Mi"},
+    });
+    let refused = server.client().post("/v1/sandboxes", &wish).unwrap();
+    assert_eq!(code(&refused), (409, "SNAPSHOT::INVALID_RESTORE_CONFIG".to_owned()), "{}", refused.text());
+    let mut restored = restore(&server, &taken);
+    assert_eq!(ok(&mut restored, "stat -c %s /root/file"), "30000000\n");
+    // What it was given does not count, what it writes does.
+    let ran = restored.run("head -c 100000000 /dev/urandom > /root/more");
+    assert_ne!(ran.code, Some(0), "its own limit holds");
+}
+
+/// Commands stand still for a moment only, and every record that a writer has waited for is in
+/// the snapshot, whole.
+#[test]
+fn a_writer_goes_on_and_its_journal_is_not_torn() {
+    if !testkit::needs_root() {
+        return;
+    }
+    const WRITER: &str = "import os\nf = os.open('/root/log', os.O_WRONLY | os.O_CREAT | os.O_APPEND)\nn = 0\n\
+        while True:\n    os.write(f, (b'%015d\\n' % n) * 64)\n    os.fsync(f)\n    n += 1\n    print(n, flush=True)\n";
+    const CHECK: &str = "import sys\ndata = open('/root/log', 'rb').read()\nsize = 16 * 64\n\
+        for n in range(len(data) // size):\n    assert data[n * size:(n + 1) * size] == (b'%015d\\n' % n) * 64, n\n\
+        print(len(data) // size)\n";
+    let server = Server::start();
+    let mut source = server.create();
+    source.upload("/root/writer.py", WRITER.as_bytes());
+    source.upload("/root/check.py", CHECK.as_bytes());
+    let mut follower = Sandbox::known(server.client(), &source.id);
+    let stream = follower.inside_streaming("POST", "command", &json!({"command": "python3 /root/writer.py"}));
+    let mut lines = BufReader::new(stream.body).lines().map_while(Result::ok);
+    let mut printed = || loop {
+        let line = lines.next().expect("the writer goes on");
+        let event: Value = serde_json::from_str(line.trim_start_matches("data: ")).unwrap_or_default();
+        if event["type"] == "stdout" {
+            return event["text"].as_str().unwrap().trim().parse::<u64>().unwrap();
+        }
+    };
+    for _ in 0..5 {
+        let before = printed();
+        let taken = ready(&server, &source);
+        // What was printed before the snapshot was asked for had been waited for.
+        let mut restored = restore(&server, &taken);
+        let found: u64 = ok(&mut restored, "python3 /root/check.py").trim().parse().unwrap();
+        assert!(found >= before, "{found} records of {before}");
+        while printed() <= found {}
+        assert_eq!(delete(&server, &taken).status, 204);
+    }
+}
+
+#[test]
+fn a_snapshot_outlives_its_sandbox_and_its_server() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let mut server = Server::start();
+    let mut source = server.create();
+    ok(&mut source, "echo kept > /root/file");
+    let taken = ready(&server, &source);
+    let mut survivor = restore(&server, &taken);
+    server.client().delete(&format!("/v1/sandboxes/{}", source.id)).unwrap();
+    for crash in [false, true] {
+        if crash {
+            server.kill();
+        } else {
+            server.terminate();
+        }
+        server.start_again(&Start::new());
+        let mut restored = restore(&server, &taken);
+        assert_eq!(ok(&mut restored, "cat /root/file"), "kept\n");
+    }
+    survivor = Sandbox::known(server.client(), &survivor.id);
+    assert_eq!(ok(&mut survivor, "cat /root/file"), "kept\n");
+    assert_eq!(delete(&server, &taken).status, 204);
+}
+
+#[test]
+fn an_ordinary_users_server_says_that_it_cannot() {
+    let user = if rustix::process::geteuid().is_root() { ORDINARY } else { User::Same };
+    let server = Start::new().as_user(user).env("CORACLE_REQUIRE_LIMITS", "false").start();
+    let source = server.create_with(&json!({"resourceLimits": {}}));
+    let path = format!("/v1/sandboxes/{}/snapshots", source.id);
+    let refused = server.client().post(&path, &json!({})).unwrap();
+    assert_eq!(code(&refused), (409, "SNAPSHOT::UNSUPPORTED_RUNTIME".to_owned()));
+    assert_eq!(server.client().get("/v1/snapshots").unwrap().json()["items"], json!([]));
+}
+
+#[test]
+fn the_command_line_forks_and_leaves_no_snapshot_behind() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let mut source = server.create_with(&json!({"metadata": {"team": "blue"}}));
+    ok(&mut source, "echo forked > /root/file");
+    let coracle = |words: &[&str]| {
+        let mut command = Programs::shared().command();
+        let output = command.args(["--url", &format!("http://{}", server.address())]).args(words).output();
+        let output = output.unwrap();
+        assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let forks = coracle(&["fork", &source.id, "-n", "3"]);
+    assert_eq!(forks.lines().count(), 3, "{forks}");
+    for id in forks.lines() {
+        assert_eq!(ok(&mut Sandbox::known(server.client(), id), "cat /root/file"), "forked\n");
+    }
+    assert_eq!(coracle(&["ls", "-q", "-l", "team=blue"]).lines().count(), 4, "labels are kept");
+    let empty: Value = serde_json::from_str(&coracle(&["--json", "snapshot", "ls"])).unwrap();
+    assert_eq!(empty, json!([]));
+    let taken = coracle(&["snapshot", "create", &source.id, "--name", "one"]);
+    let told: Value =
+        serde_json::from_str(&coracle(&["--json", "snapshot", "inspect", taken.trim()])).unwrap();
+    assert_eq!((&told["name"], &told["status"]["state"]), (&json!("one"), &json!("Ready")));
+    let made = coracle(&["create", "--snapshot", taken.trim()]);
+    assert_eq!(ok(&mut Sandbox::known(server.client(), made.trim()), "cat /root/file"), "forked\n");
+    assert_eq!(coracle(&["snapshot", "rm", taken.trim()]), taken);
+}
