@@ -157,7 +157,7 @@ impl Backend for Pretend {
 
     async fn probe(&self) -> Result<Capabilities, BackendError> {
         let most = Capabilities { pause: true, attach: true, snapshot: true, ..Capabilities::default() };
-        Ok(Capabilities { volumes: true, ..most })
+        Ok(Capabilities { volumes: true, network: true, ..most })
     }
 
     async fn create(&self, id: &SandboxId, spec: &Spec) -> Result<InForce, BackendError> {
