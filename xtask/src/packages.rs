@@ -31,6 +31,12 @@ const WANTED: &[Package] = &[
         needed_for: "transfers are compared with what nginx serves",
     },
     Package {
+        name: "docker-registry",
+        present: || find("docker-registry").is_some(),
+        required: || false,
+        needed_for: "images are pulled from a real registry",
+    },
+    Package {
         name: "bubblewrap",
         present: || find("bwrap").is_some(),
         required: || false,

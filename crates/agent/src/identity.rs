@@ -23,7 +23,7 @@ impl Who {
     pub(crate) fn find(config: &AgentConfig, identity: &Identity) -> Result<Self, Fault> {
         let accounts = Accounts::read();
         let (account, gid) = match identity {
-            Identity::Default => (named(&accounts, &config.default_user)?, None),
+            Identity::Default => usual(&accounts, &config.default_user)?,
             Identity::User(name) => (named(&accounts, name)?, None),
             Identity::Ids { uid, gid } => {
                 (accounts.by_uid(*uid).unwrap_or_else(|| unnamed(*uid)), Some(*gid))
@@ -65,6 +65,14 @@ impl Who {
         rustix::thread::set_thread_res_gid(self.gid, self.gid, self.gid)?;
         rustix::thread::set_thread_res_uid(self.uid, self.uid, self.uid)
     }
+}
+
+/// The user that an image names, maybe with a group: `user`, `uid`, `user:group`, `uid:gid`.
+fn usual(accounts: &Accounts, text: &str) -> Result<(Account, Option<u32>), Fault> {
+    let Some((user, group)) = text.split_once(':') else { return Ok((named(accounts, text)?, None)) };
+    let gid = accounts.gid_of(group).or_else(|| group.parse().ok());
+    let gid = gid.ok_or_else(|| fault::plain(FaultKind::NotFound, "find group", group))?;
+    Ok((named(accounts, user)?, Some(gid)))
 }
 
 fn named(accounts: &Accounts, name: &str) -> Result<Account, Fault> {

@@ -1,31 +1,49 @@
 //! Images: what a sandbox's files are before it writes any.
 //!
 //! An image is a list of trees, each with a mount point and the layers below it; a sandbox adds
-//! one upper layer per tree. `host` is made of the host's own `/usr` and a small skeleton; named
-//! images are imported into `<state>/images`. Names that clients send by habit resolve through an
-//! alias table.
+//! one upper layer per tree. `host` is made of the host's own `/usr` and a small skeleton. Named
+//! images are kept in `<state>/images` as layers, each once, by the digest of its content; they
+//! come from directories, archives, OCI layouts and registries. Names that clients send by habit
+//! resolve through an alias table.
 //!
 //! ```text
-//!  <state>/images/<name>/rootfs       an imported tree, ids as in the image
-//!  <state>/images/<name>/image.json   its summary; without it the import was not finished
-//!  <state>/host/<version>             skeletons of `host`, one per content
+//! import ─► worker (a fork without rights) ─► unpack ─► manifest, blobs, stream
+//!    │                                          └─────► layer ◄─ tarball, directory
+//!    └────► store ◄─ collect
 //! ```
 
 mod aliases;
+mod blobs;
+mod collect;
+mod digest;
 mod directory;
 mod essentials;
 mod host;
+mod import;
 mod layer;
+mod manifest;
+mod name;
+mod record;
 mod skeleton;
 mod store;
+mod stream;
 mod tarball;
+mod unpack;
+mod worker;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
 pub use aliases::{Aliases, Unlisted};
+pub use collect::{Collected, collect, collect_if_free, remove, stored_bytes};
+pub use digest::Digest;
 pub use host::{HostImage, host_skeleton, premade_in_usr, remove_old_skeletons};
-pub use store::{ImageSummary, import, list, remove};
+pub use import::{Existing, Import, Unpacker, import};
+pub use manifest::architecture;
+pub use record::{ImageConfig, LayerRecord, Record};
+pub use store::{find, layers, records, touch};
+pub use unpack::Source;
 
 /// The image that needs no import.
 pub const HOST: &str = "host";
@@ -46,8 +64,23 @@ pub struct Resolved {
     pub trees: Vec<Tree>,
     /// Set for every process, not inherited from the host.
     pub env: Vec<(String, String)>,
+    /// What the store knows of it, if it is kept there.
+    pub record: Option<Record>,
     /// The name that was asked for, when an alias stood in for it.
     pub alias_of: Option<String>,
+}
+
+impl Resolved {
+    /// The layers that must not be removed while a sandbox of this image exists.
+    pub fn layers(&self) -> Vec<Digest> {
+        let layers = self.record.iter().flat_map(|record| &record.layers);
+        layers.map(|layer| layer.digest.clone()).collect()
+    }
+
+    /// Whether all layers are there; somebody may have removed the image a moment ago.
+    pub fn is_whole(&self) -> bool {
+        self.trees.iter().flat_map(|tree| &tree.lowers).all(|lower| lower.is_dir())
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -68,21 +101,36 @@ pub enum ImageError {
     Hostile { entry: String, reason: &'static str },
     #[error("it holds more than {0}")]
     TooLarge(&'static str),
-    #[error("`{0}` is neither a directory nor a tar archive (plain, gzip or zstd)")]
-    NotAnArchive(PathBuf),
-    #[error("`{0}` holds no root file system: it has neither `bin` nor `usr`")]
-    NotARoot(PathBuf),
+    #[error("it is neither a directory nor a tar archive (plain, gzip or zstd)")]
+    NotAnArchive,
+    #[error("it holds no root file system: it has neither `bin` nor `usr`")]
+    NotARoot,
+    #[error("it is no image that could be understood: {0}")]
+    Malformed(String),
+    #[error("it has nothing for linux/{0}")]
+    NoPlatform(&'static str),
+    #[error("the content of `{0}` is not what its digest says")]
+    Mismatch(String),
+    /// What a worker said.
+    #[error("{message}")]
+    Refused { message: String, hint: Option<String> },
+    #[error("the process that unpacked it died ({0})")]
+    WorkerDied(String),
 }
 
 impl ImageError {
     /// What somebody could do about it.
-    pub fn hint(&self) -> Option<&'static str> {
+    pub fn hint(&self) -> Option<&str> {
         match self {
             Self::BadName(_) => Some("lower-case letters, digits and `._/-`, then a `:tag` if you like"),
             Self::Unknown(_) => Some("`coracle image ls` lists the images"),
             Self::OnlyAlias { .. } => Some("import it, name the target itself, or allow aliases"),
             Self::Exists(_) => Some("remove it first with `coracle image rm`"),
-            Self::NotARoot(_) => Some("an archive of `docker save` holds layers; use `docker export`"),
+            Self::NotARoot => Some("it takes a whole system, as `docker export` writes it, or an image"),
+            Self::Mismatch(_) => {
+                Some("fetch or save it again; if that does not help, do not trust its source")
+            }
+            Self::Refused { hint, .. } => hint.as_deref(),
             _ => None,
         }
     }
@@ -107,21 +155,24 @@ pub fn resolve(
 }
 
 fn exact(state: &Path, host: &HostImage, name: &str) -> Result<Option<Resolved>, ImageError> {
-    let trees = if name == HOST {
-        host.trees.clone()
-    } else {
-        match store::find(state, name)? {
-            Some(rootfs) => vec![Tree { mount_point: "/".to_owned(), lowers: vec![rootfs] }],
-            None => return Ok(None),
-        }
-    };
-    Ok(Some(Resolved { name: name.to_owned(), trees, env: default_env(), alias_of: None }))
+    if name == HOST {
+        let env = environment(&[]);
+        let (name, trees) = (name.to_owned(), host.trees.clone());
+        return Ok(Some(Resolved { name, trees, env, record: None, alias_of: None }));
+    }
+    let Some(record) = store::find(state, name)? else { return Ok(None) };
+    let trees = vec![Tree { mount_point: "/".to_owned(), lowers: store::trees(state, &record) }];
+    let env = environment(&record.config.env);
+    Ok(Some(Resolved { name: record.name.clone(), trees, env, record: Some(record), alias_of: None }))
 }
 
-fn default_env() -> Vec<(String, String)> {
-    [("PATH", PATH), ("HOME", "/root"), ("LANG", "C.UTF-8")]
-        .map(|(name, value)| (name.to_owned(), value.to_owned()))
-        .to_vec()
+/// What every process finds in its environment: the image's own words over the usual ones.
+fn environment(own: &[(String, String)]) -> Vec<(String, String)> {
+    let usual = [("PATH", PATH), ("HOME", "/root"), ("LANG", "C.UTF-8")];
+    let mut env: BTreeMap<String, String> =
+        usual.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+    env.extend(own.iter().cloned());
+    env.into_iter().collect()
 }
 
 /// Says what was attempted on which path when something failed.

@@ -1,5 +1,7 @@
 //! The backend as the service sees it: a client of the launcher, and a dialler of agents.
 
+mod images;
+
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -8,7 +10,7 @@ use std::time::Duration;
 
 use backend::{
     AgentStream, Backend, BackendError, Capabilities, Death, Found, FoundSnapshot, FoundVolume, InForce,
-    KeptFiles, Measures, Progress, Usage,
+    KeptFiles, Measures, Usage,
 };
 use domain::volume::Lifetime;
 use domain::{
@@ -29,6 +31,8 @@ use crate::launcher::protocol::{
 };
 use crate::network::Wish;
 
+pub use self::images::Fetching;
+
 /// What holds for sandboxes whose caller left something open.
 #[derive(Clone, Copy, Debug)]
 pub struct Defaults {
@@ -43,6 +47,7 @@ pub struct Native {
     /// Where the launcher and the agents listen.
     run: Arc<OwnedFd>,
     defaults: Defaults,
+    fetching: Option<Fetching>,
     deaths: mpsc::UnboundedSender<Death>,
     listener: Mutex<Option<mpsc::UnboundedReceiver<Death>>>,
 }
@@ -89,7 +94,7 @@ impl Native {
         let run = Arc::new(rustix::fs::open(state_dir.join("run"), flags, Mode::empty())?);
         let (deaths, listener) = mpsc::unbounded_channel();
         let link = Arc::new(Link { run: Arc::clone(&run), state: Mutex::default() });
-        Ok(Self { link, run, defaults, deaths, listener: Mutex::new(Some(listener)) })
+        Ok(Self { link, run, defaults, fetching: None, deaths, listener: Mutex::new(Some(listener)) })
     }
 
     fn plan(&self, id: &SandboxId, spec: &Spec) -> Result<JailPlan, BackendError> {
@@ -311,6 +316,10 @@ impl Backend for Native {
         Ok(all.into_iter().filter_map(found_snapshot).collect())
     }
 
+    fn images(&self) -> Option<&dyn backend::Images> {
+        Some(self)
+    }
+
     fn deaths(&self) -> mpsc::UnboundedReceiver<Death> {
         let mut listener = self.listener.lock().expect("nothing panics while it holds this lock");
         listener.take().expect("the service asks for deaths once")
@@ -321,10 +330,19 @@ impl Link {
     /// Asks, and waits for a launcher that is being started again. A question that was sent but
     /// not answered is asked once more if asking twice does no harm.
     async fn ask(self: &Arc<Self>, question: Question) -> Result<(Answer, Option<OwnedFd>), BackendError> {
+        self.ask_with(question, None).await
+    }
+
+    /// As [`Link::ask`], with a descriptor that goes along.
+    async fn ask_with(
+        self: &Arc<Self>,
+        question: Question,
+        carried: Option<OwnedFd>,
+    ) -> Result<(Answer, Option<OwnedFd>), BackendError> {
         let given_up = Instant::now() + AWAY;
         let mut ask = Ask { version: VERSION, number: 0, question };
         loop {
-            let unheard = match self.ask_once(&mut ask).await {
+            let unheard = match self.ask_once(&mut ask, carried.as_ref()).await {
                 Ok((answer, descriptor)) => return Ok((answer?, descriptor)),
                 Err(unheard) => unheard,
             };
@@ -336,14 +354,14 @@ impl Link {
         }
     }
 
-    async fn ask_once(self: &Arc<Self>, ask: &mut Ask) -> Result<Told, Unheard> {
+    async fn ask_once(self: &Arc<Self>, ask: &mut Ask, carried: Option<&OwnedFd>) -> Result<Told, Unheard> {
         let before = |source| Unheard { stage: Stage::Before, source };
         let (told, heard) = oneshot::channel();
         let (socket, number) = self.enqueue(told).map_err(before)?;
         ask.number = number;
         loop {
             let mut guard = socket.writable().await.map_err(before)?;
-            match guard.try_io(|socket| packet::send(socket.as_fd(), ask, None)) {
+            match guard.try_io(|socket| packet::send(socket.as_fd(), ask, carried.map(AsFd::as_fd))) {
                 Ok(sent) => break sent.map_err(before)?,
                 Err(_would_block) => {}
             }
@@ -454,11 +472,11 @@ fn mount_plan(mount: &Mount) -> Result<MountPlan, BackendError> {
 }
 
 fn found_snapshot(found: FoundKept) -> Option<FoundSnapshot> {
-    let progress = match found.kept {
-        Some(kept) => Progress::Complete(kept.into()),
-        None => Progress::Making(found.copied.map(|(done, total)| (Bytes(done), Bytes(total)))),
+    let stage = match found.kept {
+        Some(kept) => backend::Stage::Complete(kept.into()),
+        None => backend::Stage::Making(found.copied.map(|(done, total)| (Bytes(done), Bytes(total)))),
     };
-    Some(FoundSnapshot { id: SnapshotId::parse(&found.id).ok()?, progress })
+    Some(FoundSnapshot { id: SnapshotId::parse(&found.id).ok()?, stage })
 }
 
 impl From<KeptBox> for KeptFiles {
@@ -505,5 +523,6 @@ pub fn guest_plan(spec: &Spec) -> GuestPlan {
         default_user: spec.guest.default_user.clone(),
         default_directory: spec.guest.default_directory.clone(),
         directories: spec.guest.directories.clone(),
+        by_image: spec.guest == domain::Guest::root(),
     }
 }

@@ -24,6 +24,9 @@ pub struct Settings {
     pub aliases: BTreeMap<String, String>,
     /// Refuse image names that are neither imported nor `host`.
     pub strict_images: bool,
+    /// What all layers of images together may hold.
+    #[serde(default)]
+    pub image_bytes: Option<u64>,
     /// How large the pool of disks may grow.
     pub pool_bytes: Option<u64>,
     /// No sandbox is made while the disk has less free space.

@@ -160,6 +160,7 @@ fn launch(state_dir: PathBuf, shared: PathBuf, instance: &str) {
         uid_base: DEFAULT_BASE,
         server_uid: None,
         aliases: Default::default(),
+        image_bytes: None,
         strict_images: true,
         pool_bytes: Some(Bytes::mib(1024).0),
         free_space_floor: 0,

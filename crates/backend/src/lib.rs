@@ -3,6 +3,7 @@
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
+pub mod images;
 
 use std::sync::Arc;
 
@@ -56,9 +57,15 @@ pub trait Backend: Send + Sync {
     async fn forget_snapshot(&self, snapshot: &SnapshotId) -> Result<(), BackendError>;
     /// All snapshots that this backend has or is making.
     async fn snapshots(&self) -> Result<Vec<FoundSnapshot>, BackendError>;
+    /// The images it keeps, if it keeps any.
+    fn images(&self) -> Option<&dyn Images> {
+        None
+    }
     /// Sandboxes that end without `destroy`, as they end. There is one listener: the service.
     fn deaths(&self) -> mpsc::UnboundedReceiver<Death>;
 }
+
+pub use images::{Credentials, Freed, ImageInfo, Images, Progress, Pull, Registry};
 
 pub type SharedBackend = Arc<dyn Backend>;
 
@@ -140,11 +147,12 @@ pub struct KeptFiles {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundSnapshot {
     pub id: SnapshotId,
-    pub progress: Progress,
+    pub stage: Stage,
 }
 
+/// How far a snapshot is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum Stage {
     Complete(KeptFiles),
     /// It is being made; so many bytes of so many, where they are copied.
     Making(Option<(Bytes, Bytes)>),
@@ -202,6 +210,9 @@ pub enum BackendError {
     Mount { fault: MountFault, message: String, hint: Option<String> },
     #[error("there is no such image as `{0}`")]
     NoImage(String),
+    /// An image could not be fetched or unpacked.
+    #[error("image `{image}` could not be pulled: {message}")]
+    Pull { image: String, message: String, hint: Option<String> },
     #[error("there is no such sandbox")]
     Gone,
     /// No room for another sandbox now; later there may be.
@@ -230,7 +241,8 @@ impl BackendError {
             Self::Step { hint, .. }
             | Self::Unsupported { hint, .. }
             | Self::TooMuch { hint, .. }
-            | Self::Mount { hint, .. } => hint.as_deref(),
+            | Self::Mount { hint, .. }
+            | Self::Pull { hint, .. } => hint.as_deref(),
             Self::NoImage(_) => Some("`coracle image ls` lists the images"),
             // Why exactly stands in the log: it names paths of the host.
             Self::Exhausted(_) => {

@@ -589,11 +589,11 @@ pub(crate) enum VolumeCommand {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ImageCommand {
-    /// Make an image from a directory or a root filesystem tar (plain, gzip or zstd)
+    /// Make an image from a root filesystem (a directory or a tar), a `docker save` tar or an OCI layout
     Import {
         /// What sandboxes will call it
         name: String,
-        /// The directory or the tar
+        /// The directory or the tar (plain, gzip or zstd)
         #[arg(value_name = "PATH")]
         source: PathBuf,
         #[command(flatten)]
@@ -604,7 +604,31 @@ pub(crate) enum ImageCommand {
         #[command(flatten)]
         state: StateArgs,
     },
-    /// Remove images that no sandbox uses
+    /// Fetch an image from a registry; `NAME@sha256:…` takes exactly that one
+    Pull {
+        /// `[registry[:port]/]path[:tag][@sha256:…]`
+        name: String,
+        /// Who asks the registry; the password comes with --password-stdin
+        #[arg(long, requires = "password_stdin")]
+        username: Option<String>,
+        /// Read the password from standard input
+        #[arg(long, requires = "username")]
+        password_stdin: bool,
+        #[command(flatten)]
+        state: StateArgs,
+    },
+    /// Show what an image is made of and how it wants to be started
+    Inspect {
+        name: String,
+        #[command(flatten)]
+        state: StateArgs,
+    },
+    /// Remove layers that nobody needs, and the least recently used images beyond `images.max_bytes`
+    Gc {
+        #[command(flatten)]
+        state: StateArgs,
+    },
+    /// Remove images; sandboxes that use one keep its files
     Rm {
         #[arg(required = true, value_name = "NAME")]
         names: Vec<String>,

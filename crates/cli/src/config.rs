@@ -101,6 +101,12 @@ pub(crate) struct Images {
     /// Refuse names that are only an alias.
     pub strict: bool,
     pub aliases: BTreeMap<String, String>,
+    /// What all layers together may hold before images that nobody uses go.
+    pub max_bytes: Option<Bytes>,
+    /// Registries from which an image is fetched because a sandbox needs it; none if nothing is.
+    pub allowed: Vec<String>,
+    /// Registries that are spoken to without TLS.
+    pub plain: Vec<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -381,7 +387,32 @@ fn check_images(raw: RawImages) -> Result<Images> {
             bail!("`images.aliases` has an empty name (`{alias}` = `{image}`)");
         }
     }
-    Ok(Images { strict: raw.strict.unwrap_or(false), aliases: raw.aliases })
+    let most = raw.max_bytes.as_ref().map(|amount| read("images.max_bytes", amount, values::bytes));
+    let listed = |setting: &str, hosts: Vec<String>| {
+        for host in &hosts {
+            if host.is_empty() || host.contains('/') || host.contains(char::is_whitespace) {
+                return Err(anyhow!("`images.{setting}` has `{host}`, which is not `host[:port]`"));
+            }
+        }
+        Ok(hosts)
+    };
+    let registries = listed("registries", raw.registries)?;
+    let allowed = match raw.pull.as_deref() {
+        None | Some("never") => Vec::new(),
+        Some("missing") if registries.is_empty() => {
+            return Err(anyhow!("`images.pull` is `missing`, and `images.registries` is empty"))
+                .hint("list the registries that sandboxes may get images from, such as `docker.io`");
+        }
+        Some("missing") => registries,
+        Some(other) => bail!("`images.pull` is `{other}`, neither `never` nor `missing`"),
+    };
+    Ok(Images {
+        strict: raw.strict.unwrap_or(false),
+        aliases: raw.aliases,
+        max_bytes: most.transpose()?,
+        allowed,
+        plain: listed("plain_http", raw.plain_http)?,
+    })
 }
 
 fn check_limits(raw: &RawLimits) -> Result<Limits> {

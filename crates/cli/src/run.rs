@@ -169,6 +169,7 @@ fn settings(config: &Config, state: &Path) -> Settings {
         server_uid: None,
         aliases: config.images.aliases.clone(),
         strict_images: config.images.strict,
+        image_bytes: None,
         pool_bytes: None,
         free_space_floor: config.free_space_floor.0,
         prepared: 0,
@@ -226,6 +227,7 @@ fn plan(args: &RunArgs, config: &Config) -> Result<JailPlan> {
             default_user: "root".to_owned(),
             default_directory: "/root".to_owned(),
             directories: Vec::new(),
+            by_image: true,
         },
         max_processes: 8,
         user: match args.user {

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{Resource, Rlimit};
@@ -131,6 +131,19 @@ pub fn keep_only(kept: OwnedFd) -> io::Result<OwnedFd> {
     }
     close_between(number + 1, u32::MAX)?;
     Ok(kept)
+}
+
+/// As [`keep_only`], for several that stay with their owners.
+pub fn keep_only_these<'fd>(kept: impl Iterator<Item = BorrowedFd<'fd>>) -> io::Result<()> {
+    let numbers: BTreeSet<u32> = kept.map(|fd| fd.as_raw_fd().unsigned_abs()).collect();
+    let mut first = 3;
+    for number in numbers {
+        if number > first {
+            close_between(first, number - 1)?;
+        }
+        first = first.max(number + 1);
+    }
+    close_between(first, u32::MAX)
 }
 
 fn close_between(first: u32, last: u32) -> io::Result<()> {

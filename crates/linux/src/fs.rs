@@ -41,6 +41,11 @@ impl Root {
         Ok(Self { directory: rustix::fs::openat(CWD, path, flags, Mode::empty())? })
     }
 
+    /// A directory that somebody else has opened.
+    pub fn from_descriptor(directory: OwnedFd) -> Self {
+        Self { directory }
+    }
+
     /// As [`Root::open`], but no part of the path may be a link: it was written without any, and
     /// somebody else may have put one there since. The directory need not be readable.
     pub fn open_plain(path: &Path) -> io::Result<Self> {
@@ -115,6 +120,13 @@ impl Root {
     pub fn make_fifo(&self, path: &Path, mode: u32) -> io::Result<()> {
         let (parent, name) = self.parent(path)?;
         Ok(rustix::fs::mknodat(&parent, name, FileType::Fifo, Mode::from_raw_mode(mode), 0)?)
+    }
+
+    /// Makes what hides a name of the layers below in an overlay. Unlike other devices it may be
+    /// made by everybody. See mknod(2).
+    pub fn make_whiteout(&self, path: &Path) -> io::Result<()> {
+        let (parent, name) = self.parent(path)?;
+        Ok(rustix::fs::mknodat(&parent, name, FileType::CharacterDevice, Mode::empty(), 0)?)
     }
 
     /// Renames within this root; what was at `to` is replaced.

@@ -20,6 +20,7 @@ use crate::driver::{Answer, Command, Driver};
 use crate::error::chain;
 use crate::events::Feed;
 use crate::history::History;
+use crate::images::Pulls;
 use crate::names::Names;
 use crate::pools::{Pools, Taken, WaitsForRoom};
 use crate::reaper::Schedule;
@@ -51,6 +52,7 @@ pub(crate) struct Core {
     pub(crate) events: Feed,
     pub(crate) troubles: Troubles,
     pub(crate) snapshots: Shelf,
+    pub(crate) pulls: Pulls,
     pub(crate) history: History,
     pub(crate) schedule: Schedule,
     pub(crate) mint: Mint,
@@ -92,6 +94,7 @@ impl Core {
             events: Feed::new(kept.events),
             troubles: Troubles::default(),
             snapshots: Shelf::default(),
+            pulls: Pulls::default(),
             history: History::new(kept.hours),
             schedule: Schedule::default(),
             mint,
@@ -114,6 +117,7 @@ impl Core {
         }
         let _files = self.stand_on_snapshot(owner, &mut wish.spec)?;
         self.complete(&mut wish)?;
+        self.settle_entrypoint(&mut wish.spec).await;
         self.make_room().await;
         if let Some(warm) = self.take_warm(&wish).await {
             match self.bring(self.record(owner, key, wish.clone())?, Some(warm)).await {

@@ -69,6 +69,8 @@ pub enum ServiceError {
     Host { backend: &'static str, action: &'static str, source: Box<BackendError> },
     #[error("backend `{backend}` could not {action}")]
     VolumeWork { backend: &'static str, action: &'static str, source: Box<BackendError> },
+    #[error("could not {action}")]
+    Image { action: &'static str, source: Box<BackendError> },
     #[error("the agent of sandbox `{id}` could not {action}")]
     Agent { id: SandboxId, action: &'static str, source: AgentError },
     #[error("the entrypoint could not be started")]
@@ -146,6 +148,8 @@ pub enum ErrorKind {
     },
     Refused,
     Unsupported,
+    /// An image could not be fetched.
+    Pull,
     /// Something cannot be mounted.
     Mount(MountFault),
     Internal,
@@ -175,7 +179,9 @@ impl ServiceError {
             Self::Busy(_) => ErrorKind::Busy,
             Self::Refused { .. } => ErrorKind::Refused,
             Self::File(error) => ErrorKind::File(error.fault),
-            Self::Backend { source, .. } | Self::VolumeWork { source, .. } => kind_of_backend(source),
+            Self::Backend { source, .. } | Self::VolumeWork { source, .. } | Self::Image { source, .. } => {
+                kind_of_backend(source)
+            }
             Self::Agent { source, .. } => source.kind(),
             Self::Entrypoint(source) => match source.kind() {
                 // The caller named a program or user that is not there.
@@ -206,9 +212,10 @@ impl ServiceError {
     /// What somebody could do about it.
     pub fn hint(&self) -> Option<&str> {
         match self {
-            Self::Backend { source, .. } | Self::Host { source, .. } | Self::VolumeWork { source, .. } => {
-                source.hint()
-            }
+            Self::Backend { source, .. }
+            | Self::Host { source, .. }
+            | Self::VolumeWork { source, .. }
+            | Self::Image { source, .. } => source.hint(),
             Self::NoVolume(_) => Some("`coracle volume ls` lists the volumes"),
             Self::VolumeInUse { .. } => Some("delete the sandboxes that use it first"),
             Self::VolumeExists(_) => Some("remove it first, or choose another name"),
@@ -235,6 +242,7 @@ fn exhausted() -> ErrorKind {
 fn kind_of_backend(error: &BackendError) -> ErrorKind {
     match error {
         BackendError::Unsupported { .. } => ErrorKind::Unsupported,
+        BackendError::Pull { .. } => ErrorKind::Pull,
         BackendError::NoImage(_) | BackendError::TooMuch { .. } => ErrorKind::Invalid,
         BackendError::Mount { fault, .. } => ErrorKind::Mount(*fault),
         BackendError::Gone => ErrorKind::NotFound,
@@ -261,6 +269,7 @@ impl ErrorKind {
             Self::Exhausted { .. } => "exhausted",
             Self::Refused => "refused",
             Self::Unsupported => "unsupported",
+            Self::Pull => "pull",
             Self::Mount(_) => "mount",
             Self::Internal => "internal",
         }

@@ -8,20 +8,28 @@ use std::path::{Path, PathBuf};
 use linux::fs::Root;
 use rustix::fs::{AtFlags, FileType, Stat};
 
+use super::digest::{Hashing, Sum};
 use super::layer::{Layer, Marks, hostile};
-use super::{During, ImageError};
+use super::{Digest, During, ImageError};
 
 /// How deep a source may be; each level holds a descriptor.
 const MOST_DEPTH: usize = 200;
 
-/// Copies the directory `source` into `layer`. Other file systems mounted in it stay empty
-/// directories, and so does the place the copy itself is written to.
-pub(super) fn copy(source: &Path, layer: &mut Layer<'_>) -> Result<(), ImageError> {
-    let root = Root::open(source).during("open", source)?;
-    let top = rustix::fs::fstat(&root).map_err(std::io::Error::from).during("look at", source)?;
+/// Copies a directory into `layer`, and answers a digest of all that it holds. Other file systems
+/// mounted in it stay empty directories, and so does the place the copy itself is written to.
+pub(super) fn copy(root: &Root, layer: &mut Layer<'_>) -> Result<Digest, ImageError> {
+    let source = Path::new("the source");
+    let top = rustix::fs::fstat(root).map_err(std::io::Error::from).during("look at", source)?;
     let own = rustix::fs::fstat(layer.root()).map_err(std::io::Error::from).during("look at", source)?;
-    let mut copy = Copy { layer, device: top.st_dev, own: (own.st_dev, own.st_ino), linked: HashMap::new() };
-    copy.fill(&root, Path::new(""))
+    let mut copy = Copy {
+        layer,
+        device: top.st_dev,
+        own: (own.st_dev, own.st_ino),
+        linked: HashMap::new(),
+        sum: Sum::default(),
+    };
+    copy.fill(root, Path::new(""))?;
+    Ok(copy.sum.finish())
 }
 
 struct Copy<'layer, 'progress> {
@@ -30,6 +38,7 @@ struct Copy<'layer, 'progress> {
     own: (u64, u64),
     /// Files with several names, by the first name they were met under.
     linked: HashMap<u64, PathBuf>,
+    sum: Sum,
 }
 
 impl Copy<'_, '_> {
@@ -37,7 +46,9 @@ impl Copy<'_, '_> {
         if below.components().count() > MOST_DEPTH {
             return Err(hostile(below, "it lies too deep"));
         }
-        for entry in directory.entries().during("list", below)? {
+        let mut entries = directory.entries().during("list", below)?;
+        entries.sort_by(|one, other| one.name.cmp(&other.name));
+        for entry in entries {
             let name = Path::new(OsStr::from_bytes(entry.name.to_bytes()));
             let path = below.join(name);
             let found = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)
@@ -50,6 +61,11 @@ impl Copy<'_, '_> {
 
     fn place(&mut self, directory: &Root, name: &Path, path: &Path, found: &Stat) -> Result<(), ImageError> {
         let marks = marks(found);
+        self.sum.note(path.as_os_str().as_bytes());
+        for number in [marks.mode, marks.uid, marks.gid] {
+            self.sum.note(&number.to_le_bytes());
+        }
+        self.sum.note(&marks.modified.to_le_bytes());
         match FileType::from_raw_mode(found.st_mode) {
             FileType::Directory => {
                 self.layer.directory(path, marks)?;
@@ -62,10 +78,11 @@ impl Copy<'_, '_> {
             FileType::RegularFile => self.file(directory, name, path, found),
             FileType::Symlink => {
                 let target = directory.read_link(name).during("read the link", path)?;
-                self.layer.symlink(path, Path::new(OsStr::from_bytes(target.to_bytes())), marks)
+                self.sum.note(target.to_bytes());
+                self.layer.symlink(path, Path::new(OsStr::from_bytes(target.to_bytes())), &marks)
             }
-            FileType::Fifo => self.layer.fifo(path, marks),
-            FileType::CharacterDevice | FileType::BlockDevice => self.layer.device(path),
+            FileType::Fifo => self.layer.special(path, "it is a pipe"),
+            FileType::CharacterDevice | FileType::BlockDevice => self.layer.special(path, "it is a device"),
             // A socket means nothing without the process that listened on it.
             _ => Ok(()),
         }
@@ -74,15 +91,25 @@ impl Copy<'_, '_> {
     fn file(&mut self, directory: &Root, name: &Path, path: &Path, found: &Stat) -> Result<(), ImageError> {
         if found.st_nlink > 1 {
             if let Some(first) = self.linked.get(&found.st_ino) {
+                self.sum.note(first.as_os_str().as_bytes());
                 return self.layer.hard_link(path, first);
             }
             self.linked.insert(found.st_ino, path.to_owned());
         }
-        let mut content = directory.read(name).during("open", path)?;
-        self.layer.file(path, marks(found), &mut content)
+        let mut content = Hashing::new(directory.read(name).during("open", path)?);
+        self.layer.file(path, &marks(found), &mut content)?;
+        let (digest, _) = content.finish().during("read", path)?;
+        self.sum.note(digest.hex().as_bytes());
+        Ok(())
     }
 }
 
 fn marks(found: &Stat) -> Marks {
-    Marks { mode: found.st_mode, uid: found.st_uid, gid: found.st_gid, modified: found.st_mtime }
+    Marks {
+        mode: found.st_mode,
+        uid: found.st_uid,
+        gid: found.st_gid,
+        modified: found.st_mtime,
+        attributes: Vec::new(),
+    }
 }

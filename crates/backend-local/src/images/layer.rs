@@ -1,43 +1,66 @@
 //! A tree that is being filled from a source nobody vouches for.
 //!
 //! Every entry is made beneath a [`Root`]: names that lead out, by dots or through links that an
-//! earlier entry made, are refused. Counts and sizes are bounded.
+//! earlier entry made, are refused. Counts and sizes are bounded. What a layer removes from those
+//! below it becomes a whiteout or an opaque mark, as an overlay with `userxattr` reads them.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use linux::fs::Root;
-use rustix::fs::{FileType, Timespec, Timestamps};
+use rustix::fs::{FileType, Stat, Timespec, Timestamps, XattrFlags};
 
 use super::{During, ImageError};
 
 const MOST_ENTRIES: u64 = 4_000_000;
 const MOST_BYTES: u64 = 64 << 30;
 const MOST_DEPTH: usize = 256;
+/// As long as a path may be for the kernel.
+const LONGEST_PATH: usize = 4096;
 /// A host that is nearly full must not be filled up.
 const LEAST_FREE: u64 = 256 << 20;
-/// How often room and progress are looked at, in entries.
+/// How often room and progress are looked at, in entries and in bytes of one file.
 const EVERY: u64 = 1000;
-/// Ids above this do not exist inside a sandbox.
-const NOBODY: u32 = 65534;
+const EVERY_BYTES: u64 = 64 << 20;
+/// Sandboxes have ids up to this one.
+const LAST_ID: u32 = 65_535;
+/// Entries with this prefix say what a layer removes.
+const WHITEOUT: &[u8] = b".wh.";
+const OPAQUE: &[u8] = b".wh..wh..opq";
+/// What else begins like that is bookkeeping of a filesystem that nobody uses any more.
+const BOOKKEEPING: &[u8] = b".wh..wh.";
 
 /// What an entry is marked with.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Marks {
     pub(super) mode: u32,
     pub(super) uid: u32,
     pub(super) gid: u32,
     /// Seconds since 1970.
     pub(super) modified: i64,
+    /// Extended attributes, of which only those that any user may set come this far.
+    pub(super) attributes: Vec<(String, Vec<u8>)>,
+}
+
+/// Whether names with the prefix `.wh.` have their meaning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// A whole root file system: there is nothing below to remove.
+    Whole,
+    /// One layer above others.
+    Difference,
 }
 
 pub(super) struct Layer<'progress> {
     root: Root,
+    form: Form,
     /// Only root can give files away; otherwise everything belongs to the caller.
     owners: Owners,
     /// Directories get their marks last, when nothing has to be made in them any more.
-    directories: Vec<(PathBuf, Marks)>,
+    directories: BTreeMap<PathBuf, Marks>,
     entries: u64,
     bytes: u64,
     progress: &'progress mut dyn FnMut(&str),
@@ -50,85 +73,106 @@ enum Owners {
 }
 
 impl<'progress> Layer<'progress> {
-    pub(super) fn new(path: &Path, progress: &'progress mut dyn FnMut(&str)) -> Result<Self, ImageError> {
-        let root = Root::open(path).during("open", path)?;
-        let is_root = rustix::process::geteuid().is_root();
-        let owners = if is_root { Owners::Kept } else { Owners::Caller };
-        Ok(Self { root, owners, directories: Vec::new(), entries: 0, bytes: 0, progress })
+    /// Fills the empty directory `root`. Only who `may_give_away` files keeps their owners.
+    pub(super) fn new(
+        root: Root,
+        form: Form,
+        may_give_away: bool,
+        progress: &'progress mut dyn FnMut(&str),
+    ) -> Self {
+        let owners = if may_give_away { Owners::Kept } else { Owners::Caller };
+        Self { root, form, owners, directories: BTreeMap::new(), entries: 0, bytes: 0, progress }
     }
 
     pub(super) fn directory(&mut self, path: &Path, marks: Marks) -> Result<(), ImageError> {
-        let path = self.enter(path)?;
+        let path = self.enter(path, &marks)?;
         if path == Path::new("") {
             return Ok(());
         }
-        let is_directory =
-            |root: &Root| root.stat(&path).is_ok_and(|found| FileType::from_raw_mode(found.st_mode).is_dir());
-        if !is_directory(&self.root) {
-            self.place(&path, |root| root.make_directory(&path, 0o700))?;
+        match self.root.stat(&path) {
+            Ok(found) if FileType::from_raw_mode(found.st_mode).is_dir() => {}
+            Ok(found) if is_whiteout(&found) => {
+                // It was removed below and made anew, so nothing of what was in it shows through.
+                self.root.remove_file(&path).during("replace", &path)?;
+                self.place(&path, |root| root.make_directory(&path, 0o700))?;
+                self.make_opaque(&path)?;
+            }
+            _ => self.place(&path, |root| root.make_directory(&path, 0o700))?,
         }
-        self.directories.push((path, marks));
+        self.directories.insert(path, marks);
         Ok(())
     }
 
     pub(super) fn file(
         &mut self,
         path: &Path,
-        marks: Marks,
+        marks: &Marks,
         content: &mut dyn Read,
     ) -> Result<(), ImageError> {
-        let path = self.enter(path)?;
-        let file = self.place(&path, |root| root.create(&path, 0o600))?;
-        let room = MOST_BYTES - self.bytes;
-        let written =
-            io::copy(&mut content.take(room.saturating_add(1)), &mut &file).during("fill", &path)?;
-        if written > room {
-            return Err(ImageError::TooLarge("64 GiB"));
+        let path = self.enter(path, marks)?;
+        if self.form == Form::Difference && self.removes(&path)? {
+            return Ok(());
         }
-        self.bytes += written;
+        let file = self.place(&path, |root| root.create(&path, 0o600))?;
+        loop {
+            let room = (MOST_BYTES - self.bytes).saturating_add(1).min(EVERY_BYTES);
+            let written = io::copy(&mut content.take(room), &mut &file).during("fill", &path)?;
+            self.bytes += written;
+            if self.bytes > MOST_BYTES {
+                return Err(ImageError::TooLarge("64 GiB"));
+            }
+            if written < room {
+                break;
+            }
+            self.check_room()?;
+        }
         self.mark(&file, marks).during("mark", &path)
     }
 
-    pub(super) fn symlink(&mut self, path: &Path, target: &Path, marks: Marks) -> Result<(), ImageError> {
-        let path = self.enter(path)?;
+    pub(super) fn symlink(&mut self, path: &Path, target: &Path, marks: &Marks) -> Result<(), ImageError> {
+        let path = self.enter(path, marks)?;
+        self.refuse_whiteout(&path)?;
         self.place(&path, |root| root.symlink(target, &path))?;
         match self.owners {
-            Owners::Kept => {
-                self.root.set_owner(&path, sane(marks.uid), sane(marks.gid)).during("mark", &path)
-            }
+            Owners::Kept => self.root.set_owner(&path, marks.uid, marks.gid).during("mark", &path),
             Owners::Caller => Ok(()),
         }
     }
 
     pub(super) fn hard_link(&mut self, path: &Path, existing: &Path) -> Result<(), ImageError> {
         let existing = beneath(existing)?;
-        let path = self.enter(path)?;
+        let path = self.enter(path, &Marks::default())?;
+        self.refuse_whiteout(&path)?;
         if path == existing {
             return Ok(());
         }
-        self.place(&path, |root| root.hard_link(&existing, &path))
+        let kind = self.root.stat(&existing).map(|found| FileType::from_raw_mode(found.st_mode));
+        match kind {
+            Ok(FileType::RegularFile | FileType::Symlink) => {
+                self.place(&path, |root| root.hard_link(&existing, &path))
+            }
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => {
+                Err(hostile(&path, "it links to a path through a symbolic link"))
+            }
+            _ => Err(hostile(&path, "it links to nothing that came before it")),
+        }
     }
 
-    pub(super) fn fifo(&mut self, path: &Path, marks: Marks) -> Result<(), ImageError> {
-        let path = self.enter(path)?;
-        self.place(&path, |root| root.make_fifo(&path, marks.mode & 0o777))
-    }
-
-    /// A device has no place in an image: inside, `/dev` is made afresh. Archives of a whole
-    /// system have some in `dev`, which are left out.
-    pub(super) fn device(&mut self, path: &Path) -> Result<(), ImageError> {
-        let path = self.enter(path)?;
-        if path.starts_with("dev") {
+    /// Devices and pipes have no place in an image: inside, `/dev` is made afresh. Archives of a
+    /// whole system have some in `dev` and `run`, which are left out.
+    pub(super) fn special(&mut self, path: &Path, reason: &'static str) -> Result<(), ImageError> {
+        let path = self.enter(path, &Marks::default())?;
+        if path.starts_with("dev") || path.starts_with("run") || path.starts_with("var/run") {
             return Ok(());
         }
-        Err(hostile(&path, "it is a device"))
+        Err(hostile(&path, reason))
     }
 
     /// Marks the directories and answers how many bytes the layer holds.
     pub(super) fn finish(mut self) -> Result<u64, ImageError> {
-        while let Some((path, marks)) = self.directories.pop() {
+        for (path, marks) in std::mem::take(&mut self.directories).into_iter().rev() {
             let directory = self.root.read(&path).during("mark", &path)?;
-            self.mark(&directory, marks).during("mark", &path)?;
+            self.mark(&directory, &marks).during("mark", &path)?;
         }
         self.tell();
         Ok(self.bytes)
@@ -138,33 +182,94 @@ impl<'progress> Layer<'progress> {
         &self.root
     }
 
+    /// Carries out an entry that says what is removed; `false` if this is none.
+    fn removes(&mut self, path: &Path) -> Result<bool, ImageError> {
+        let parent = path.parent().unwrap_or(Path::new(""));
+        let name = path.file_name().unwrap_or_default().as_bytes();
+        if name == OPAQUE {
+            if parent == Path::new("") {
+                return Err(hostile(path, "it hides everything that lies below this layer"));
+            }
+            self.root.make_directories(parent, 0o755).during("make the parents of", path)?;
+            self.make_opaque(parent)?;
+            return Ok(true);
+        }
+        if name.starts_with(BOOKKEEPING) {
+            return Ok(true);
+        }
+        let Some(hidden) = name.strip_prefix(WHITEOUT) else { return Ok(false) };
+        if hidden.is_empty() || hidden == b"." || hidden == b".." {
+            return Err(hostile(path, "it removes nothing that could exist"));
+        }
+        let hidden = parent.join(std::ffi::OsStr::from_bytes(hidden));
+        match self.root.stat(&hidden) {
+            // Something of this layer is at its place, and only what was below is hidden.
+            Ok(found) if FileType::from_raw_mode(found.st_mode).is_dir() => self.make_opaque(&hidden)?,
+            Ok(_) => {}
+            Err(_) => self.place(&hidden, |root| root.make_whiteout(&hidden))?,
+        }
+        Ok(true)
+    }
+
+    fn refuse_whiteout(&self, path: &Path) -> Result<(), ImageError> {
+        let name = path.file_name().unwrap_or_default().as_bytes();
+        if self.form == Form::Difference && name.starts_with(WHITEOUT) {
+            return Err(hostile(path, "what removes something must be a plain file"));
+        }
+        Ok(())
+    }
+
+    fn make_opaque(&self, path: &Path) -> Result<(), ImageError> {
+        let directory = self.root.read(path).during("mark", path)?;
+        rustix::fs::fsetxattr(&directory, "user.overlay.opaque", b"y", XattrFlags::empty())
+            .map_err(io::Error::from)
+            .during("mark", path)
+    }
+
     /// Counts an entry and says where it belongs.
-    fn enter(&mut self, path: &Path) -> Result<PathBuf, ImageError> {
+    fn enter(&mut self, path: &Path, marks: &Marks) -> Result<PathBuf, ImageError> {
         self.entries += 1;
         if self.entries > MOST_ENTRIES {
             return Err(ImageError::TooLarge("four million entries"));
         }
         if self.entries.is_multiple_of(EVERY) {
             self.tell();
-            let status = rustix::fs::fstatvfs(&self.root).map_err(io::Error::from).during("measure", path)?;
-            if status.f_bavail.saturating_mul(status.f_frsize) < LEAST_FREE {
-                return Err(ImageError::TooLarge("this disk has room for"));
-            }
+            self.check_room()?;
         }
-        beneath(path)
+        if marks.uid > LAST_ID || marks.gid > LAST_ID {
+            return Err(hostile(path, "its owner has an id above 65535, which no sandbox has"));
+        }
+        let clean = beneath(path)?;
+        let parents = clean.parent().into_iter().flat_map(Path::components);
+        let removed = |part: Component<'_>| part.as_os_str().as_bytes().starts_with(WHITEOUT);
+        if self.form == Form::Difference && parents.into_iter().any(removed) {
+            return Err(hostile(path, "it lies below something that is removed"));
+        }
+        Ok(clean)
+    }
+
+    fn check_room(&self) -> Result<(), ImageError> {
+        let status = rustix::fs::fstatvfs(&self.root).map_err(io::Error::from);
+        let status = status.during("measure", Path::new("the disk"))?;
+        if status.f_bavail.saturating_mul(status.f_frsize) < LEAST_FREE {
+            return Err(ImageError::TooLarge("this disk has room for"));
+        }
+        Ok(())
     }
 
     fn tell(&mut self) {
         (self.progress)(&format!("{} entries, {} MiB", self.entries, self.bytes >> 20));
     }
 
-    /// Makes something at `path`. A later entry replaces an earlier one, as tar does it, but
-    /// nothing replaces a directory; missing parents are made.
+    /// Makes something at `path`, once; missing parents are made.
     fn place<T>(&self, path: &Path, make: impl Fn(&Root) -> io::Result<T>) -> Result<T, ImageError> {
         let mut result = make(&self.root);
         if let Err(error) = &result {
             match error.kind() {
                 io::ErrorKind::AlreadyExists => {
+                    if !self.root.stat(path).is_ok_and(|found| is_whiteout(&found)) {
+                        return Err(hostile(path, "it is there twice"));
+                    }
                     self.root.remove_file(path).during("replace", path)?;
                     result = make(&self.root);
                 }
@@ -185,11 +290,13 @@ impl<'progress> Layer<'progress> {
     }
 
     /// The owner comes first, since changing it takes setuid bits away.
-    fn mark(&self, file: &File, marks: Marks) -> io::Result<()> {
+    fn mark(&self, file: &File, marks: &Marks) -> io::Result<()> {
         if self.owners == Owners::Kept {
-            let (uid, gid) = (sane(marks.uid), sane(marks.gid));
-            let (uid, gid) = (rustix::fs::Uid::from_raw(uid), rustix::fs::Gid::from_raw(gid));
+            let (uid, gid) = (rustix::fs::Uid::from_raw(marks.uid), rustix::fs::Gid::from_raw(marks.gid));
             rustix::fs::fchown(file, Some(uid), Some(gid))?;
+        }
+        for (name, value) in &marks.attributes {
+            rustix::fs::fsetxattr(file, name, value, XattrFlags::empty())?;
         }
         rustix::fs::fchmod(file, rustix::fs::Mode::from_raw_mode(marks.mode & 0o7777))?;
         let time = Timespec { tv_sec: marks.modified, tv_nsec: 0 };
@@ -197,8 +304,8 @@ impl<'progress> Layer<'progress> {
     }
 }
 
-fn sane(id: u32) -> u32 {
-    if id > NOBODY { NOBODY } else { id }
+fn is_whiteout(found: &Stat) -> bool {
+    FileType::from_raw_mode(found.st_mode) == FileType::CharacterDevice && found.st_rdev == 0
 }
 
 pub(super) fn hostile(path: &Path, reason: &'static str) -> ImageError {
@@ -219,6 +326,9 @@ fn beneath(path: &Path) -> Result<PathBuf, ImageError> {
     }
     if clean.components().count() > MOST_DEPTH {
         return Err(hostile(path, "it lies too deep"));
+    }
+    if clean.as_os_str().len() > LONGEST_PATH {
+        return Err(hostile(path, "its path is too long"));
     }
     Ok(clean)
 }

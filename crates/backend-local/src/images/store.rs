@@ -1,208 +1,251 @@
-//! The images that were imported: adding, finding, listing, removing.
+//! The images of a state directory: adding, finding, listing.
+//!
+//! ```text
+//!  <state>/images/names/<name>        an image, as JSON: written whole, renamed into place
+//!  <state>/images/layers/<digest>     a layer: its `tree`, and how many `bytes` its files hold
+//!  <state>/images/base-1              what lies below every image: the places jails mount on
+//!  <state>/images/draft               what is being made or removed
+//! ```
+//!
+//! Whoever changes something holds the lock, so a draft found then is left over from somebody who
+//! was killed. Whoever only reads needs no lock: a name appears after its layers and goes before
+//! them.
 
 use std::fs;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use linux::fs::Root;
 use rustix::fs::FlockOperation;
-use serde::{Deserialize, Serialize};
 
-use super::layer::{Layer, write_text};
-use super::{During, HOST, ImageError, directory, tarball};
+use super::layer::write_text;
+use super::name::{file_name, with_tag};
+use super::record::Record;
+use super::{Digest, During, ImageError};
 
-const SUMMARY: &str = "image.json";
-const ROOTFS: &str = "rootfs";
-/// A half-made or half-removed image; no name of an image looks like this.
-const DRAFT: &str = ".draft";
+pub(super) const NAMES: &str = "names";
+pub(super) const LAYERS: &str = "layers";
+const DRAFT: &str = "draft";
+const TREE: &str = "tree";
+const BYTES: &str = "bytes";
+/// The number changes with what is in it.
+const BASE: &str = "base-1";
 
-/// What a list of images tells about one.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ImageSummary {
-    pub name: String,
-    /// The mount points of its trees.
-    pub trees: Vec<String>,
-    /// What its files hold; the files of the host are not counted.
-    pub bytes: u64,
+/// The images, locked by who changes them.
+pub(super) struct Store {
+    pub(super) path: PathBuf,
+    pub(super) root: Root,
 }
 
-/// Takes the directory or archive `source` in as the image `name`. It appears whole or not at all.
-pub fn import(
-    state: &Path,
-    name: &str,
-    source: &Path,
-    progress: &mut dyn FnMut(&str),
-) -> Result<ImageSummary, ImageError> {
-    let place = Path::new(&encode(name)?).to_owned();
-    if name == HOST {
-        return Err(ImageError::Reserved(name.to_owned()));
-    }
-    let images = open(state)?;
-    if images.stat(&place).is_ok() {
-        return Err(ImageError::Exists(name.to_owned()));
-    }
-    let draft = make_draft(&images)?;
-    let result = fill(state, &images, &draft, name, source, progress).and_then(|summary| {
-        match images.rename_new(&draft, &place) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                Err(ImageError::Exists(name.to_owned()))
-            }
-            renamed => renamed.during("keep the image", &place).map(|()| summary),
+/// Whether to wait for somebody else who changes the images.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Patience {
+    Wait,
+    GiveUp,
+}
+
+impl Store {
+    /// Opens the images to change them; `None` if somebody else does and it is not waited for.
+    pub(super) fn lock(state: &Path, patience: Patience) -> Result<Option<Self>, ImageError> {
+        let path = directory_of(state);
+        for directory in [path.clone(), path.join(NAMES), path.join(LAYERS)] {
+            let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory);
+            made.during("make", &directory)?;
         }
-    });
-    if result.is_err() {
-        images.remove_tree(&draft).during("remove", &draft)?;
-    }
-    result
-}
-
-fn fill(
-    state: &Path,
-    images: &Root,
-    draft: &Path,
-    name: &str,
-    source: &Path,
-    progress: &mut dyn FnMut(&str),
-) -> Result<ImageSummary, ImageError> {
-    let rootfs = draft.join(ROOTFS);
-    images.make_directory(&rootfs, 0o755).during("make", &rootfs)?;
-    let mut layer = Layer::new(&directory_of(state).join(&rootfs), progress)?;
-    if fs::metadata(source).during("open", source)?.is_dir() {
-        directory::copy(source, &mut layer)?;
-    } else {
-        tarball::unpack(source, &mut layer)?;
-    }
-    let bytes = layer.finish()?;
-    let tree = images.directory(&rootfs).during("open", &rootfs)?;
-    complete(&tree, source)?;
-    let summary = ImageSummary { name: name.to_owned(), trees: vec!["/".to_owned()], bytes };
-    let text = serde_json::to_vec(&summary).map_err(io::Error::other).during("describe", source)?;
-    write_text(images, &draft.join(SUMMARY), 0o600, &text).during("describe", source)?;
-    Ok(summary)
-}
-
-/// Adds the directories that a jail mounts something on.
-fn complete(tree: &Root, source: &Path) -> Result<(), ImageError> {
-    if tree.stat(Path::new("bin")).is_err() && tree.stat(Path::new("usr")).is_err() {
-        return Err(ImageError::NotARoot(source.to_owned()));
-    }
-    let needed =
-        [("proc", 0o555), ("sys", 0o555), ("dev", 0o755), ("run", 0o755), ("tmp", 0o1777), ("root", 0o700)];
-    for (name, mode) in needed {
-        let path = Path::new(name);
-        if tree.stat(path).is_err() {
-            tree.make_directory(path, mode).during("make", path)?;
-            tree.set_mode(path, mode).during("mark", path)?;
+        let root = Root::open(&path).during("open", &path)?;
+        let operation = match patience {
+            Patience::Wait => FlockOperation::LockExclusive,
+            Patience::GiveUp => FlockOperation::NonBlockingLockExclusive,
+        };
+        match rustix::fs::flock(&root, operation) {
+            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+            locked => locked.map_err(io::Error::from).during("lock", &path)?,
         }
+        root.remove_tree(Path::new(DRAFT)).during("clear", &path)?;
+        let store = Self { path, root };
+        store.make_base()?;
+        Ok(Some(store))
     }
-    rustix::fs::fchmod(tree, rustix::fs::Mode::from_raw_mode(0o755))
-        .map_err(io::Error::from)
-        .during("mark", source)
-}
 
-/// The images, `host` first.
-pub fn list(state: &Path) -> Result<Vec<ImageSummary>, ImageError> {
-    let trees = ["/", "/usr"].map(str::to_owned).to_vec();
-    let mut found = vec![ImageSummary { name: HOST.to_owned(), trees, bytes: 0 }];
-    let directory = directory_of(state);
-    let entries = match fs::read_dir(&directory) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(found),
-        entries => entries.during("list", &directory)?,
-    };
-    for entry in entries {
-        let path = entry.during("list", &directory)?.path();
-        if !path.ends_with(DRAFT) {
-            let text = fs::read(path.join(SUMMARY)).during("read the summary of", &path)?;
-            let summary = serde_json::from_slice(&text).map_err(io::Error::other);
-            found.push(summary.during("read the summary of", &path)?);
+    /// As [`Store::lock`], for those who wait.
+    pub(super) fn open(state: &Path) -> Result<Self, ImageError> {
+        let locked = Self::lock(state, Patience::Wait)?;
+        Ok(locked.expect("who waits is not told that somebody else was faster"))
+    }
+
+    /// An empty directory for what is being made.
+    pub(super) fn make_draft(&self) -> Result<PathBuf, ImageError> {
+        let draft = Path::new(DRAFT);
+        self.root.remove_tree(draft).during("clear", draft)?;
+        self.root.make_directory(draft, 0o700).during("make", draft)?;
+        Ok(self.path.join(DRAFT))
+    }
+
+    pub(super) fn clear_draft(&self) -> Result<(), ImageError> {
+        self.root.remove_tree(Path::new(DRAFT)).during("clear", Path::new(DRAFT))
+    }
+
+    /// Makes the tree at `place` of the draft a layer.
+    pub(super) fn add_layer(&self, place: usize, digest: &Digest, bytes: u64) -> Result<(), ImageError> {
+        let draft = Path::new(DRAFT);
+        let layer = draft.join(format!("layer-{place}"));
+        self.root.make_directory(&layer, 0o700).during("make", &layer)?;
+        let tree = draft.join(place.to_string());
+        self.root.rename_new(&tree, &layer.join(TREE)).during("keep", &layer)?;
+        let text = bytes.to_string();
+        write_text(&self.root, &layer.join(BYTES), 0o600, text.as_bytes()).during("describe", &layer)?;
+        self.root.rename_new(&layer, &layer_path(digest)).during("keep", &layer)
+    }
+
+    /// Makes the image known under its name, in the place of another of this name.
+    pub(super) fn add_name(&self, record: &Record) -> Result<(), ImageError> {
+        let place = Path::new(NAMES).join(file_name(&record.name)?);
+        let fresh = Path::new(DRAFT).join("record");
+        let text = serde_json::to_vec(record).map_err(io::Error::other).during("describe", &place)?;
+        write_text(&self.root, &fresh, 0o600, &text).during("describe", &place)?;
+        self.root.rename(&fresh, &place).during("keep", &place)
+    }
+
+    /// Whatever was written reaches the disk before it gets a name, or a host that loses its power
+    /// would have layers that are not what they are called.
+    pub(super) fn flush(&self) -> Result<(), ImageError> {
+        rustix::fs::syncfs(&self.root).map_err(io::Error::from).during("write out", &self.path)
+    }
+
+    pub(super) fn layers(&self) -> Result<Vec<Digest>, ImageError> {
+        layers_in(&self.path)
+    }
+
+    /// How many bytes a layer holds.
+    pub(super) fn bytes_of(&self, digest: &Digest) -> Result<u64, ImageError> {
+        let path = self.path.join(layer_path(digest)).join(BYTES);
+        let text = fs::read_to_string(&path).during("read", &path)?;
+        text.parse().map_err(io::Error::other).during("read", &path)
+    }
+
+    /// Moves a name or layer into the draft, from where it is removed.
+    pub(super) fn move_away(&self, path: &Path) -> Result<PathBuf, ImageError> {
+        let name = path.file_name().unwrap_or_default();
+        let away = Path::new(DRAFT).join(name);
+        self.root.rename_new(path, &away).during("remove", path)?;
+        Ok(away)
+    }
+
+    /// The directories that a jail mounts something on, for images that have none of them.
+    fn make_base(&self) -> Result<(), ImageError> {
+        let base = Path::new(BASE);
+        if self.root.stat(base).is_ok() {
+            return Ok(());
         }
-    }
-    found[1..].sort_by(|one, other| one.name.cmp(&other.name));
-    Ok(found)
-}
-
-/// Removes an image. Sandboxes that use it must be gone.
-pub fn remove(state: &Path, name: &str) -> Result<(), ImageError> {
-    let place = PathBuf::from(encode(name)?);
-    if name == HOST {
-        return Err(ImageError::Reserved(name.to_owned()));
-    }
-    let images = open(state)?;
-    let draft = make_draft(&images)?;
-    // Moved away first, so that it is gone for everybody before the first file is.
-    let moved = images.rename_new(&place, &draft.join(ROOTFS));
-    images.remove_tree(&draft).during("remove", &place)?;
-    match moved {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(ImageError::Unknown(name.to_owned())),
-        moved => moved.during("remove", &place),
-    }
-}
-
-/// Where the files of the image `name` are, if there is one.
-pub(super) fn find(state: &Path, name: &str) -> Result<Option<PathBuf>, ImageError> {
-    // A name that no image can have may still be an alias.
-    let Ok(place) = encode(name) else { return Ok(None) };
-    let rootfs = directory_of(state).join(place).join(ROOTFS);
-    match fs::symlink_metadata(&rootfs) {
-        Ok(found) if found.is_dir() => Ok(Some(rootfs)),
-        Ok(_) => Ok(None),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).during("look for", &rootfs),
+        self.make_draft()?;
+        let draft = Path::new(DRAFT).join(BASE);
+        let directories = [
+            ("", 0o755),
+            ("proc", 0o555),
+            ("sys", 0o555),
+            ("dev", 0o755),
+            ("run", 0o755),
+            ("etc", 0o755),
+            ("tmp", 0o1777),
+            ("root", 0o700),
+        ];
+        for (name, mode) in directories {
+            let path = if name.is_empty() { draft.clone() } else { draft.join(name) };
+            let made = self.root.make_directory(&path, mode);
+            made.and_then(|()| self.root.set_mode(&path, mode)).during("make", &path)?;
+        }
+        self.root.rename(&draft, base).during("keep", base)
     }
 }
 
-fn directory_of(state: &Path) -> PathBuf {
+pub(super) fn layer_path(digest: &Digest) -> PathBuf {
+    Path::new(LAYERS).join(digest.hex())
+}
+
+pub(super) fn directory_of(state: &Path) -> PathBuf {
     state.join("images")
 }
 
-/// Opens the images to change them. One does so at a time, so a draft found then is left over
-/// from somebody who was killed.
-fn open(state: &Path) -> Result<Root, ImageError> {
-    let directory = directory_of(state);
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory).during("make", &directory)?;
-    let images = Root::open(&directory).during("open", &directory)?;
-    rustix::fs::flock(&images, FlockOperation::LockExclusive)
-        .map_err(io::Error::from)
-        .during("lock", &directory)?;
-    images.remove_tree(Path::new(DRAFT)).during("clear", &directory)?;
-    Ok(images)
+/// The trees of an image's layers and of what lies below all images, topmost first. Of layers
+/// that occur twice the upper one is enough: it has all that the lower one has.
+pub(super) fn trees(state: &Path, record: &Record) -> Vec<PathBuf> {
+    let images = directory_of(state);
+    let mut seen = std::collections::BTreeSet::new();
+    let layers = record.layers.iter().rev().filter(|layer| seen.insert(&layer.digest));
+    let trees = layers.map(|layer| images.join(layer_path(&layer.digest)).join(TREE));
+    trees.chain([images.join(BASE)]).collect()
 }
 
-fn make_draft(images: &Root) -> Result<PathBuf, ImageError> {
-    let draft = PathBuf::from(DRAFT);
-    images.make_directory(&draft, 0o700).during("make", &draft)?;
-    Ok(draft)
+/// The digests of all layers that are kept.
+pub fn layers(state: &Path) -> Result<Vec<Digest>, ImageError> {
+    layers_in(&directory_of(state))
 }
 
-/// The directory an image is kept in: its name, checked, with `/` and `:` written otherwise.
-fn encode(name: &str) -> Result<String, ImageError> {
-    let wrong = || ImageError::BadName(name.to_owned());
-    let (path, tag) = name.split_once(':').map_or((name, None), |(path, tag)| (path, Some(tag)));
-    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"._-".contains(&byte);
-    let starts = path.bytes().next().is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
-    let path_fits = path.len() <= 128 && path.bytes().all(|byte| plain(byte) || byte == b'/');
-    let tag_fits = tag.is_none_or(|tag| {
-        (1..=64).contains(&tag.len()) && tag.bytes().all(|byte| plain(byte) || byte.is_ascii_uppercase())
-    });
-    if !(starts && path_fits && tag_fits) {
-        return Err(wrong());
+fn layers_in(images: &Path) -> Result<Vec<Digest>, ImageError> {
+    let path = images.join(LAYERS);
+    let entries = match fs::read_dir(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.during("list", &path)?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let name = entry.during("list", &path)?.file_name();
+        let digest = name.to_str().and_then(|hex| Digest::parse(&format!("sha256:{hex}")).ok());
+        found.extend(digest);
     }
-    Ok(name.replace('/', "+").replace(':', "@"))
+    Ok(found)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_name_becomes_one_directory_and_no_two_names_the_same() {
-        assert_eq!(encode("a/b:1.2").ok().as_deref(), Some("a+b@1.2"));
-        for name in
-            ["", ".", "..", "/a", "A", "a b", "a:", "a:b:c", "a\0", "a:b/c", "a@b", "a+b", "../a", "-a"]
-        {
-            assert!(encode(name).is_err(), "{name:?}");
+/// The image `name`, if there is one.
+pub fn find(state: &Path, name: &str) -> Result<Option<Record>, ImageError> {
+    for name in [Some(name.to_owned()), with_tag(name)].into_iter().flatten() {
+        // A name that no image can have may still be an alias.
+        let Ok(file) = file_name(&name) else { return Ok(None) };
+        if let Some(record) = read(&directory_of(state).join(NAMES).join(file))? {
+            return Ok(Some(record));
         }
-        assert!(encode(&"a".repeat(129)).is_err());
     }
+    Ok(None)
+}
+
+fn read(path: &Path) -> Result<Option<Record>, ImageError> {
+    match fs::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        text => {
+            let text = text.during("read", path)?;
+            serde_json::from_slice(&text).map(Some).map_err(io::Error::other).during("read", path)
+        }
+    }
+}
+
+/// Notes that an image is in use, so that it is not the first to go.
+pub fn touch(state: &Path, record: &Record) -> Result<(), ImageError> {
+    let path = directory_of(state).join(NAMES).join(file_name(&record.name)?);
+    let now = fs::File::open(&path).and_then(|file| file.set_modified(SystemTime::now()));
+    match now {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        now => now.during("touch", &path),
+    }
+}
+
+/// All images and when each was last used, by name.
+pub fn records(state: &Path) -> Result<Vec<(Record, SystemTime)>, ImageError> {
+    let directory = directory_of(state).join(NAMES);
+    let entries = match fs::read_dir(&directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.during("list", &directory)?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry.during("list", &directory)?.path();
+        let used = fs::metadata(&path).and_then(|facts| facts.modified());
+        // One that was removed meanwhile is no image any more.
+        if let (Some(record), Ok(used)) = (read(&path)?, used) {
+            found.push((record, used));
+        }
+    }
+    found.sort_by(|one, other| one.0.name.cmp(&other.0.name));
+    Ok(found)
 }

@@ -1,8 +1,7 @@
-//! Root file systems that come as a tar archive: plain, gzip or zstd.
+//! Root file systems and layers that come as a tar archive.
 
 use std::cell::Cell;
-use std::fs::File;
-use std::io::{self, BufReader, Read, Seek};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::rc::Rc;
 
@@ -13,16 +12,16 @@ use super::{During, ImageError};
 
 /// What may be read between two entries: headers, long names, attributes. The parser holds
 /// these in memory.
-const MOST_HEADERS: u64 = 1 << 20;
+pub(super) const MOST_HEADERS: u64 = 1 << 20;
 
-const GZIP: &[u8] = &[0x1f, 0x8b];
-const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
+/// The most that the attributes of one entry may hold.
+const MOST_ATTRIBUTES: usize = 64 << 10;
 
-/// Unpacks the archive `source` into `layer`.
-pub(super) fn unpack(source: &Path, layer: &mut Layer<'_>) -> Result<(), ImageError> {
-    let content = open(source)?;
-    let ration = Rc::new(Cell::new(MOST_HEADERS));
-    let mut archive = Archive::new(Rationed { content, ration: Rc::clone(&ration) });
+/// Unpacks the archive `content` into `layer`.
+pub(super) fn unpack(content: &mut dyn Read, layer: &mut Layer<'_>) -> Result<(), ImageError> {
+    let source = Path::new("the archive");
+    let (content, ration) = Rationed::new(content);
+    let mut archive = Archive::new(content);
     let mut entries = archive.entries().during("read", source)?;
     loop {
         ration.set(MOST_HEADERS);
@@ -35,56 +34,80 @@ pub(super) fn unpack(source: &Path, layer: &mut Layer<'_>) -> Result<(), ImageEr
     }
 }
 
-fn open(source: &Path) -> Result<Box<dyn Read>, ImageError> {
-    let mut file = File::open(source).during("open", source)?;
-    let mut start = [0; 512];
-    let length = file.read(&mut start).during("read", source)?;
-    file.rewind().during("read", source)?;
-    let file = BufReader::with_capacity(1 << 17, file);
-    if start.starts_with(GZIP) {
-        Ok(Box::new(flate2::bufread::MultiGzDecoder::new(file)))
-    } else if start.starts_with(ZSTD) {
-        Ok(Box::new(zstd::Decoder::with_buffer(file).during("read", source)?))
-    } else if length == start.len() && start[257..].starts_with(b"ustar") {
-        Ok(Box::new(file))
-    } else {
-        Err(ImageError::NotAnArchive(source.to_owned()))
-    }
-}
-
 fn place<R: Read>(entry: &mut tar::Entry<'_, R>, layer: &mut Layer<'_>) -> Result<(), ImageError> {
     let path = entry.path().during("read the name of", Path::new("an entry"))?.into_owned();
     let link = entry.link_name().during("read the target of", &path)?.map(|link| link.into_owned());
-    let marks = marks(entry.header()).during("read the header of", &path)?;
+    let marks = marks(entry, &path)?;
     match (entry.header().entry_type(), link) {
         (EntryType::Directory, _) => layer.directory(&path, marks),
-        (EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse, _) => {
-            layer.file(&path, marks, entry)
-        }
-        (EntryType::Symlink, Some(target)) => layer.symlink(&path, &target, marks),
+        (EntryType::Regular | EntryType::Continuous, _) => layer.file(&path, &marks, entry),
+        (EntryType::Symlink, Some(target)) => layer.symlink(&path, &target, &marks),
         (EntryType::Link, Some(existing)) => layer.hard_link(&path, &existing),
-        (EntryType::Fifo, _) => layer.fifo(&path, marks),
-        (EntryType::Char | EntryType::Block, _) => layer.device(&path),
+        (EntryType::Fifo, _) => layer.special(&path, "it is a pipe"),
+        (EntryType::Char | EntryType::Block, _) => layer.special(&path, "it is a device"),
+        // A few bytes of it stand for any amount of zeros.
+        (EntryType::GNUSparse, _) => Err(hostile(&path, "it is a sparse file")),
         // Attributes for all entries of the archive; the parser has no use for them.
         (EntryType::XGlobalHeader, _) => Ok(()),
         _ => Err(hostile(&path, "its type is unknown")),
     }
 }
 
-fn marks(header: &tar::Header) -> io::Result<Marks> {
+fn marks<R: Read>(entry: &mut tar::Entry<'_, R>, path: &Path) -> Result<Marks, ImageError> {
+    let attributes = attributes(entry, path)?;
     let narrow = |id: u64| u32::try_from(id).unwrap_or(u32::MAX);
-    Ok(Marks {
-        mode: header.mode()?,
-        uid: narrow(header.uid()?),
-        gid: narrow(header.gid()?),
-        modified: i64::try_from(header.mtime()?).unwrap_or(0),
-    })
+    let read = |header: &tar::Header| {
+        Ok(Marks {
+            mode: header.mode()?,
+            uid: narrow(header.uid()?),
+            gid: narrow(header.gid()?),
+            modified: i64::try_from(header.mtime()?).unwrap_or(0),
+            attributes,
+        })
+    };
+    read(entry.header()).during("read the header of", path)
+}
+
+/// The attributes that any user may set. Capabilities of files, access lists and labels of the
+/// host's security modules are left out: nothing inside could make use of them, since no command
+/// gains rights by an exec.
+fn attributes<R: Read>(
+    entry: &mut tar::Entry<'_, R>,
+    path: &Path,
+) -> Result<Vec<(String, Vec<u8>)>, ImageError> {
+    let mut found = Vec::new();
+    let extensions = entry.pax_extensions().during("read the attributes of", path)?;
+    for extension in extensions.into_iter().flatten() {
+        let extension = extension.during("read the attributes of", path)?;
+        let Some(name) = extension.key().ok().and_then(|key| key.strip_prefix("SCHILY.xattr.")) else {
+            continue;
+        };
+        if name.starts_with("user.overlay.") || name.starts_with("trusted.overlay.") {
+            return Err(hostile(path, "it has an attribute that steers an overlay"));
+        }
+        if name.starts_with("user.") {
+            found.push((name.to_owned(), extension.value_bytes().to_vec()));
+        }
+    }
+    let length = |(name, value): &(String, Vec<u8>)| name.len() + value.len();
+    if found.iter().map(length).sum::<usize>() > MOST_ATTRIBUTES {
+        return Err(hostile(path, "its attributes are too large"));
+    }
+    Ok(found)
 }
 
 /// A source that stops when its ration is used up, so that a long header cannot fill memory.
-struct Rationed<R> {
+pub(super) struct Rationed<R> {
     content: R,
     ration: Rc<Cell<u64>>,
+}
+
+impl<R> Rationed<R> {
+    /// The source, and what is set to [`MOST_HEADERS`] before each header.
+    pub(super) fn new(content: R) -> (Self, Rc<Cell<u64>>) {
+        let ration = Rc::new(Cell::new(MOST_HEADERS));
+        (Self { content, ration: Rc::clone(&ration) }, ration)
+    }
 }
 
 impl<R: Read> Read for Rationed<R> {
@@ -94,5 +117,11 @@ impl<R: Read> Read for Rationed<R> {
         let left = left.ok_or_else(|| io::Error::other("a header of the archive is too long"))?;
         self.ration.set(left);
         Ok(length)
+    }
+}
+
+impl<R: Seek> Seek for Rationed<R> {
+    fn seek(&mut self, place: SeekFrom) -> io::Result<u64> {
+        self.content.seek(place)
     }
 }

@@ -82,6 +82,9 @@ pub struct GuestPlan {
     pub default_directory: String,
     /// Directories and their users.
     pub directories: Vec<(String, String)>,
+    /// Whether the user and the directory that the image names come before the defaults.
+    #[serde(default)]
+    pub by_image: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

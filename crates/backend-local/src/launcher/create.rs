@@ -21,7 +21,7 @@ use crate::images::{self, ImageError, Resolved};
 use crate::jail::build::{self, Begun, NetworkPart, Ownership, Parts};
 use crate::jail::enter::{COMMAND_CAPABILITIES, Entry, EntryTree, EntryVolume, make_uppers};
 use crate::jail::filters::Pair;
-use crate::jail::plan::{JailPlan, LimitName, Limits};
+use crate::jail::plan::{GuestPlan, JailPlan, LimitName, Limits};
 use crate::jail::sources::Opened;
 use crate::jail::step::{At, Failure, JailError, Step};
 use crate::network::Reach;
@@ -78,6 +78,11 @@ impl Launcher {
         holds.measures.append(&mut gathered.measures);
         let made_of = MadeOf::of(&image, restored);
         let mut record = self.records.begin(&plan.id, plan.limits, made_of).at(Step::Record)?;
+        if !image.is_whole() {
+            // Removed a moment ago. From here on the record keeps others from doing so.
+            return Err(NotBegun::Failed(refuse_image(ImageError::Unknown(plan.image.clone()))));
+        }
+        self.note_use(&image);
         record.user = default_ids(plan);
         record.without_set_id = self.refuses_set_id(plan);
         let begun = self.prepare(plan, &image, reach, gathered).and_then(|(parts, status)| {
@@ -122,6 +127,14 @@ impl Launcher {
         images::resolve(&self.settings.image_state, &self.host, name, &self.aliases).map_err(refuse_image)
     }
 
+    /// The image that is used least recently is the first to go when there is no room.
+    fn note_use(&self, image: &Resolved) {
+        let Some(record) = &image.record else { return };
+        if let Err(error) = images::touch(&self.settings.image_state, record) {
+            tracing::debug!(%error, "nobody will know that this image was used");
+        }
+    }
+
     /// Says at its first use that a client did not get the image it named.
     fn tell_of_alias(&mut self, image: &Resolved) {
         /// Clients choose the names, so not all of them are kept.
@@ -139,6 +152,9 @@ impl Launcher {
             return Err(Refusal::unsupported("only a sandbox that ends with its maker is kept", None));
         }
         self.check_amounts(&plan.limits, &plan.named)?;
+        if self.image_user(plan, image) == ImageUser::Ignored {
+            holds.weaker.push("the image's user is left out: this sandbox has no other than root".to_owned());
+        }
         for limit in LimitName::ALL {
             if self.enforces(limit) && !(plan.keep && limit == LimitName::Disk) {
                 holds.measures.push((limit.word().to_owned(), self.describe(limit, &plan.limits)));
@@ -272,7 +288,7 @@ impl Launcher {
             volume: resources.volume,
             mounts,
             resolv_conf: self.resolv_conf(reach),
-            guest: plan.guest.clone(),
+            guest: GuestPlan { default_directory: usual_directory(plan, image), ..plan.guest.clone() },
             agent: self.agent.try_clone().at(Step::Configuration)?,
             agent_tasks: groups_fds,
             filter: self.filters(plan).agent.clone(),
@@ -366,6 +382,7 @@ impl Launcher {
         env.insert("CORACLE_SANDBOX".to_owned(), plan.id.clone());
         env.extend(plan.env.clone());
         let root = matches!(self.rights, Rights::Root(_));
+        let (default_user, default_directory) = self.usual_place(plan, image);
         AgentConfig {
             version: wire::VERSION,
             listen_fd: Inherited::number(Inherited::LISTEN),
@@ -379,12 +396,48 @@ impl Launcher {
             command_capabilities: COMMAND_CAPABILITIES.0,
             process_rlimit: (!self.enforces(LimitName::Pids)).then_some(u64::from(plan.limits.pids)),
             single_user: !root,
-            default_user: plan.guest.default_user.clone(),
-            default_directory: plan.guest.default_directory.clone(),
+            default_user,
+            default_directory,
             env,
             max_processes: plan.max_processes,
         }
     }
+}
+
+/// What becomes of the user that an image names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum ImageUser {
+    /// It names none, or somebody else decides.
+    None,
+    Taken(String),
+    /// There is no such user where all have the caller's id.
+    Ignored,
+}
+
+impl Launcher {
+    fn image_user(&self, plan: &JailPlan, image: &Resolved) -> ImageUser {
+        let user = image.record.as_ref().and_then(|record| record.config.user.clone());
+        let is_root = |user: &str| matches!(user, "root" | "0" | "0:0" | "root:root");
+        match user.filter(|user| plan.guest.by_image && !is_root(user)) {
+            None => ImageUser::None,
+            Some(_) if matches!(self.rights, Rights::User { .. }) => ImageUser::Ignored,
+            Some(user) => ImageUser::Taken(user),
+        }
+    }
+
+    /// As whom and where commands start that say nothing about it.
+    fn usual_place(&self, plan: &JailPlan, image: &Resolved) -> (String, String) {
+        let user = match self.image_user(plan, image) {
+            ImageUser::Taken(user) => user,
+            ImageUser::None | ImageUser::Ignored => plan.guest.default_user.clone(),
+        };
+        (user, usual_directory(plan, image))
+    }
+}
+
+fn usual_directory(plan: &JailPlan, image: &Resolved) -> String {
+    let own = image.record.as_ref().and_then(|record| record.config.workdir.clone());
+    own.filter(|_| plan.guest.by_image).unwrap_or_else(|| plan.guest.default_directory.clone())
 }
 
 /// What differs between root and an ordinary user.
@@ -508,7 +561,7 @@ fn disk_error(error: VolumeError) -> io::Error {
     io::Error::other(error)
 }
 
-fn refuse_image(error: ImageError) -> Refusal {
+pub(super) fn refuse_image(error: ImageError) -> Refusal {
     let hint = error.hint().map(str::to_owned);
     match error {
         ImageError::Unknown(name) => Refusal { kind: RefusalKind::NoImage, message: name, hint },

@@ -131,7 +131,7 @@ impl Loop {
             },
         }
         for (client, ask) in waiting {
-            self.answer(client, ask);
+            self.answer(client, ask, None);
         }
     }
 }

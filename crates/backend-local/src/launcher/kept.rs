@@ -118,18 +118,6 @@ impl KeptRecords {
     }
 }
 
-/// Every lower layer that a snapshot of this state directory stands on. Whoever removes layers
-/// asks this first: a snapshot without its layers cannot be restored.
-pub fn lowers_in_use(state_dir: &Path) -> io::Result<BTreeSet<PathBuf>> {
-    let records = KeptRecords::at(state_dir);
-    let ids = match records.list() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
-        ids => ids?,
-    };
-    let kept = ids.iter().filter_map(|id| records.read(id));
-    Ok(kept.flat_map(|record| record.made_of.trees).flat_map(|tree| tree.lowers).collect())
-}
-
 fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -140,28 +128,24 @@ fn remove(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::launcher::record::TreeRecord;
 
     const ID: &str = "ffffffff-ffff-4fff-bfff-ffffffffffff";
 
     #[test]
-    fn a_snapshot_counts_once_its_record_is_whole_and_names_its_layers() {
+    fn a_snapshot_counts_once_its_record_is_whole() {
         let state = tempfile::tempdir().expect("a directory");
-        assert_eq!(lowers_in_use(state.path()).expect("none yet"), BTreeSet::new());
         let records = KeptRecords::at(state.path());
         fs::create_dir(records.directory()).expect("made");
         let draft = Draft { sandbox: "s".to_owned(), paused: false };
         records.begin(ID, &draft).expect("begun");
         assert_eq!((records.draft(ID), records.read(ID)), (Some(draft), None));
-        let tree = TreeRecord { mount_point: "/".to_owned(), lowers: vec!["/layers/a".into()] };
-        let made_of = MadeOf { image: "i".to_owned(), trees: vec![tree], env: Vec::new(), restored: 0 };
+        let made_of =
+            MadeOf { image: "i".to_owned(), trees: Vec::new(), env: Vec::new(), record: None, restored: 0 };
         let record = KeptRecord { sandbox: "s".to_owned(), made_of, size: 1, disk: 2 };
         records.keep(ID, &record).expect("kept");
         records.end(ID).expect("ended");
         assert_eq!(records.read(ID), Some(record));
         assert_eq!(records.drafts().expect("listed"), BTreeSet::new());
-        let lowers = lowers_in_use(state.path()).expect("listed");
-        assert_eq!(lowers, BTreeSet::from([PathBuf::from("/layers/a")]));
         records.remove(ID).expect("removed");
         assert_eq!(records.list().expect("listed"), BTreeSet::new());
     }

@@ -8,6 +8,7 @@ mod connect;
 pub mod create;
 pub mod end;
 pub mod errand;
+pub mod images;
 mod jobs;
 pub mod kept;
 mod mounts;
@@ -40,12 +41,12 @@ use self::record::Records;
 use self::snapshot::Snapshots;
 use self::stock::NetStock;
 use crate::cgroups::{Freezing, Hierarchies};
-use crate::images::{self, Aliases, HostImage, ImageError, Unlisted};
+use crate::images::{Aliases, HostImage, ImageError, Unlisted};
 use crate::jail::filters::Filters;
 use crate::jail::plan::LimitName;
 use crate::network::uplink::Uplink;
 use crate::range::{RangeError, Ranges};
-use crate::settings::Settings;
+use crate::settings::{Lifetime, Settings};
 use crate::volumes::{self, Prepared, VolumeError, Volumes};
 
 /// Makes and removes sandboxes on this host.
@@ -117,7 +118,7 @@ const FEWEST_FILES: u64 = 128;
 
 impl LauncherError {
     /// What somebody could do about it.
-    pub fn hint(&self) -> Option<&'static str> {
+    pub fn hint(&self) -> Option<&str> {
         match self {
             Self::FewFiles(_) => Some("raise it: `ulimit -Hn 65536`, or LimitNOFILE=65536 in the unit"),
             Self::Volumes(error) => error.hint(),
@@ -158,7 +159,7 @@ impl Launcher {
         let bin = state.join("bin");
         let agent = agent_program(&bin).map_err(failed("copy ourselves to", &bin))?;
         let run = open_directory(&state.join("run")).map_err(failed("open", &state.join("run")))?;
-        let host = images::host_skeleton(&state.join("host"))?;
+        let host = crate::images::host_skeleton(&state.join("host"))?;
         let aliases = aliases(&settings);
         let rights = if rustix::process::geteuid().is_root() {
             Rights::Root(Box::new(Root::open(&settings)?))
@@ -182,7 +183,11 @@ impl Launcher {
             run,
         };
         let in_use = || launcher.found().map(|found| !found.is_empty());
-        images::remove_old_skeletons(&state.join("host"), &launcher.host, in_use)?;
+        crate::images::remove_old_skeletons(&state.join("host"), &launcher.host, in_use)?;
+        if launcher.settings.lifetime == Lifetime::Own {
+            // What somebody left who was killed while he changed the images.
+            crate::images::collect_if_free(&launcher.settings.image_state, None)?;
+        }
         launcher.open_network().map_err(LauncherError::Net)?;
         Ok(launcher)
     }

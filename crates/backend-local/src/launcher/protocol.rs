@@ -4,6 +4,7 @@
 use backend::{BackendError, Condition};
 use serde::{Deserialize, Serialize};
 
+use super::images::{ImageAnswer, ImageQuestion};
 use crate::jail::plan::{JailPlan, LimitName, Limits, MountPlan};
 use crate::jail::step::JailError;
 use crate::network::Wish;
@@ -81,13 +82,14 @@ pub enum Question {
     },
     /// What this host enforces.
     Report,
+    Image(ImageQuestion),
 }
 
 impl Question {
     /// Whether asking a second time does no harm when nobody knows what became of the first.
     pub fn may_be_repeated(&self) -> bool {
         match self {
-            Self::Create(_) | Self::Attach { .. } => false,
+            Self::Create(_) | Self::Attach { .. } | Self::Image(ImageQuestion::Remove { .. }) => false,
             Self::Destroy { .. }
             | Self::Freeze { .. }
             | Self::MakeVolume(_)
@@ -103,7 +105,8 @@ impl Question {
             | Self::ForgetSnapshot { .. }
             | Self::Snapshots
             | Self::Connect { .. }
-            | Self::Report => true,
+            | Self::Report
+            | Self::Image(_) => true,
         }
     }
 }
@@ -144,6 +147,7 @@ pub enum Answer {
     Yes(bool),
     Kept(KeptBox),
     Snapshots(Vec<FoundKept>),
+    Image(ImageAnswer),
     Report {
         limits: Vec<String>,
         weaker: Vec<String>,
@@ -238,6 +242,8 @@ pub enum RefusalKind {
     TooMuch,
     Mount(MountFault),
     NoImage,
+    /// An image could not be unpacked, read or removed.
+    Image,
     Exhausted,
     Gone,
 }
@@ -310,6 +316,7 @@ impl From<Refusal> for BackendError {
             RefusalKind::TooMuch => Self::TooMuch { message, hint },
             RefusalKind::Mount(fault) => Self::Mount { fault: fault.into(), message, hint },
             RefusalKind::NoImage => Self::NoImage(message),
+            RefusalKind::Image => Self::Pull { image: String::new(), message, hint },
             RefusalKind::Exhausted => Self::Exhausted(message),
             RefusalKind::Gone => Self::Gone,
         }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
-use crate::images::{Resolved, Tree};
+use crate::images::{self, Resolved, Tree};
 use crate::jail::plan::Limits;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -40,6 +40,9 @@ pub struct MadeOf {
     pub image: String,
     pub trees: Vec<TreeRecord>,
     pub env: Vec<(String, String)>,
+    /// What the store of images knew of it. The layers it names must stay as long as this.
+    #[serde(default)]
+    pub record: Option<images::Record>,
     /// How many bytes it was given by a snapshot.
     #[serde(default)]
     pub restored: u64,
@@ -149,7 +152,8 @@ impl MadeOf {
         let tree =
             |tree: &Tree| TreeRecord { mount_point: tree.mount_point.clone(), lowers: tree.lowers.clone() };
         let trees = image.trees.iter().map(tree).collect();
-        Self { image: image.name.clone(), trees, env: image.env.clone(), restored }
+        let (name, env, record) = (image.name.clone(), image.env.clone(), image.record.clone());
+        Self { image: name, trees, env, record, restored }
     }
 }
 
@@ -223,7 +227,7 @@ mod tests {
     }
 
     fn made_of() -> MadeOf {
-        MadeOf { image: "host".to_owned(), trees: Vec::new(), env: Vec::new(), restored: 0 }
+        MadeOf { image: "host".to_owned(), trees: Vec::new(), env: Vec::new(), record: None, restored: 0 }
     }
 
     fn process_boot(record: &mut Record) {

@@ -15,6 +15,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept
 use super::attach::Attaching;
 use super::create::{NotBegun, Pending};
 use super::end::Ending;
+use super::images::{Change, ImageQuestion, MOST_CHANGES};
 use super::jobs::Job;
 use super::protocol::{Answer, Ask, Question, Refusal, RefusalKind, SOCKET, Tell, VERSION};
 use super::{Launcher, packet};
@@ -56,6 +57,13 @@ struct Changing {
     freezing: Freezing,
 }
 
+/// A change of the images that a process of its own makes.
+struct ChangingImages {
+    client: Client,
+    number: u64,
+    change: Change,
+}
+
 /// What an ending waits for.
 enum Waiting {
     Death,
@@ -77,6 +85,7 @@ pub struct Loop {
     clients: Vec<Client>,
     creating: Vec<Creating>,
     changing: Vec<Changing>,
+    images: Vec<ChangingImages>,
     mounting: Vec<Mounting>,
     dying: Vec<Dying>,
     pub(super) jobs: Vec<Job>,
@@ -90,6 +99,7 @@ enum Ready {
     Client(usize),
     Created(usize),
     Changed(usize),
+    ImagesChanged(usize),
     Mounted(usize),
     Died(usize),
     Over(usize),
@@ -118,6 +128,7 @@ impl Loop {
             clients: Vec::new(),
             creating: Vec::new(),
             changing: Vec::new(),
+            images: Vec::new(),
             mounting: Vec::new(),
             dying: Vec::new(),
             jobs: Vec::new(),
@@ -140,6 +151,10 @@ impl Loop {
                 Ready::Client(place) => self.hear(place),
                 Ready::Created(place) => self.conclude(place),
                 Ready::Changed(place) => self.look_at_change(place),
+                Ready::ImagesChanged(place) => {
+                    let ChangingImages { client, number, change } = self.images.swap_remove(place);
+                    tell(&client, number, change.conclude(), None);
+                }
                 Ready::Mounted(place) => self.conclude_mounting(place),
                 Ready::Died(place) => self.dying[place].state = Waiting::Groups,
                 Ready::Over(place) => self.finish(place),
@@ -160,6 +175,7 @@ impl Loop {
         watched.extend(
             self.changing.iter().map(|changing| PollFd::new(&changing.freezing.events, PollFlags::PRI)),
         );
+        watched.extend(self.images.iter().map(|image| PollFd::new(&image.change.pidfd, PollFlags::IN)));
         watched.extend(
             self.mounting.iter().map(|mounting| PollFd::new(&mounting.attaching.status, PollFlags::IN)),
         );
@@ -188,6 +204,7 @@ impl Loop {
             (Ready::Client, self.clients.len()),
             (Ready::Created, self.creating.len()),
             (Ready::Changed, self.changing.len()),
+            (Ready::ImagesChanged, self.images.len()),
             (Ready::Mounted, self.mounting.len()),
             (Ready::Over, self.jobs.len()),
         ] {
@@ -238,15 +255,15 @@ impl Loop {
     fn hear(&mut self, place: usize) {
         let client = Rc::clone(&self.clients[place]);
         match packet::receive::<Ask>(client.as_fd()) {
-            Ok(Some((ask, _))) if ask.version == VERSION && names_a_sandbox(&ask.question) => {
-                self.answer(client, ask)
+            Ok(Some((ask, carried))) if ask.version == VERSION && names_a_sandbox(&ask.question) => {
+                self.answer(client, ask, carried)
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Ok(Some(_) | None) | Err(_) => drop(self.clients.remove(place)),
         }
     }
 
-    pub(super) fn answer(&mut self, client: Client, ask: Ask) {
+    pub(super) fn answer(&mut self, client: Client, ask: Ask, carried: Option<OwnedFd>) {
         let Some((client, ask)) = self.put_off(client, ask) else { return };
         let number = ask.number;
         let answer = match ask.question {
@@ -277,6 +294,10 @@ impl Loop {
                 let answer = if pidfd.is_some() { Ok(Answer::Done) } else { Err(Refusal::gone()) };
                 return tell(&client, number, answer, pidfd.as_ref());
             }
+            Question::Image(question) => match self.launcher.look_at_images(&question) {
+                Some(answer) => answer,
+                None => return self.change_images(client, number, question, carried),
+            },
             Question::Connect { id, network } => self.launcher.connect(&id, network).map(Answer::Changed),
             question => self.look(question),
         };
@@ -290,6 +311,24 @@ impl Loop {
             Ok(pending) => self.creating.push(Creating { client, number, pending }),
             Err(NotBegun::Refused(refusal)) => tell(&client, number, Err(refusal), None),
             Err(NotBegun::Failed(refusal)) => self.end(client, number, plan.id, Err(refusal)),
+        }
+    }
+
+    fn change_images(
+        &mut self,
+        client: Client,
+        number: u64,
+        question: ImageQuestion,
+        carried: Option<OwnedFd>,
+    ) {
+        if self.images.len() >= MOST_CHANGES {
+            let message = "too many changes of images wait for each other".to_owned();
+            let refusal = Refusal { kind: RefusalKind::Exhausted, message, hint: None };
+            return tell(&client, number, Err(refusal), None);
+        }
+        match self.launcher.change_images(question, carried) {
+            Ok(change) => self.images.push(ChangingImages { client, number, change }),
+            Err(error) => tell(&client, number, Err(failed("change the images", &error)), None),
         }
     }
 
@@ -315,9 +354,8 @@ impl Loop {
             | Question::MakeVolume(_)
             | Question::RemoveVolume { .. }
             | Question::Connect { .. }
-            | Question::Watch { .. } => {
-                Err(Refusal::unsupported("this question is answered elsewhere", None))
-            }
+            | Question::Watch { .. }
+            | Question::Image(_) => Err(Refusal::unsupported("this question is answered elsewhere", None)),
         }
     }
 
@@ -430,6 +468,7 @@ fn names_a_sandbox(question: &Question) -> bool {
         | Question::Snapshots
         | Question::Volumes
         | Question::Resolve { .. }
+        | Question::Image(_)
         | Question::Report => return true,
     };
     SandboxId::parse(id).is_ok()

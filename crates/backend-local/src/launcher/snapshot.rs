@@ -241,9 +241,9 @@ impl Launcher {
     pub(super) fn image_below(&self, snapshot: &str) -> Result<(Resolved, u64), Refusal> {
         let Rights::Root(root) = &self.rights else { return Err(only_memory()) };
         let record = root.snapshots.records.read(snapshot).ok_or_else(|| no_snapshot(snapshot))?;
-        let made_of = record.made_of;
+        let (made_of, size) = (record.made_of, record.size);
         if made_of.image == HOST {
-            return Ok((self.resolve(HOST)?, record.size));
+            return Ok((self.resolve(HOST)?, size));
         }
         let trees: Vec<Tree> = made_of.trees.into_iter().map(Tree::from).collect();
         if let Some(gone) = trees.iter().flat_map(|tree| &tree.lowers).find(|lower| !lower.is_dir()) {
@@ -251,8 +251,9 @@ impl Launcher {
             let hint = Some("import the image again under the same name".to_owned());
             return Err(Refusal { kind: RefusalKind::NoImage, message: made_of.image, hint });
         }
-        let image = Resolved { name: made_of.image, trees, env: made_of.env, alias_of: None };
-        Ok((image, record.size))
+        let (name, env, record) = (made_of.image, made_of.env, made_of.record);
+        let image = Resolved { name, trees, env, record, alias_of: None };
+        Ok((image, size))
     }
 }
 

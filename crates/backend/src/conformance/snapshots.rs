@@ -3,7 +3,7 @@
 use domain::{SandboxId, SnapshotId, Spec};
 
 use super::{Made, Subject, fresh_id};
-use crate::{BackendError, FoundSnapshot, Progress, SharedBackend};
+use crate::{BackendError, FoundSnapshot, SharedBackend, Stage};
 
 /// A process that goes on until its sandbox ends.
 const LASTING: &str = "decade01decade01decade01decade01";
@@ -51,7 +51,7 @@ pub(super) async fn a_snapshot_keeps_the_files_of_one_moment_and_commands_go_on(
     assert_eq!(kept.image, "host");
     let again = backend.snapshot(&made.id, &snapshot).await.expect("it is there already");
     assert_eq!(again, kept, "asking twice takes one");
-    assert_eq!(found(&backend, &snapshot).await.map(|found| found.progress), Some(Progress::Complete(kept)));
+    assert_eq!(found(&backend, &snapshot).await.map(|found| found.stage), Some(Stage::Complete(kept)));
     let before = made.written(LASTING).await;
     made.follow(LASTING, before).await.output().await;
     made.run("echo later > /root/file").await;

@@ -216,6 +216,10 @@ impl NewSandbox {
         let mut extensions = BTreeMap::from([("coracle.lines", "P".to_owned())]);
         extensions.extend(self.pool.clone().map(|pool| ("poolRef", pool)));
         extensions.extend(self.key.clone().map(|key| ("coracle.key", key)));
+        if self.entrypoint.is_empty() && self.image != "host" {
+            // The API wants an entrypoint in any case; this says that it is not meant.
+            extensions.insert("coracle.entrypoint", "image".to_owned());
+        }
         extensions.extend(self.pids.map(|pids| ("coracle.pids", pids.to_string())));
         extensions.extend(self.disk.map(|disk| ("coracle.disk", disk.to_string())));
         extensions.extend(
@@ -265,6 +269,7 @@ mod tests {
             disk: Some(Bytes::mib(100)),
             network: Some(Network::Off),
             timeout: Some(Duration::from_millis(60_001)),
+            image: "host".to_owned(),
             ..NewSandbox::default()
         };
         let body = wish.body();

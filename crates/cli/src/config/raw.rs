@@ -42,6 +42,12 @@ pub(super) struct RawConfig {
 #[serde(deny_unknown_fields)]
 pub(super) struct RawImages {
     pub strict: Option<bool>,
+    pub max_bytes: Option<Amount>,
+    pub pull: Option<String>,
+    #[serde(default)]
+    pub registries: Vec<String>,
+    #[serde(default)]
+    pub plain_http: Vec<String>,
     #[serde(default)]
     pub aliases: BTreeMap<String, String>,
 }

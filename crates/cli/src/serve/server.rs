@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use backend_local::native::{Defaults, Native};
+use backend_local::native::{Defaults, Fetching, Native};
 use futures_util::FutureExt;
 use linux::namespaces::{self, Setgroups};
 use rustix::process::Resource;
@@ -48,13 +48,26 @@ pub(crate) fn server(arguments: &[String], printer: &Printer) -> Result<ExitCode
     }
 }
 
+/// What fetching an image takes: names of hosts, and whom to trust. Everybody may read these.
+const OF_REGISTRIES: &[&str] = &[
+    "/etc/hosts",
+    "/etc/resolv.conf",
+    "/run/systemd/resolve",
+    "/etc/ssl/certs",
+    "/etc/pki",
+    "/etc/ca-certificates",
+    "/usr/share/ca-certificates",
+    "/usr/local/share/ca-certificates",
+];
+
 /// Takes on the server's own uid and confines itself to its own directory.
 fn drop_privileges(handover: &Handover) -> Result<()> {
     if let Some(uid) = handover.server_uid {
         namespaces::become_ids(uid, uid, Setgroups::Allow).context("could not take on the server's uid")?;
     }
     linux::set_no_new_privs()?;
-    let readable = [Path::new("/proc"), Path::new("/sys/fs/cgroup")];
+    let readable: Vec<&Path> =
+        ["/proc", "/sys/fs/cgroup"].iter().chain(OF_REGISTRIES).map(|path| Path::new(*path)).collect();
     let own = super::server_dir(&handover.state_dir);
     let enforced = linux::landlock::confine(&readable, &[&own]).context("could not confine the server")?;
     if !enforced {
@@ -137,6 +150,13 @@ async fn start_service(handover: &Handover) -> Result<Service> {
         max_processes: handover.max_commands,
     };
     let backend = Native::connect(&handover.state_dir, defaults).context("could not reach the launcher")?;
+    let registries = registry::Registries {
+        allowed: handover.allowed_registries.clone(),
+        plain: handover.plain_registries.clone(),
+    };
+    let downloads = super::server_dir(&handover.state_dir).join("downloads");
+    let fetching = Fetching::open(Arc::new(registries), downloads).context("could not clear downloads")?;
+    let backend = backend.fetching(fetching);
     let config = service::Config {
         state_dir: super::server_dir(&handover.state_dir),
         sandboxes: handover.max_sandboxes,

@@ -32,8 +32,12 @@ pub(super) async fn create(
     headers: HeaderMap,
     JsonBody(body): JsonBody<CreateBody>,
 ) -> Result<(StatusCode, Json<SandboxBody>), Problem> {
-    let Wish { create, name } = wish::parse(body, front.settings.default_network)?;
+    let Wish { create, name, credentials } = wish::parse(body, front.settings.default_network)?;
     let restored = create.spec.snapshot.is_some();
+    if !restored && create.pool.is_none() {
+        let ensured = front.service.ensure_image(&create.spec.image, credentials).await;
+        ensured.map_err(|error| not_pulled(error, &owner))?;
+    }
     let sandbox = match key(&owner, &headers, name.as_deref())? {
         Some(key) => front.service.acquire(&key, create).await.map(|acquired| acquired.sandbox),
         None => front.service.create(&owner, create).await,
@@ -86,6 +90,12 @@ fn not_restored(problem: Problem) -> Problem {
         }
         _ => problem,
     }
+}
+
+/// Whoever named the image is told what its registry said.
+fn not_pulled(error: ServiceError, owner: &Owner) -> Problem {
+    let message = problem::with_hint(&error, error.told_to(owner));
+    Problem { message, ..Problem::from(error) }
 }
 
 /// `GET /sandboxes`

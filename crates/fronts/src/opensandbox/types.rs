@@ -34,7 +34,20 @@ pub(super) struct CreateBody {
 #[derive(Deserialize)]
 pub(super) struct ImageBody {
     pub(super) uri: String,
-    pub(super) auth: Option<serde_json::Value>,
+    pub(super) auth: Option<ImageAuth>,
+}
+
+/// What opens the registry of an image. It is used once and kept nowhere.
+#[derive(Deserialize)]
+pub(super) struct ImageAuth {
+    pub(super) username: String,
+    pub(super) password: String,
+}
+
+impl std::fmt::Debug for ImageAuth {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("***")
+    }
 }
 
 #[derive(Deserialize)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use domain::{Bytes, Cpus, Guest, Network, Resources, SnapshotId, Spec};
 use http::StatusCode;
-use service::Create;
+use service::{Create, Credentials};
 
 use super::labels;
 use super::problem::Problem;
@@ -39,6 +39,7 @@ const EGRESS_VARIABLES: [&str; 11] = [
 pub(super) struct Wish {
     pub(super) create: Create,
     pub(super) name: Option<String>,
+    pub(super) credentials: Option<Credentials>,
 }
 
 /// Reads a body; `default` is the network of one that names none.
@@ -46,7 +47,7 @@ pub(super) fn parse(body: CreateBody, default: Network) -> Result<Wish, Problem>
     refuse_what_is_missing(&body)?;
     let extensions = Extensions::parse(body.extensions.clone().unwrap_or_default())?;
     let body = if extensions.pool.is_some() { with_pool(body) } else { body };
-    let (image, snapshot) = source(&body)?;
+    let Begin { image, credentials, snapshot } = source(&body)?;
     let timeout = timeout(body.timeout)?;
     let mut resources = resources(body.resource_limits)?;
     let labels = body.metadata.unwrap_or_default();
@@ -61,7 +62,10 @@ pub(super) fn parse(body: CreateBody, default: Network) -> Result<Wish, Problem>
     };
     let spec = Spec {
         image,
-        entrypoint: entrypoint(body.entrypoint, snapshot.is_some())?,
+        entrypoint: match extensions.entrypoint {
+            Entrypoint::Named => entrypoint(body.entrypoint, snapshot.is_some())?,
+            Entrypoint::Image => Vec::new(),
+        },
         snapshot,
         resources,
         network: extensions.network.unwrap_or(default),
@@ -73,7 +77,7 @@ pub(super) fn parse(body: CreateBody, default: Network) -> Result<Wish, Problem>
     let idle_timeout = extensions.idle_timeout;
     let pool = extensions.pool;
     let create = Create { origin: ORIGIN, spec, labels, notes, timeout, idle_timeout, pool };
-    Ok(Wish { create, name: extensions.name })
+    Ok(Wish { create, name: extensions.name, credentials })
 }
 
 /// Whoever names a pool leaves to it the image, whatever is named here, and may leave out more.
@@ -112,29 +116,38 @@ fn refuse_what_is_missing(body: &CreateBody) -> Result<(), Problem> {
     Ok(())
 }
 
-/// What the sandbox begins with. The image below a snapshot is known to the snapshot.
-fn source(body: &CreateBody) -> Result<(String, Option<SnapshotId>), Problem> {
+/// What the sandbox begins with.
+struct Begin {
+    image: String,
+    credentials: Option<Credentials>,
+    snapshot: Option<SnapshotId>,
+}
+
+/// The image below a snapshot is known to the snapshot.
+fn source(body: &CreateBody) -> Result<Begin, Problem> {
     match (&body.image, body.snapshot_id.as_deref()) {
         (Some(_), Some(_)) => Err(Problem::invalid("`image` and `snapshotId` exclude each other")),
-        (_, None) => Ok((image(body)?, None)),
+        (_, None) => {
+            let (image, credentials) = image(body)?;
+            Ok(Begin { image, credentials, snapshot: None })
+        }
         (None, Some(id)) => {
             let snapshot = SnapshotId::parse(id).ok().ok_or_else(|| Problem::no_snapshot(id))?;
-            Ok((String::new(), Some(snapshot)))
+            Ok(Begin { image: String::new(), credentials: None, snapshot: Some(snapshot) })
         }
     }
 }
 
-fn image(body: &CreateBody) -> Result<String, Problem> {
+fn image(body: &CreateBody) -> Result<(String, Option<Credentials>), Problem> {
     let image = body.image.as_ref().ok_or_else(|| Problem::invalid("`image` is missing"))?;
     if image.uri.trim().is_empty() || image.uri.len() > 512 {
         return Err(Problem::invalid("`image.uri` is empty or longer than 512 bytes"));
     }
-    if image.auth.is_some() {
-        return Err(Problem::unsupported(
-            "images are local: registries and `image.auth` are not offered yet",
-        ));
-    }
-    Ok(image.uri.clone())
+    let credentials = image
+        .auth
+        .as_ref()
+        .map(|auth| Credentials { username: auth.username.clone(), password: auth.password.clone() });
+    Ok((image.uri.clone(), credentials))
 }
 
 fn timeout(seconds: Option<i64>) -> Result<Option<Duration>, Problem> {
@@ -221,6 +234,16 @@ struct Extensions {
     name: Option<String>,
     pool: Option<String>,
     network: Option<Network>,
+    entrypoint: Entrypoint,
+}
+
+/// Whose main process is started. The reference demands one in every request, so a client that
+/// wants the image's own says so beside it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Entrypoint {
+    #[default]
+    Named,
+    Image,
 }
 
 impl Extensions {
@@ -252,6 +275,8 @@ impl Extensions {
             "coracle.idle-timeout" => {
                 self.idle_timeout = Some(Duration::from_secs(number(value, 1..=u64::MAX)?))
             }
+            "coracle.entrypoint" if value == "image" => self.entrypoint = Entrypoint::Image,
+            "coracle.entrypoint" => return Err(Wrong::Value(format!("`{value}` is not `image`"))),
             "coracle.key" => self.name = Some(value.to_owned()),
             "coracle.network" => self.network = Some(network(value)?),
             "access.renew.extend.seconds" => self.renew_on_access = Some(number(value, 300..=86_400)?),

@@ -25,6 +25,7 @@ impl Driver {
     async fn bind_all(&mut self, warm: &Claimed) -> Result<(), ServiceError> {
         let noted = self.core.store.claim(&self.record).await;
         noted.map_err(|source| ServiceError::Store { action: "note whose sandbox it is", source })?;
+        self.meter(true);
         let env = self.record.sandbox.spec.env.clone();
         // They have nothing to do with each other, so none waits for another.
         let hello = self.handle.agent.adopt(env);

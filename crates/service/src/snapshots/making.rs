@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use backend::{KeptFiles, Progress};
+use backend::{KeptFiles, Stage};
 use domain::{Phase, Snapshot, SnapshotId, SnapshotState};
 use tokio::sync::oneshot;
 
@@ -64,7 +64,7 @@ async fn watch(core: &Core, snapshot: &Snapshot) -> Result<KeptFiles, ServiceErr
         }
         let Ok(all) = core.backend.snapshots().await else { continue };
         let found = all.into_iter().find(|found| found.id == snapshot.id);
-        if let Some(Progress::Making(Some((done, total)))) = found.map(|found| found.progress) {
+        if let Some(Stage::Making(Some((done, total)))) = found.map(|found| found.stage) {
             let said = Some(format!("{done} of {total} are copied"));
             core.snapshots.put(Snapshot { state: SnapshotState::Creating(said), ..snapshot.clone() });
         }
@@ -105,10 +105,10 @@ pub(crate) async fn settle(core: &Arc<Core>, remembered: Vec<Snapshot>) -> Resul
         action: "list its snapshots",
         source: Box::new(source),
     })?;
-    let mut found: HashMap<_, _> = found.into_iter().map(|found| (found.id, found.progress)).collect();
+    let mut found: HashMap<_, _> = found.into_iter().map(|found| (found.id, found.stage)).collect();
     for snapshot in remembered {
-        let progress = found.remove(&snapshot.id);
-        settle_one(core, snapshot, progress).await;
+        let stage = found.remove(&snapshot.id);
+        settle_one(core, snapshot, stage).await;
     }
     for stranger in found.into_keys() {
         tracing::warn!(snapshot = %stranger, "found a snapshot that nobody knows");
@@ -117,18 +117,18 @@ pub(crate) async fn settle(core: &Arc<Core>, remembered: Vec<Snapshot>) -> Resul
     Ok(())
 }
 
-async fn settle_one(core: &Arc<Core>, mut snapshot: Snapshot, progress: Option<Progress>) {
-    match (&snapshot.state, progress) {
+async fn settle_one(core: &Arc<Core>, mut snapshot: Snapshot, stage: Option<Stage>) {
+    match (&snapshot.state, stage) {
         (SnapshotState::Deleting, _) => {
             core.snapshots.put(snapshot.clone());
             if let Err(error) = core.forget_snapshot(snapshot).await {
                 tracing::warn!(error = %chain(&error), "a snapshot is deleted later");
             }
         }
-        (SnapshotState::Ready, Some(Progress::Complete(_))) | (SnapshotState::Failed(_), None) => {
+        (SnapshotState::Ready, Some(Stage::Complete(_))) | (SnapshotState::Failed(_), None) => {
             core.snapshots.put(snapshot);
         }
-        (SnapshotState::Creating(_), Some(Progress::Complete(kept))) => {
+        (SnapshotState::Creating(_), Some(Stage::Complete(kept))) => {
             complete(&mut snapshot, kept);
             settle_as(core, snapshot).await;
         }
@@ -136,8 +136,8 @@ async fn settle_one(core: &Arc<Core>, mut snapshot: Snapshot, progress: Option<P
             core.snapshots.put(snapshot.clone());
             core.tasks.spawn(finish(Arc::clone(core), snapshot));
         }
-        (state, progress) => {
-            if progress.is_some() {
+        (state, stage) => {
+            if stage.is_some() {
                 forget(core, &snapshot.id).await;
             }
             snapshot.state = SnapshotState::Failed(match state {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use backend::{
     AgentStream, Backend, BackendError, Capabilities, Condition, Death, Found, FoundSnapshot, FoundVolume,
-    InForce, KeptFiles, Measures, Progress, Usage,
+    InForce, KeptFiles, Measures, Stage, Usage,
 };
 use domain::{Bytes, Cause, Mount, Network, Resources, SandboxId, SnapshotId, Spec, Volume, VolumeId};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
@@ -272,7 +272,7 @@ impl Backend for Pretend {
     }
 
     async fn snapshots(&self) -> Result<Vec<FoundSnapshot>, BackendError> {
-        let complete = |id: SnapshotId| FoundSnapshot { id, progress: Progress::Complete(kept_files()) };
+        let complete = |id: SnapshotId| FoundSnapshot { id, stage: Stage::Complete(kept_files()) };
         Ok(self.kept().into_iter().map(complete).collect())
     }
 

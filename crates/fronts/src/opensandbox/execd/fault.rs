@@ -81,6 +81,7 @@ impl From<ServiceError> for Fault {
             | ErrorKind::Taken
             | ErrorKind::Refused
             | ErrorKind::Mount(_)
+            | ErrorKind::Pull
             | ErrorKind::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "RUNTIME_ERROR"),
         };
         problem::report(&error);

@@ -1,0 +1,202 @@
+//! Where the parts of an image lie: files that were opened before, or entries of a tar archive.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use linux::fs::Root;
+use tar::{Archive, EntryType};
+
+use super::layer::hostile;
+use super::stream::{Inflated, Part};
+use super::tarball::{MOST_HEADERS, Rationed};
+use super::{During, ImageError};
+
+/// An archive of an image holds a few files per layer.
+const MOST_ENTRIES: usize = 10_000;
+/// Each file of a layout is a descriptor.
+const MOST_FILES: usize = 1000;
+/// Manifests and configurations are smaller.
+const LARGEST_DOCUMENT: u64 = 8 << 20;
+/// The largest archive that is unpacked before it is looked through.
+const MOST_SPOOLED: u64 = 64 << 30;
+
+/// The parts of a layout that lies in a directory, each opened. Whoever unpacks them needs no
+/// directory then, and nothing can be put in their place any more.
+pub(super) fn open_layout(root: &Root) -> Result<BTreeMap<PathBuf, File>, ImageError> {
+    let mut files = BTreeMap::new();
+    let mut add = |path: PathBuf| {
+        let file = root.read(&path).during("open", &path)?;
+        // Only a plain file has an end; a pipe would have us wait for it.
+        if !file.metadata().during("look at", &path)?.is_file() {
+            return Err(hostile(&path, "it is no plain file"));
+        }
+        files.insert(path, file);
+        Ok(())
+    };
+    add(PathBuf::from("index.json"))?;
+    let blobs = Path::new("blobs/sha256");
+    let entries = root.directory(blobs).and_then(|blobs| blobs.entries()).during("list", blobs)?;
+    if entries.len() > MOST_FILES {
+        return Err(ImageError::TooLarge("1000 blobs"));
+    }
+    for entry in entries {
+        add(blobs.join(OsStr::from_bytes(entry.name.to_bytes())))?;
+    }
+    Ok(files)
+}
+
+pub(super) enum Blobs {
+    Files(BTreeMap<PathBuf, File>),
+    /// Names, and where their content lies in the file.
+    Tar {
+        file: File,
+        entries: BTreeMap<PathBuf, (u64, u64)>,
+    },
+}
+
+impl Blobs {
+    /// Looks through an archive. A compressed one is unpacked into `spool` first, since its parts
+    /// are read in another order than they come in.
+    pub(super) fn of_tar(mut file: File, spool: &Root) -> Result<Self, ImageError> {
+        let path = Path::new("the archive");
+        let mut start = [0; 512];
+        let length = file.read(&mut start).during("read", path)?;
+        file.rewind().during("read", path)?;
+        if !is_plain(&start[..length]) {
+            let content = Inflated::open(whole(&file).during("read", path)?, path)?;
+            let name = Path::new("spool");
+            let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CREATE | rustix::fs::OFlags::EXCL;
+            let mut plain = spool.open_with(name, flags, 0o600).during("make", name)?;
+            let written = io::copy(&mut content.take(MOST_SPOOLED), &mut plain).during("unpack", path)?;
+            spool.remove_file(name).during("remove", name)?;
+            if written == MOST_SPOOLED {
+                return Err(ImageError::TooLarge("64 GiB"));
+            }
+            plain.rewind().during("read", path)?;
+            plain.read(&mut start).during("read", path)?;
+            plain.rewind().during("read", path)?;
+            if !is_plain(&start) {
+                return Err(ImageError::NotAnArchive);
+            }
+            file = plain;
+        }
+        let entries = index(&file)?;
+        file.rewind().during("read", path)?;
+        Ok(Self::Tar { file, entries })
+    }
+
+    pub(super) fn has(&self, path: &str) -> bool {
+        match self {
+            Self::Files(files) => files.contains_key(Path::new(path)),
+            Self::Tar { entries, .. } => entries.contains_key(Path::new(path)),
+        }
+    }
+
+    /// Opens one part, from its beginning to its end. Only one is read at a time, since they may
+    /// share a place in one file.
+    pub(super) fn open(&self, path: &Path) -> Result<Part, ImageError> {
+        let missing = || io::Error::from(io::ErrorKind::NotFound);
+        let (file, place) = match self {
+            Self::Files(files) => (files.get(path).ok_or_else(missing).during("open", path)?, None),
+            Self::Tar { file, entries } => {
+                (file, Some(*entries.get(path).ok_or_else(missing).during("open", path)?))
+            }
+        };
+        let part = |mut file: File| {
+            let (offset, length) = match place {
+                Some(place) => place,
+                None => (0, file.metadata()?.len()),
+            };
+            file.seek(SeekFrom::Start(offset))?;
+            Ok(file.take(length))
+        };
+        file.try_clone().and_then(part).during("open", path)
+    }
+
+    /// Reads a document whole.
+    pub(super) fn document(&self, path: &Path) -> Result<Vec<u8>, ImageError> {
+        let mut text = Vec::new();
+        self.open(path)?.take(LARGEST_DOCUMENT + 1).read_to_end(&mut text).during("read", path)?;
+        if text.len() as u64 > LARGEST_DOCUMENT {
+            return Err(hostile(path, "it is longer than a manifest can be"));
+        }
+        Ok(text)
+    }
+
+    /// The archive from its beginning, where it turned out to be a root file system.
+    pub(super) fn into_archive(self) -> Option<File> {
+        match self {
+            Self::Files(_) => None,
+            Self::Tar { file, .. } => Some(file),
+        }
+    }
+}
+
+fn is_plain(start: &[u8]) -> bool {
+    start.len() == 512 && start[257..].starts_with(b"ustar")
+}
+
+fn whole(file: &File) -> io::Result<Part> {
+    let length = file.metadata()?.len();
+    Ok(file.try_clone()?.take(length))
+}
+
+/// Notes where the content of each plain file lies. Names with two meanings are refused. Older
+/// archives have links from one layer to another, which are followed once.
+fn index(file: &File) -> Result<BTreeMap<PathBuf, (u64, u64)>, ImageError> {
+    let path = Path::new("the archive");
+    let end = file.metadata().during("look at", path)?.len();
+    let (content, ration) = Rationed::new(file);
+    let mut archive = Archive::new(content);
+    let mut entries = BTreeMap::new();
+    let mut links = Vec::new();
+    for entry in archive.entries_with_seek().during("read", path)? {
+        ration.set(MOST_HEADERS);
+        let entry = entry.during("read", path)?;
+        let name = entry.path().during("read", path)?.into_owned();
+        let Some(name) = plain_name(Path::new(""), &name) else { continue };
+        match entry.header().entry_type() {
+            EntryType::Regular | EntryType::Continuous => {
+                let (offset, length) = (entry.raw_file_position(), entry.size());
+                if offset.checked_add(length).is_none_or(|last| last > end) {
+                    return Err(hostile(&name, "it is cut off"));
+                }
+                // Only the archive of an image has few files; of a whole system the first will do.
+                if entries.len() < MOST_ENTRIES {
+                    entries.insert(name, (offset, length));
+                }
+            }
+            EntryType::Symlink if links.len() < MOST_ENTRIES => {
+                let target = entry.link_name().during("read", path)?;
+                let from = name.parent().unwrap_or(Path::new(""));
+                let target = target.and_then(|target| plain_name(from, &target));
+                links.extend(target.map(|target| (name, target)));
+            }
+            _ => {}
+        }
+    }
+    for (name, target) in links {
+        if let Some(place) = entries.get(&target).copied() {
+            entries.entry(name).or_insert(place);
+        }
+    }
+    Ok(entries)
+}
+
+/// A name without dots, as it is seen from `from`.
+fn plain_name(from: &Path, name: &Path) -> Option<PathBuf> {
+    let mut clean = from.to_owned();
+    for part in name.components() {
+        match part {
+            Component::Normal(word) => clean.push(word),
+            Component::CurDir => {}
+            Component::ParentDir => clean.pop().then_some(())?,
+            Component::RootDir | Component::Prefix(_) => return None,
+        }
+    }
+    Some(clean)
+}

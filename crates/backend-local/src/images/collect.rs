@@ -1,0 +1,176 @@
+//! Removing images, and the layers that nobody needs any more.
+//!
+//! Nothing is counted: who needs a layer is looked up when it matters. Needed is what an image
+//! names, and what a record of a sandbox or a snapshot names (the *roots*). A record that names a
+//! layer is written before the layer is used, and whoever wrote it looks whether the layer is
+//! still there; the collector moves a layer away and then looks at the roots again. So one of the
+//! two always sees the other.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::record::Record;
+use super::store::{self, LAYERS, NAMES, Patience, Store, layer_path};
+use super::{Digest, During, HOST, ImageError, name};
+
+/// Directories of records that may name layers, below the state directory. Each file in them is a
+/// JSON object, which says in `made_of` what image it stands on.
+const ROOTS: [&str; 3] = ["boxes", "oneshot/boxes", "snapshots"];
+
+/// What a collection removed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Collected {
+    /// Images that made room.
+    pub images: Vec<String>,
+    pub layers: usize,
+    pub bytes: u64,
+}
+
+/// Removes an image. One whose layers a sandbox uses goes too: the name at once, the layers when
+/// they are not needed any more.
+pub fn remove(state: &Path, image: &str) -> Result<Collected, ImageError> {
+    let place = Path::new(NAMES).join(name::file_name(image)?);
+    if image == HOST {
+        return Err(ImageError::Reserved(image.to_owned()));
+    }
+    let store = Store::open(state)?;
+    store.make_draft()?;
+    if store.root.stat(&place).is_err() {
+        return Err(ImageError::Unknown(image.to_owned()));
+    }
+    store.move_away(&place)?;
+    sweep(state, &store)
+}
+
+/// Removes layers that nobody needs and then, while there are more bytes than `most`, images that
+/// nobody uses, the least recently used first.
+pub fn collect(state: &Path, most: Option<u64>) -> Result<Collected, ImageError> {
+    collect_in(state, &Store::open(state)?, most)
+}
+
+/// As [`collect`], unless somebody changes the images at this moment.
+pub fn collect_if_free(state: &Path, most: Option<u64>) -> Result<Option<Collected>, ImageError> {
+    let store = Store::lock(state, Patience::GiveUp)?;
+    store.map(|store| collect_in(state, &store, most)).transpose()
+}
+
+fn collect_in(state: &Path, store: &Store, most: Option<u64>) -> Result<Collected, ImageError> {
+    let mut collected = sweep(state, store)?;
+    let Some(most) = most else { return Ok(collected) };
+    let mut images = store::records(state)?;
+    images.sort_by_key(|(_, used)| *used);
+    for (image, _) in images {
+        if total(store)? <= most {
+            break;
+        }
+        if needed_by_records(state)?.is_none_or(|needed| is_used(&image, &needed)) {
+            continue;
+        }
+        store.make_draft()?;
+        store.move_away(&Path::new(NAMES).join(name::file_name(&image.name)?))?;
+        let more = sweep(state, store)?;
+        collected.images.push(image.name);
+        collected.layers += more.layers;
+        collected.bytes += more.bytes;
+    }
+    Ok(collected)
+}
+
+/// What all layers hold together.
+fn total(store: &Store) -> Result<u64, ImageError> {
+    store.layers()?.iter().map(|layer| store.bytes_of(layer)).sum()
+}
+
+/// What all layers of a state directory hold together.
+pub fn stored_bytes(state: &Path) -> Result<u64, ImageError> {
+    let mut seen = BTreeSet::new();
+    let records = store::records(state)?;
+    let layers = records.iter().flat_map(|(record, _)| &record.layers);
+    Ok(layers.filter(|layer| seen.insert(&layer.digest)).map(|layer| layer.bytes).sum())
+}
+
+fn is_used(image: &Record, needed: &BTreeSet<Digest>) -> bool {
+    image.layers.iter().any(|layer| needed.contains(&layer.digest))
+}
+
+/// Removes the layers that nobody needs.
+fn sweep(state: &Path, store: &Store) -> Result<Collected, ImageError> {
+    let mut collected = Collected::default();
+    let Some(mut needed) = needed_by_records(state)? else { return Ok(collected) };
+    for (image, _) in store::records(state)? {
+        needed.extend(image.layers.into_iter().map(|layer| layer.digest));
+    }
+    if store.root.stat(Path::new("draft")).is_err() {
+        store.make_draft()?;
+    }
+    for layer in store.layers()?.into_iter().filter(|layer| !needed.contains(layer)) {
+        let bytes = store.bytes_of(&layer)?;
+        let away = store.move_away(&layer_path(&layer))?;
+        if needed_by_records(state)?.is_none_or(|needed| needed.contains(&layer)) {
+            // Somebody began to use it in between.
+            let back = Path::new(LAYERS).join(layer.hex());
+            store.root.rename_new(&away, &back).during("keep", &back)?;
+            continue;
+        }
+        store.root.remove_tree(&away).during("remove", &away)?;
+        collected.layers += 1;
+        collected.bytes += bytes;
+    }
+    store.clear_draft()?;
+    Ok(collected)
+}
+
+/// The layers that sandboxes need; `None` if that cannot be said now, since a record is just
+/// being written.
+fn needed_by_records(state: &Path) -> Result<Option<BTreeSet<Digest>>, ImageError> {
+    let mut needed = BTreeSet::new();
+    for directory in ROOTS.map(|name| state.join(name)) {
+        for path in files_of(&directory)? {
+            let Some(layers) = layers_of(&path)? else { return Ok(None) };
+            needed.extend(layers);
+        }
+    }
+    Ok(Some(needed))
+}
+
+fn files_of(directory: &Path) -> Result<Vec<PathBuf>, ImageError> {
+    match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        entries => {
+            let paths = entries.during("list", directory)?.map(|entry| Ok(entry?.path()));
+            paths.collect::<io::Result<_>>().during("list", directory)
+        }
+    }
+}
+
+/// The part of any record that matters here.
+#[derive(serde::Deserialize)]
+struct Rooted {
+    #[serde(default)]
+    made_of: Option<MadeOf>,
+}
+
+#[derive(serde::Deserialize)]
+struct MadeOf {
+    #[serde(default)]
+    record: Option<Record>,
+}
+
+impl Rooted {
+    fn layers(self) -> Vec<Digest> {
+        let image = self.made_of.and_then(|made_of| made_of.record);
+        image.map(|image| image.layers.into_iter().map(|layer| layer.digest).collect()).unwrap_or_default()
+    }
+}
+
+fn layers_of(path: &Path) -> Result<Option<Vec<Digest>>, ImageError> {
+    match fs::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Some(Vec::new())),
+        text => {
+            let text = text.during("read", path)?;
+            Ok(serde_json::from_slice::<Rooted>(&text).ok().map(Rooted::layers))
+        }
+    }
+}

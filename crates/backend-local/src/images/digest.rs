@@ -1,0 +1,143 @@
+//! Digests: how content is named, and readers that check what they pass on.
+
+use std::fmt;
+use std::io::{self, Read};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+/// A SHA-256 of some content, written `sha256:` and 64 hexadecimal digits.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Digest(String);
+
+/// The text is no digest of a kind that is understood here.
+#[derive(Debug, thiserror::Error)]
+#[error("`{0}` is not `sha256:` and 64 hexadecimal digits")]
+pub struct NotADigest(String);
+
+const PREFIX: &str = "sha256:";
+
+impl Digest {
+    pub fn parse(text: &str) -> Result<Self, NotADigest> {
+        let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+        match text.strip_prefix(PREFIX) {
+            Some(hex) if hex.len() == 64 && hex.bytes().all(is_hex) => Ok(Self(hex.to_owned())),
+            _ => Err(NotADigest(text.chars().take(100).collect())),
+        }
+    }
+
+    pub fn of(content: &[u8]) -> Self {
+        let mut hash = Sha256::new();
+        hash.update(content);
+        Self::finish(hash)
+    }
+
+    /// The digits alone, which are the name of a file.
+    pub fn hex(&self) -> &str {
+        &self.0
+    }
+
+    fn finish(hash: Sha256) -> Self {
+        Self(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{PREFIX}{}", self.0)
+    }
+}
+
+impl TryFrom<String> for Digest {
+    type Error = NotADigest;
+
+    fn try_from(text: String) -> Result<Self, NotADigest> {
+        Self::parse(&text)
+    }
+}
+
+impl From<Digest> for String {
+    fn from(digest: Digest) -> Self {
+        digest.to_string()
+    }
+}
+
+/// A digest over several parts, none of which can look like the next.
+#[derive(Default)]
+pub(super) struct Sum(Sha256);
+
+impl Sum {
+    pub(super) fn note(&mut self, part: &[u8]) {
+        self.0.update(part.len().to_le_bytes());
+        self.0.update(part);
+    }
+
+    pub(super) fn finish(self) -> Digest {
+        Digest::finish(self.0)
+    }
+}
+
+/// Passes content on and remembers its digest and length.
+pub(super) struct Hashing<R> {
+    content: R,
+    hash: Sha256,
+    length: u64,
+}
+
+impl<R: Read> Hashing<R> {
+    pub(super) fn new(content: R) -> Self {
+        Self { content, hash: Sha256::new(), length: 0 }
+    }
+
+    /// How much was read so far.
+    pub(super) fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// The digest of what was read so far, and where it was read from.
+    pub(super) fn split(self) -> (Digest, R) {
+        (Digest::finish(self.hash), self.content)
+    }
+
+    /// Reads what nobody asked for, since the digest is over everything.
+    pub(super) fn finish(mut self) -> io::Result<(Digest, u64)> {
+        io::copy(&mut self, &mut io::sink())?;
+        Ok((Digest::finish(self.hash), self.length))
+    }
+}
+
+impl<R: Read> Read for Hashing<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let length = self.content.read(buffer)?;
+        self.hash.update(&buffer[..length]);
+        self.length += length as u64;
+        Ok(length)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_digest_is_read_as_it_is_written_and_nothing_else_is() {
+        let digest = Digest::of(b"");
+        let text = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+        assert_eq!(digest.to_string(), text);
+        assert_eq!(Digest::parse(text).ok(), Some(digest));
+        let upper = text.to_uppercase();
+        for wrong in ["", "sha256:", "sha512:00", &text[..70], &upper, "sha256:../../../etc/passwd"] {
+            assert!(Digest::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_digest_covers_what_was_not_read() {
+        let mut hashing = Hashing::new(&b"abc"[..]);
+        let mut one = [0];
+        assert!(hashing.read_exact(&mut one).is_ok());
+        let (digest, length) = hashing.finish().expect("memory can be read");
+        assert_eq!((digest, length), (Digest::of(b"abc"), 3));
+    }
+}

@@ -1,0 +1,114 @@
+//! Taking an image in: unpack it into a draft, keep its layers, then give it its name.
+
+use std::fs::{self, File};
+use std::path::Path;
+
+use linux::fs::Root;
+use linux::spawn::SingleThread;
+
+use super::record::{LayerRecord, Record};
+use super::store::{self, Store};
+use super::unpack::{self, Source, Task, Unpacked};
+use super::{Digest, During, HOST, ImageError, blobs, name, worker};
+
+/// Who unpacks.
+#[derive(Clone, Copy)]
+pub enum Unpacker<'thread> {
+    /// A process of its own, without rights.
+    Worker(&'thread SingleThread),
+    /// This process, for sources that can be trusted.
+    InProcess,
+}
+
+/// What becomes of an image that has the name already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Existing {
+    Refuse,
+    Replace,
+}
+
+/// An image to be taken in.
+pub struct Import<'a> {
+    pub name: &'a str,
+    pub source: Source,
+    /// The digest that its manifest must have.
+    pub wanted: Option<Digest>,
+    pub existing: Existing,
+}
+
+impl Source {
+    /// Finds out what lies at `path`.
+    pub fn open(path: &Path) -> Result<Self, ImageError> {
+        if !fs::metadata(path).during("open", path)?.is_dir() {
+            return Ok(Self::Archive(File::open(path).during("open", path)?));
+        }
+        let root = Root::open(path).during("open", path)?;
+        let has = |name: &str| root.stat(Path::new(name)).is_ok();
+        if has("oci-layout") && has("index.json") {
+            return Self::layout(&root);
+        }
+        Ok(Self::Tree(std::path::absolute(path).during("open", path)?))
+    }
+
+    /// An OCI layout in a directory that somebody else may change.
+    pub fn layout(root: &Root) -> Result<Self, ImageError> {
+        blobs::open_layout(root).map(Self::Layout)
+    }
+}
+
+/// Takes an image in. It appears whole or not at all.
+pub fn import(
+    state: &Path,
+    import: Import<'_>,
+    unpacker: Unpacker<'_>,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Record, ImageError> {
+    let Import { name, source, wanted, existing } = import;
+    name::file_name(name)?;
+    if name == HOST {
+        return Err(ImageError::Reserved(name.to_owned()));
+    }
+    let store = Store::open(state)?;
+    if existing == Existing::Refuse && store::find(state, name)?.is_some_and(|found| found.name == name) {
+        return Err(ImageError::Exists(name.to_owned()));
+    }
+    let task = Task {
+        wanted,
+        have: store.layers()?.into_iter().collect(),
+        may_give_away: rustix::process::geteuid().is_root(),
+    };
+    let draft = store.make_draft()?;
+    let unpacked = match unpacker {
+        Unpacker::Worker(thread) => worker::unpack_apart(thread, source, &draft, &task, progress),
+        Unpacker::InProcess => {
+            let root = Root::open(&draft).during("open", &draft)?;
+            unpack::unpack(source, &root, &task, progress)
+        }
+    };
+    let kept = unpacked.and_then(|unpacked| keep(&store, name, unpacked, &task));
+    // Why it failed matters more than why the draft stays, which the next one clears.
+    let cleared = store.clear_draft();
+    let record = kept?;
+    cleared?;
+    Ok(record)
+}
+
+/// Gives the layers and then the image their names.
+fn keep(store: &Store, name: &str, unpacked: Unpacked, task: &Task) -> Result<Record, ImageError> {
+    store.flush()?;
+    let mut layers = Vec::new();
+    let mut added = task.have.clone();
+    for (place, layer) in unpacked.layers.into_iter().enumerate() {
+        if let Some(bytes) = layer.bytes
+            && added.insert(layer.digest.clone())
+        {
+            store.add_layer(place, &layer.digest, bytes)?;
+        }
+        let bytes = store.bytes_of(&layer.digest)?;
+        layers.push(LayerRecord { digest: layer.digest, bytes });
+    }
+    let record =
+        Record { name: name.to_owned(), manifest: unpacked.manifest, config: unpacked.config, layers };
+    store.add_name(&record)?;
+    Ok(record)
+}

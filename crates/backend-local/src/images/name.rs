@@ -1,0 +1,109 @@
+//! The names of images: `[registry[:port]/]path[:tag][@sha256:…]`, and the file each is kept in.
+
+use super::{Digest, ImageError};
+
+/// The longest name of a file that is left room for a suffix.
+const LONGEST: usize = 240;
+
+/// The name of the file that tells of an image. No two names have the same.
+pub(super) fn file_name(name: &str) -> Result<String, ImageError> {
+    let wrong = || ImageError::BadName(name.chars().take(300).collect());
+    let (rest, digest) = name.split_once('@').map_or((name, None), |(rest, digest)| (rest, Some(digest)));
+    if digest.is_some_and(|digest| Digest::parse(digest).is_err()) {
+        return Err(wrong());
+    }
+    let (path, tag) = split_tag(rest);
+    let mut parts = path.split('/').enumerate();
+    let several = path.contains('/');
+    let path_fits =
+        parts.all(|(place, part)| if place == 0 && several { host_fits(part) } else { part_fits(part) });
+    let tag_fits = tag.is_none_or(|tag| {
+        let starts = tag.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+        starts && tag.len() <= 128 && tag.bytes().all(plain)
+    });
+    if !(path_fits && tag_fits && name.len() <= LONGEST) {
+        return Err(wrong());
+    }
+    // None of the three is part of a name.
+    Ok(name.replace('/', "+").replace(':', "=").replace('@', "#"))
+}
+
+/// The name with the tag that is meant where none is written.
+pub(super) fn with_tag(name: &str) -> Option<String> {
+    let bare = !name.contains('@') && split_tag(name).1.is_none();
+    bare.then(|| format!("{name}:latest"))
+}
+
+/// A colon before a slash belongs to a port.
+fn split_tag(name: &str) -> (&str, Option<&str>) {
+    match name.rsplit_once(':') {
+        Some((path, tag)) if !tag.contains('/') => (path, Some(tag)),
+        _ => (name, None),
+    }
+}
+
+fn part_fits(part: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"._-".contains(&byte);
+    let starts = part.bytes().next().is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
+    starts && part.bytes().all(plain)
+}
+
+/// The first of several parts may be a registry with a port.
+fn host_fits(part: &str) -> bool {
+    match part.split_once(':') {
+        Some((host, port)) => part_fits(host) && port.parse::<u16>().is_ok(),
+        None => part_fits(part),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_becomes_one_file_and_no_two_names_the_same() {
+        let digest = Digest::of(b"x");
+        let pinned = format!("a@{digest}");
+        for (name, file) in [
+            ("a/b:1.2", "a+b=1.2".to_owned()),
+            ("127.0.0.1:5000/a/b:V1", "127.0.0.1=5000+a+b=V1".to_owned()),
+            (&pinned, format!("a#sha256={}", digest.hex())),
+        ] {
+            assert_eq!(file_name(name).ok(), Some(file), "{name}");
+        }
+        for name in [
+            "",
+            ".",
+            "..",
+            "/a",
+            "A",
+            "a b",
+            "a:",
+            "a:b:c",
+            "a\0",
+            "a:b/c",
+            "a@b",
+            "a+b",
+            "../a",
+            "-a",
+            "a//b",
+            "a/",
+            "a:99999/b",
+            "a/../b",
+            "a/b:-x",
+            "a=b",
+            "a#b",
+        ] {
+            assert!(file_name(name).is_err(), "{name:?}");
+        }
+        assert!(file_name(&"a".repeat(LONGEST + 1)).is_err());
+    }
+
+    #[test]
+    fn latest_is_meant_where_nothing_is_said() {
+        assert_eq!(with_tag("h:5000/a").as_deref(), Some("h:5000/a:latest"));
+        assert_eq!(with_tag("h:5000/a:1"), None);
+        assert_eq!(with_tag("a@sha256:0"), None);
+    }
+}

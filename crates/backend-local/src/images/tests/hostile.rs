@@ -1,0 +1,170 @@
+//! Layers that mean no good.
+
+use super::layouts::{as_directory, config, layout};
+use super::*;
+
+/// Imports an image whose second layer has these entries.
+fn import_layer(layer: Vec<u8>) -> (TempDir, Result<Record, ImageError>) {
+    let bottom = archive(&[
+        (EntryType::Symlink, "link", "/etc", b""),
+        (EntryType::Regular, "usr/bin/tool", "", b"tool"),
+    ]);
+    let layers = vec![bottom, layer];
+    let (files, _) = layout(&layers, &config(&layers));
+    let state = TempDir::new().unwrap();
+    let result = take_in(state.path(), "test", as_directory(&files).path());
+    (state, result)
+}
+
+fn refused(layer: Vec<u8>, because: &str) {
+    let (state, result) = import_layer(layer);
+    let error = result.expect_err(because);
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(&error);
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    assert!(text.contains(because), "{text} instead of {because}");
+    assert!(is_empty(state.path()), "{because}");
+}
+
+const FILE: EntryType = EntryType::Regular;
+
+/// The header of a file of root's.
+fn header(size: u64) -> Header {
+    let mut header = Header::new_ustar();
+    header.set_entry_type(FILE);
+    header.set_size(size);
+    header.set_mode(0o644);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
+    header
+}
+
+#[test]
+fn entries_that_lead_out_or_mean_two_things_are_refused() {
+    for (entries, because) in [
+        (vec![(FILE, "../evil", "", &b"x"[..])], "leads out"),
+        (vec![(FILE, "/evil", "", b"x")], "absolute"),
+        (vec![(FILE, "a/../../evil", "", b"x")], "leads out"),
+        (vec![(EntryType::Symlink, "out", "..", b""), (FILE, "out/evil", "", b"x")], "symbolic link"),
+        (vec![(EntryType::Link, "evil", "/etc/passwd", b"")], "absolute"),
+        (vec![(EntryType::Link, "evil", "../../names/x", b"")], "leads out"),
+        (
+            vec![(EntryType::Symlink, "out", "..", b""), (EntryType::Link, "evil", "out/names", b"")],
+            "links to",
+        ),
+        (vec![(EntryType::Link, "evil", "usr/bin/tool", b"")], "links to nothing"),
+        (vec![(FILE, "same", "", b"1"), (FILE, "same", "", b"2")], "twice"),
+        (vec![(EntryType::Symlink, "same", "/etc/passwd", b""), (FILE, "same", "", b"2")], "twice"),
+        (vec![(FILE, "same", "", b"1"), (EntryType::Directory, "same/", "", b"")], "twice"),
+        (vec![(EntryType::Char, "evil", "", b"")], "device"),
+        (vec![(EntryType::Block, "usr/evil", "", b"")], "device"),
+        (vec![(EntryType::Fifo, "evil", "", b"")], "pipe"),
+        (vec![(EntryType::GNUSparse, "evil", "", b"")], ""),
+        (vec![(EntryType::new(b'Z'), "evil", "", b"")], "unknown"),
+        (vec![(FILE, ".wh..wh..opq", "", b"")], "hides everything"),
+        (vec![(FILE, "a/.wh.", "", b"")], "removes nothing"),
+        (vec![(FILE, "a/.wh...", "", b"")], "removes nothing"),
+        (vec![(FILE, ".wh.x/evil", "", b"x")], "below something that is removed"),
+        (vec![(EntryType::Symlink, ".wh.x", "y", b"")], "plain file"),
+        (vec![(FILE, "a/.wh.x", "", b""), (EntryType::Link, "evil", "a/x", b"")], "links to nothing"),
+    ] {
+        refused(archive(&entries), because);
+    }
+}
+
+#[test]
+fn a_name_or_a_path_that_is_too_long_is_refused() {
+    let deep = "a/".repeat(300);
+    let long = format!("{}x", "abcdefghijklmnopqrst/".repeat(220));
+    for (name, because) in [(deep, "too deep"), (long, "too"), ("x".repeat(300), "too long")] {
+        let mut builder = Builder::new(Vec::new());
+        builder.append_pax_extensions([("path", name.as_bytes())]).unwrap();
+        builder.append_data(&mut header(0), "short", &b""[..]).unwrap();
+        refused(builder.into_inner().unwrap(), because);
+    }
+}
+
+#[test]
+fn owners_that_no_sandbox_has_are_refused() {
+    let mut builder = Builder::new(Vec::new());
+    let mut header = header(0);
+    header.set_uid(65_536);
+    builder.append_data(&mut header, "file", &b""[..]).unwrap();
+    refused(builder.into_inner().unwrap(), "id above 65535");
+}
+
+/// A layer with one file that has an attribute.
+fn with_attribute(name: &str, value: &[u8]) -> Vec<u8> {
+    let mut builder = Builder::new(Vec::new());
+    let key = format!("SCHILY.xattr.{name}");
+    builder.append_pax_extensions([(key.as_str(), value)]).unwrap();
+    builder.append_data(&mut header(4), "file", &b"text"[..]).unwrap();
+    builder.into_inner().unwrap()
+}
+
+#[test]
+fn attributes_that_steer_an_overlay_or_are_huge_are_refused() {
+    for name in ["user.overlay.opaque", "trusted.overlay.redirect", "user.overlay.whiteout"] {
+        refused(with_attribute(name, b"y"), "steers an overlay");
+    }
+    refused(with_attribute("user.x", &vec![b'x'; 70_000]), "too large");
+}
+
+#[test]
+fn users_attributes_are_kept_and_privileged_ones_left_out() {
+    let read = |path: &Path, name: &str| {
+        let mut value = [0; 64];
+        rustix::fs::getxattr(path, name, &mut value).map(|length| value[..length].to_vec())
+    };
+    let (state, record) = import_layer(with_attribute("user.kind", b"tea"));
+    let file = tree(state.path(), &record.unwrap(), 1).join("file");
+    assert_eq!(read(&file, "user.kind").unwrap(), b"tea");
+    let capability = b"\x01\0\0\x02\0\x04\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+    for name in ["security.capability", "trusted.x", "system.posix_acl_access"] {
+        let (state, record) = import_layer(with_attribute(name, capability));
+        let file = tree(state.path(), &record.unwrap(), 1).join("file");
+        assert!(read(&file, name).is_err(), "{name}");
+    }
+}
+
+#[test]
+fn a_layer_that_swells_without_end_is_refused() {
+    let mut builder = Builder::new(Vec::new());
+    let size = 100 << 20;
+    builder.append_data(&mut header(size), "zeros", io::Read::take(io::repeat(0), size)).unwrap();
+    refused(builder.into_inner().unwrap(), "swells");
+}
+
+#[test]
+fn an_image_of_too_many_layers_is_refused() {
+    let layers: Vec<Vec<u8>> =
+        (0..201).map(|place| archive(&[(FILE, &format!("file-{place}"), "", b"x")])).collect();
+    let (files, _) = layout(&layers, &config(&layers));
+    let state = TempDir::new().unwrap();
+    let result = take_in(state.path(), "test", as_directory(&files).path());
+    assert!(matches!(result, Err(ImageError::TooLarge("200 layers"))), "{result:?}");
+}
+
+#[test]
+fn what_a_layer_makes_anew_hides_what_was_below() {
+    let entries = [
+        (FILE, "first/.wh.a", "", &b""[..]),
+        (EntryType::Directory, "first/a/", "", b""),
+        (EntryType::Directory, "second/a/", "", b""),
+        (FILE, "second/.wh.a", "", b""),
+        (FILE, "third/.wh.a", "", b""),
+        (FILE, "third/a", "", b"new"),
+    ];
+    let (state, record) = import_layer(archive(&entries));
+    let root = tree(state.path(), &record.unwrap(), 1);
+    let mut value = [0; 8];
+    for directory in ["first/a", "second/a"] {
+        let opaque = rustix::fs::getxattr(root.join(directory), "user.overlay.opaque", &mut value);
+        assert!(opaque.is_ok(), "{directory}");
+    }
+    assert_eq!(fs::read(root.join("third/a")).unwrap(), b"new");
+}

@@ -1,0 +1,180 @@
+//! Turning a source into layers: what the confined worker does.
+//!
+//! Nothing in here trusts the source. What comes out is checked against the digests that the
+//! source itself claims, so that a layer is what its name says.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use linux::fs::Root;
+use serde::{Deserialize, Serialize};
+
+use super::blobs::Blobs;
+use super::digest::Hashing;
+use super::layer::{Form, Layer};
+use super::manifest::{self, Manifest, Part};
+use super::record::ImageConfig;
+use super::stream::Inflated;
+use super::{Digest, During, ImageError, directory, tarball};
+
+/// Where an image comes from.
+#[derive(Debug)]
+pub enum Source {
+    /// An archive: of a root file system, of an OCI layout, or of `docker save`.
+    Archive(File),
+    /// The files of an OCI layout.
+    Layout(BTreeMap<PathBuf, File>),
+    /// A root file system.
+    Tree(PathBuf),
+}
+
+/// What is wanted of a source.
+pub(super) struct Task {
+    /// The manifest that it must lead to.
+    pub(super) wanted: Option<Digest>,
+    /// Layers that need not be unpacked again.
+    pub(super) have: BTreeSet<Digest>,
+    /// Whether files can be given their owners.
+    pub(super) may_give_away: bool,
+}
+
+/// What became of a source.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Unpacked {
+    pub(super) manifest: Option<Digest>,
+    pub(super) config: ImageConfig,
+    /// From the bottom up.
+    pub(super) layers: Vec<UnpackedLayer>,
+}
+
+/// A layer, and what its files hold if it was unpacked, into a directory with the number of its
+/// place.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct UnpackedLayer {
+    pub(super) digest: Digest,
+    pub(super) bytes: Option<u64>,
+}
+
+/// Unpacks the layers of `source` into numbered directories of `draft`.
+pub(super) fn unpack(
+    source: Source,
+    draft: &Root,
+    task: &Task,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Unpacked, ImageError> {
+    let blobs = match source {
+        Source::Tree(path) => {
+            let root = Root::open(&path).during("open", &path)?;
+            return whole(draft, task, progress, |layer| directory::copy(&root, layer));
+        }
+        Source::Layout(files) => Blobs::Files(files),
+        Source::Archive(file) => Blobs::of_tar(file, draft)?,
+    };
+    // Newer archives of `docker save` are both; the layout has digests of everything.
+    if blobs.has("index.json") && blobs.has("oci-layout") || matches!(blobs, Blobs::Files(_)) {
+        let manifest = manifest::of_layout(&blobs, task.wanted.as_ref())?;
+        return layers(&blobs, manifest, draft, task, progress);
+    }
+    if blobs.has("manifest.json") && !has_system(&blobs) {
+        let manifest = manifest::of_docker(&blobs)?;
+        return layers(&blobs, manifest, draft, task, progress);
+    }
+    let archive = blobs.into_archive().expect("files were taken care of above");
+    whole(draft, task, progress, |layer| {
+        let mut content = Hashing::new(archive);
+        tarball::unpack(&mut content, layer)?;
+        content.finish().during("read", Path::new("the archive")).map(|(digest, _)| digest)
+    })
+}
+
+/// Whether an archive with a file `manifest.json` is a root file system all the same.
+fn has_system(blobs: &Blobs) -> bool {
+    ["etc/passwd", "bin/sh", "usr/bin/env"].iter().any(|path| blobs.has(path))
+}
+
+/// A root file system, as the only layer of an image that says nothing else.
+fn whole(
+    draft: &Root,
+    task: &Task,
+    progress: &mut dyn FnMut(&str),
+    fill: impl FnOnce(&mut Layer<'_>) -> Result<Digest, ImageError>,
+) -> Result<Unpacked, ImageError> {
+    let root = make_place(draft, 0)?;
+    let mut layer = Layer::new(root, Form::Whole, task.may_give_away, progress);
+    let digest = fill(&mut layer)?;
+    let tree = layer.root();
+    if tree.stat(Path::new("bin")).is_err() && tree.stat(Path::new("usr")).is_err() {
+        return Err(ImageError::NotARoot);
+    }
+    let bytes = Some(layer.finish()?);
+    let layers = vec![UnpackedLayer { digest, bytes }];
+    Ok(Unpacked { manifest: None, config: ImageConfig::default(), layers })
+}
+
+fn layers(
+    blobs: &Blobs,
+    manifest: Manifest,
+    draft: &Root,
+    task: &Task,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Unpacked, ImageError> {
+    if let Some(wanted) = &task.wanted
+        && manifest.digest.as_ref() != Some(wanted)
+    {
+        return Err(ImageError::Mismatch(wanted.to_string()));
+    }
+    let mut have = task.have.clone();
+    let mut unpacked = Vec::new();
+    let count = manifest.layers.len();
+    for (place, part) in manifest.layers.iter().enumerate() {
+        let new = have.insert(part.digest.clone());
+        let mut tell = |detail: &str| progress(&format!("layer {} of {count}: {detail}", place + 1));
+        let bytes = if new { Some(layer(blobs, part, draft, place, task, &mut tell)?) } else { None };
+        unpacked.push(UnpackedLayer { digest: part.digest.clone(), bytes });
+    }
+    Ok(Unpacked { manifest: manifest.digest, config: manifest.config, layers: unpacked })
+}
+
+/// Unpacks one layer and compares it with both of its digests.
+fn layer(
+    blobs: &Blobs,
+    part: &Part,
+    draft: &Root,
+    place: usize,
+    task: &Task,
+    progress: &mut dyn FnMut(&str),
+) -> Result<u64, ImageError> {
+    let root = make_place(draft, place)?;
+    let mut layer = Layer::new(root, Form::Difference, task.may_give_away, progress);
+    let mut content = Hashing::new(Inflated::open(blobs.open(&part.path)?, &part.path)?);
+    tarball::unpack(&mut content, &mut layer)?;
+    let bytes = layer.finish()?;
+    let mismatch = |digest: &Digest| Err(ImageError::Mismatch(digest.to_string()));
+    // What follows the end of an archive counts as well, within the bounds of a header.
+    let mut rest = (&mut content).take(tarball::MOST_HEADERS);
+    std::io::copy(&mut rest, &mut std::io::sink()).during("read", &part.path)?;
+    let (digest, inflated) = content.split();
+    if digest != part.digest {
+        return mismatch(&part.digest);
+    }
+    if let Some((packed, size)) = &part.packed {
+        let (digest, length) = inflated.into_packed().finish().during("read", &part.path)?;
+        if digest != *packed || length != *size {
+            return mismatch(packed);
+        }
+    }
+    Ok(bytes)
+}
+
+fn make_place(draft: &Root, place: usize) -> Result<Root, ImageError> {
+    let path = PathBuf::from(place.to_string());
+    draft.make_directory(&path, 0o755).during("make", &path)?;
+    let root = draft.directory(&path).during("open", &path)?;
+    // By its descriptor, whatever the umask: the worker has no `/proc` to do it otherwise.
+    rustix::fs::fchmod(&root, rustix::fs::Mode::from_raw_mode(0o755))
+        .map_err(std::io::Error::from)
+        .during("mark", &path)?;
+    Ok(root)
+}

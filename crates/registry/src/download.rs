@@ -1,0 +1,175 @@
+//! One image on its way: documents first, then its layers, several at once.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use backend::Progress;
+use futures_util::{StreamExt, TryStreamExt, stream};
+use oci_client::client::{AsLayerDescriptor, LayerDescriptor};
+use oci_client::manifest;
+use oci_client::secrets::RegistryAuth;
+use oci_client::{Client, Reference};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use tokio::io::AsyncWriteExt;
+
+use crate::Failure;
+use crate::choose::{self, Descriptor, Document};
+
+/// How many layers are fetched at once.
+const AT_ONCE: usize = 4;
+/// Larger documents and images are not fetched.
+const LARGEST_DOCUMENT: u64 = 8 << 20;
+const LARGEST_IMAGE: u64 = 64 << 30;
+const MOST_LAYERS: usize = 200;
+
+const ACCEPTED: &[&str] = &[
+    manifest::OCI_IMAGE_MEDIA_TYPE,
+    manifest::IMAGE_MANIFEST_MEDIA_TYPE,
+    manifest::OCI_IMAGE_INDEX_MEDIA_TYPE,
+    manifest::IMAGE_MANIFEST_LIST_MEDIA_TYPE,
+];
+
+pub(crate) struct Download<'a> {
+    pub(crate) client: &'a Client,
+    pub(crate) reference: &'a Reference,
+    pub(crate) auth: &'a RegistryAuth,
+    pub(crate) into: &'a Path,
+}
+
+impl AsLayerDescriptor for Descriptor {
+    fn as_layer_descriptor(&self) -> LayerDescriptor<'_> {
+        LayerDescriptor { digest: &self.digest, urls: &None }
+    }
+}
+
+impl Download<'_> {
+    /// Fetches everything and answers the digest of the manifest.
+    pub(crate) async fn image(
+        &self,
+        have: &BTreeSet<String>,
+        progress: &(dyn Fn(Progress) + Send + Sync),
+    ) -> Result<String, Failure> {
+        let blobs = self.into.join("blobs/sha256");
+        tokio::fs::create_dir_all(&blobs).await.map_err(Failure::Write)?;
+        let (digest, manifest) = self.manifest().await?;
+        let document = Document::parse(&manifest)?;
+        let (Some(config), Some(layers)) = (document.config, document.layers) else {
+            return Err(Failure::Malformed("it is neither an index nor a manifest".to_owned()));
+        };
+        if config.size > LARGEST_DOCUMENT {
+            return Err(Failure::TooLarge("8 MiB of configuration"));
+        }
+        if layers.len() > MOST_LAYERS {
+            return Err(Failure::TooLarge("200 layers"));
+        }
+        self.blob(&config, &|_| {}).await?;
+        let configuration = tokio::fs::read(blobs.join(choose::hex(&config.digest)?)).await;
+        let contents = choose::layers_of(&configuration.map_err(Failure::Write)?)?;
+        let wanted = missing(layers, &contents, have);
+        self.layers(&wanted, progress).await?;
+        self.write(&format!("blobs/sha256/{}", choose::hex(&digest)?), &manifest).await?;
+        let entry = json!({
+            "mediaType": manifest::OCI_IMAGE_MEDIA_TYPE, "digest": digest, "size": manifest.len(),
+        });
+        let index = json!({ "schemaVersion": 2, "manifests": [entry] });
+        self.write("index.json", index.to_string().as_bytes()).await?;
+        self.write("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#).await?;
+        Ok(digest)
+    }
+
+    /// The manifest for this host, with its digest, behind an index if there is one.
+    async fn manifest(&self) -> Result<(String, Vec<u8>), Failure> {
+        let (digest, document) = self.document(self.reference).await?;
+        let parsed = Document::parse(&document)?;
+        match parsed.for_this_host()? {
+            None => Ok((digest, document)),
+            Some(entry) => {
+                choose::hex(&entry.digest)?;
+                self.document(&self.reference.clone_with_digest(entry.digest.clone())).await
+            }
+        }
+    }
+
+    async fn document(&self, reference: &Reference) -> Result<(String, Vec<u8>), Failure> {
+        let fetched = self.client.pull_manifest_raw(reference, self.auth, ACCEPTED).await;
+        let (document, _told) = fetched.map_err(|error| Failure::Registry(Box::new(error)))?;
+        if document.len() as u64 > LARGEST_DOCUMENT {
+            return Err(Failure::TooLarge("8 MiB of manifest"));
+        }
+        if let Some(pinned) = reference.digest() {
+            choose::check(&document, pinned)?;
+        }
+        let mut hash = Sha256::new();
+        hash.update(&document);
+        Ok((choose::written(hash), document.to_vec()))
+    }
+
+    async fn layers(
+        &self,
+        wanted: &[Descriptor],
+        progress: &(dyn Fn(Progress) + Send + Sync),
+    ) -> Result<(), Failure> {
+        let sizes = wanted.iter().try_fold(0_u64, |sum, layer| sum.checked_add(layer.size));
+        let of = sizes.filter(|sum| *sum <= LARGEST_IMAGE).ok_or(Failure::TooLarge("64 GiB"))?;
+        let done = AtomicU64::new(0);
+        let count = |more: u64| {
+            let bytes = done.fetch_add(more, Ordering::Relaxed) + more;
+            progress(Progress::Fetching { bytes, of });
+        };
+        count(0);
+        // Boxed one by one: the compiler cannot name the lifetimes of closures that await.
+        let mut fetches = Vec::new();
+        for layer in wanted {
+            fetches.push(self.blob(layer, &count));
+        }
+        stream::iter(fetches).buffer_unordered(AT_ONCE).try_collect::<()>().await
+    }
+
+    /// Fetches one blob and compares it with its descriptor while it is written.
+    async fn blob(&self, blob: &Descriptor, count: &(dyn Fn(u64) + Send + Sync)) -> Result<(), Failure> {
+        let path = self.into.join("blobs/sha256").join(choose::hex(&blob.digest)?);
+        let fetched = self.client.pull_blob_stream(self.reference, blob).await;
+        let mut content = fetched.map_err(|error| Failure::Registry(Box::new(error)))?;
+        let mut file = tokio::fs::File::create(&path).await.map_err(Failure::Write)?;
+        let mut hash = Sha256::new();
+        let mut length = 0;
+        while let Some(piece) = content.next().await {
+            let piece = piece.map_err(|error| failed_reading(error, blob))?;
+            length += piece.len() as u64;
+            if length > blob.size {
+                return Err(Failure::Mismatch(blob.digest.clone()));
+            }
+            hash.update(&piece);
+            file.write_all(&piece).await.map_err(Failure::Write)?;
+            count(piece.len() as u64);
+        }
+        file.flush().await.map_err(Failure::Write)?;
+        if length != blob.size || choose::written(hash) != blob.digest {
+            return Err(Failure::Mismatch(blob.digest.clone()));
+        }
+        Ok(())
+    }
+
+    async fn write(&self, name: &str, content: &[u8]) -> Result<(), Failure> {
+        tokio::fs::write(self.into.join(name), content).await.map_err(Failure::Write)
+    }
+}
+
+/// The client itself compares digests, and then says so in words of its own.
+fn failed_reading(error: std::io::Error, blob: &Descriptor) -> Failure {
+    let text = error.to_string();
+    if text.contains("digest") {
+        return Failure::Mismatch(blob.digest.clone());
+    }
+    Failure::Registry(Box::new(oci_client::errors::OciDistributionError::IoError(error)))
+}
+
+/// The layers that must be fetched, each once: those whose content nobody has.
+fn missing(layers: Vec<Descriptor>, contents: &[String], have: &BTreeSet<String>) -> Vec<Descriptor> {
+    let mut seen = BTreeSet::new();
+    let known = |place: usize| contents.get(place).is_some_and(|content| have.contains(content));
+    let wanted = layers.into_iter().enumerate().filter(|(place, _)| !known(*place));
+    wanted.map(|(_, layer)| layer).filter(|layer| seen.insert(layer.digest.clone())).collect()
+}

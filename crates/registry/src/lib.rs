@@ -1,0 +1,187 @@
+//! A client of image registries: it fetches an image as an OCI layout into a directory.
+//!
+//! Nothing is believed: every manifest, configuration and layer is compared with the digest and
+//! the size that led to it while it is written, and bounded before. Whoever unpacks the layout
+//! compares once more.
+
+mod choose;
+mod download;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::Duration;
+
+use backend::{BackendError, Pull};
+use oci_client::client::{ClientConfig, ClientProtocol};
+use oci_client::secrets::RegistryAuth;
+use oci_client::{Client, Reference, RegistryOperation};
+
+use self::download::Download;
+
+/// How long a registry may take to be reached, and between two pieces of an answer.
+const CONNECT: Duration = Duration::from_secs(15);
+const SILENCE: Duration = Duration::from_secs(60);
+/// How long a pull may take in all.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// The registries of this server.
+#[derive(Clone, Debug, Default)]
+pub struct Registries {
+    /// Those from which an image is fetched because a sandbox needs it, as `host[:port]`.
+    pub allowed: Vec<String>,
+    /// Those that are spoken to without TLS, beside those on this host itself.
+    pub plain: Vec<String>,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error("`{0}` is not the name of an image in a registry")]
+    Name(String),
+    #[error("this host has no certificates, or none that can be read")]
+    Certificates(#[source] oci_client::errors::OciDistributionError),
+    #[error("the registry refused")]
+    Registry(#[source] Box<oci_client::errors::OciDistributionError>),
+    #[error("the content of `{0}` is not what its digest says")]
+    Mismatch(String),
+    #[error("it is no image that could be understood: {0}")]
+    Malformed(String),
+    #[error("it holds more than {0}")]
+    TooLarge(&'static str),
+    #[error("could not write what was fetched")]
+    Write(#[source] std::io::Error),
+    #[error("it took more than an hour")]
+    TooLong,
+}
+
+impl Failure {
+    fn hint(&self) -> Option<&'static str> {
+        use oci_client::errors::OciDistributionError as Error;
+        match self {
+            Self::Certificates(_) => Some("install the package `ca-certificates`"),
+            Self::Registry(error) => match **error {
+                Error::AuthenticationFailure(_) | Error::UnauthorizedError { .. } => {
+                    Some("name a user who may read it: `--username`, and the password on standard input")
+                }
+                Error::ImageManifestNotFoundError(_) => Some("there is no such image or tag in the registry"),
+                _ => None,
+            },
+            Self::Mismatch(_) => Some("do not trust this registry"),
+            _ => None,
+        }
+    }
+}
+
+#[async_trait::async_trait]
+impl backend::Registry for Registries {
+    fn allows(&self, name: &str) -> bool {
+        parse(name).is_ok_and(|reference| self.allowed.iter().any(|host| host == reference.registry()))
+    }
+
+    async fn fetch(
+        &self,
+        pull: Pull<'_>,
+        have: &BTreeSet<String>,
+        into: &Path,
+    ) -> Result<String, BackendError> {
+        let fetched = tokio::time::timeout(LONGEST, self.fetch_layout(pull, have, into)).await;
+        fetched.unwrap_or(Err(Failure::TooLong)).map_err(|failure| BackendError::Pull {
+            image: pull.name.to_owned(),
+            message: chain(&failure),
+            hint: failure.hint().map(str::to_owned),
+        })
+    }
+}
+
+impl Registries {
+    async fn fetch_layout(
+        &self,
+        pull: Pull<'_>,
+        have: &BTreeSet<String>,
+        into: &Path,
+    ) -> Result<String, Failure> {
+        let reference = parse(pull.name)?;
+        let auth = match pull.credentials {
+            Some(given) => RegistryAuth::Basic(given.username.clone(), given.password.clone()),
+            None => RegistryAuth::Anonymous,
+        };
+        let client = self.client(&reference)?;
+        let download = Download { client: &client, reference: &reference, auth: &auth, into };
+        // Asked first: what is in the registry may be for some only.
+        let known = client.auth(&reference, &auth, RegistryOperation::Pull).await;
+        known.map_err(|error| Failure::Registry(Box::new(error)))?;
+        download.image(have, pull.progress).await
+    }
+
+    fn client(&self, reference: &Reference) -> Result<Client, Failure> {
+        // Somebody else in this process may have chosen one already, which is as good.
+        rustls::crypto::ring::default_provider().install_default().unwrap_or_default();
+        let host = reference.resolve_registry().to_owned();
+        let plain = is_loopback(&host) || self.plain.contains(&host);
+        let protocol = if plain { ClientProtocol::HttpsExcept(vec![host]) } else { ClientProtocol::Https };
+        let config = ClientConfig {
+            protocol,
+            connect_timeout: Some(CONNECT),
+            read_timeout: Some(SILENCE),
+            user_agent: concat!("coracle/", env!("CARGO_PKG_VERSION")),
+            ..ClientConfig::default()
+        };
+        Client::try_from(config).map_err(Failure::Certificates)
+    }
+}
+
+fn parse(name: &str) -> Result<Reference, Failure> {
+    name.parse().map_err(|_unparsed| Failure::Name(name.chars().take(200).collect()))
+}
+
+/// Whether a registry is on this very host, so that nobody in between could listen.
+fn is_loopback(registry: &str) -> bool {
+    let host = registry.rsplit_once(':').map_or(registry, |(host, _)| host);
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+/// An error with what caused it, in one bounded line. Registries choose some of the words.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text.chars().take(1000).map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_this_host_and_listed_ones_are_spoken_to_without_tls() {
+        for (registry, plain) in [
+            ("localhost:5000", true),
+            ("127.0.0.1", true),
+            ("127.8.9.1:80", true),
+            ("[::1]:5000", true),
+            ("localhost.example.com", false),
+            ("127.0.0.1.example.com:5000", false),
+            ("10.0.0.1:5000", false),
+        ] {
+            assert_eq!(is_loopback(registry), plain, "{registry}");
+        }
+    }
+
+    #[test]
+    fn a_sandbox_may_need_only_what_the_operator_allows() {
+        use backend::Registry;
+        let registries = Registries { allowed: vec!["docker.io".to_owned()], plain: Vec::new() };
+        for (name, allowed) in [
+            ("python:3.12", true),
+            ("docker.io/library/python", true),
+            ("evil.example.com/docker.io/python", false),
+            ("169.254.169.254/latest", false),
+            ("not an image", false),
+        ] {
+            assert_eq!(registries.allows(name), allowed, "{name}");
+        }
+    }
+}
