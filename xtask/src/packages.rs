@@ -37,6 +37,18 @@ const WANTED: &[Package] = &[
         needed_for: "images are pulled from a real registry",
     },
     Package {
+        name: "passt",
+        present: || find("pasta").is_some(),
+        required: || false,
+        needed_for: "the network of an ordinary user's sandboxes",
+    },
+    Package {
+        name: "slirp4netns",
+        present: || find("slirp4netns").is_some(),
+        required: || false,
+        needed_for: "the network of an ordinary user's sandboxes, where there is no pasta",
+    },
+    Package {
         name: "bubblewrap",
         present: || find("bwrap").is_some(),
         required: || false,

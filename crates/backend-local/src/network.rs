@@ -41,6 +41,8 @@ pub enum Down {
     Filter(#[source] std::io::Error),
     #[error("the links and routes of this host cannot be seen")]
     Links(#[source] std::io::Error),
+    #[error("/dev/net/tun cannot be opened")]
+    NoTun(#[source] std::io::Error),
     #[error("neither `pasta` nor `slirp4netns` is on this host")]
     NoProgram,
 }
@@ -58,6 +60,9 @@ impl Down {
                 "`modprobe nf_tables nft_fib_inet nft_masq`; the kernel needs nftables with NAT"
             }
             Self::Links(_) => "`coracle doctor` says what this host lacks",
+            Self::NoTun(_) => {
+                "`modprobe tun` and `chmod 666 /dev/net/tun` as root, which is how most systems have it"
+            }
             Self::NoProgram => "install the package `passt` or `slirp4netns`, or run as root",
         }
     }

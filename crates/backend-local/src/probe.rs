@@ -8,12 +8,15 @@ mod attempt;
 mod groups;
 mod kernel;
 mod namespaces;
+mod network;
 mod storage;
 
 use std::path::Path;
 
 use domain::Bytes;
 use serde::{Deserialize, Serialize};
+
+use crate::network::NetworkSettings;
 
 /// Everything that was found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,7 +61,7 @@ pub struct Enforced {
 
 /// Tries everything for sandboxes kept below `state`, with this floor of free space and uid
 /// ranges from this base on.
-pub fn probe(state: &Path, floor: Bytes, uid_base: u32) -> Report {
+pub fn probe(state: &Path, floor: Bytes, uid_base: u32, network: &NetworkSettings) -> Report {
     let rootless = !rustix::process::geteuid().is_root();
     let groups = groups::look(state, rootless);
     let disk = storage::look(state, rootless);
@@ -67,6 +70,7 @@ pub fn probe(state: &Path, floor: Bytes, uid_base: u32) -> Report {
     checks.extend(groups.checks);
     checks.push(disk.check);
     checks.push(storage::free_space(state, floor));
+    checks.extend(network::checks(network, rootless));
     let mut enforced = groups.enforced;
     enforced.push(Enforced { what: "disk".to_owned(), by: disk.by });
     let sandboxes_can_run = checks.iter().all(|check| check.status != Status::Missing);

@@ -20,7 +20,7 @@ use backend_local::launcher::Launcher;
 use backend_local::launcher::record::Records;
 use backend_local::launcher::serve::Loop;
 use backend_local::native::{Defaults, Native};
-use backend_local::network::NetworkSettings;
+use backend_local::network::{NetworkSettings, userspace};
 use backend_local::range::DEFAULT_BASE;
 use backend_local::settings::{Lifetime, Maxima, MountRule, Settings};
 use domain::{Bytes, SandboxId};
@@ -36,6 +36,7 @@ fn main() {
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [_, "__agent"] => panic!("{:?}", agent::run().unwrap_err()),
         [_, "__launcher", state, shared, instance] => launch(state.into(), shared.into(), instance),
+        [_, userspace::WORD] => userspace::keep().unwrap(),
         _ => hold_all(),
     }
 }
@@ -45,9 +46,25 @@ fn hold_all() {
         return hold("as an ordinary user", None, None);
     }
     hold("as root", None, None);
+    hold_with_network();
     hold("as an ordinary user", Some(ORDINARY), None);
     let delegated = Delegated::make();
     hold("with a delegated group", Some(ORDINARY), Some(&delegated.0));
+}
+
+/// Runs the checks as root of a host that forwards packets: a namespace of their own.
+fn hold_with_network() {
+    match SingleThread::prove().unwrap().fork(Namespaces::NET, None).unwrap() {
+        Forked::Child => {
+            namespaces::raise_loopback().unwrap();
+            fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap();
+            hold("as root with a network", None, None);
+            spawn::exit_now(0)
+        }
+        Forked::Parent { pidfd, .. } => {
+            assert_eq!(spawn::wait(pidfd.as_fd()).unwrap(), End::Code(0), "a check failed");
+        }
+    }
 }
 
 /// Runs the checks in a child that has become `user` and gone into `group`.

@@ -10,6 +10,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+use backend_local::network::NetworkSettings;
 use backend_local::probe::{Report, Status, probe};
 use backend_local::range::DEFAULT_BASE;
 use domain::Bytes;
@@ -35,7 +36,7 @@ fn main() {
 fn as_root_everything_holds_and_nothing_stays() {
     let state = TempDir::new().unwrap();
     let before = groups();
-    let report = probe(state.path(), Bytes::mib(1), DEFAULT_BASE);
+    let report = probe(state.path(), Bytes::mib(1), DEFAULT_BASE, &NetworkSettings::default());
     let missing: Vec<_> = report.checks.iter().filter(|check| check.status == Status::Missing).collect();
     assert!(report.sandboxes_can_run, "{missing:?}");
     assert!(!report.rootless);
@@ -49,7 +50,8 @@ fn as_root_everything_holds_and_nothing_stays() {
 
 fn too_little_space_is_told() {
     let state = TempDir::new().unwrap();
-    let report = probe(&state.path().join("not/made/yet"), Bytes(u64::MAX), DEFAULT_BASE);
+    let report =
+        probe(&state.path().join("not/made/yet"), Bytes(u64::MAX), DEFAULT_BASE, &NetworkSettings::default());
     assert!(!report.sandboxes_can_run);
     let check = report.checks.iter().find(|check| check.name == "free space").unwrap();
     assert!(check.status == Status::Missing && check.fix.is_some());
@@ -57,7 +59,8 @@ fn too_little_space_is_told() {
 }
 
 fn an_ordinary_user_is_told_what_is_weaker() {
-    let report = as_user(1000, || probe(Path::new("/tmp"), Bytes::mib(1), DEFAULT_BASE));
+    let report =
+        as_user(1000, || probe(Path::new("/tmp"), Bytes::mib(1), DEFAULT_BASE, &NetworkSettings::default()));
     assert!(report.rootless);
     let weaker = |name: &str| {
         let check = report.checks.iter().find(|check| check.name == name).unwrap();
@@ -88,7 +91,7 @@ fn a_delegated_group_is_used_and_left_as_it_was() {
     let report = as_user_after(
         1000,
         || fs::write(procs, "0").unwrap(),
-        || probe(Path::new("/tmp"), Bytes::mib(1), DEFAULT_BASE),
+        || probe(Path::new("/tmp"), Bytes::mib(1), DEFAULT_BASE, &NetworkSettings::default()),
     );
     // It fails if anything was left in it.
     fs::remove_dir(&group).unwrap();
@@ -111,7 +114,7 @@ fn without_user_namespaces_the_way_to_get_them_is_told() {
         let own = [Extent { inside: 0, outside: 1000, count: 1 }];
         write_maps(rustix::process::getpid(), &own, &own, Setgroups::Deny).unwrap();
         fs::write("/proc/sys/user/max_user_namespaces", "0").unwrap();
-        probe(Path::new("/tmp"), Bytes::mib(1), DEFAULT_BASE)
+        probe(Path::new("/tmp"), Bytes::mib(1), DEFAULT_BASE, &NetworkSettings::default())
     });
     assert!(!report.sandboxes_can_run);
     let check = report.checks.iter().find(|check| check.name == "user namespaces").unwrap();
@@ -127,7 +130,7 @@ fn a_container_that_hides_parts_of_proc_is_told() {
         write_maps(rustix::process::getpid(), &same, &same, Setgroups::Deny).unwrap();
         linux::mounts::make_private().unwrap();
         linux::mounts::mount("tmpfs", Path::new("/proc/irq"), Default::default(), "").unwrap();
-        probe(Path::new("/tmp"), Bytes::mib(1), DEFAULT_BASE)
+        probe(Path::new("/tmp"), Bytes::mib(1), DEFAULT_BASE, &NetworkSettings::default())
     });
     assert!(report.rootless && !report.sandboxes_can_run);
     let check = report.checks.iter().find(|check| check.name == "fresh /proc").unwrap();
@@ -139,7 +142,7 @@ fn few_open_files_and_a_bad_base_for_ids_are_told() {
     let report = as_user(0, || {
         let few = rustix::process::Rlimit { current: Some(256), maximum: Some(256) };
         rustix::process::setrlimit(rustix::process::Resource::Nofile, few).unwrap();
-        probe(Path::new("/tmp"), Bytes::mib(1), u32::MAX)
+        probe(Path::new("/tmp"), Bytes::mib(1), u32::MAX, &NetworkSettings::default())
     });
     let status = |name: &str| {
         let check = report.checks.iter().find(|check| check.name == name).unwrap();

@@ -16,6 +16,7 @@ mod client;
 pub(crate) mod floor;
 mod idle;
 mod lifecycle;
+mod network;
 mod peers;
 mod pip;
 mod pools;
@@ -91,6 +92,7 @@ pub(crate) fn bench(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
         ("pip", pip::pip),
         ("memory", idle::memory),
         ("list", idle::list),
+        ("network", network::network),
     ];
     for (name, measure) in measurements {
         if wanted(name) {

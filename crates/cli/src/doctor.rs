@@ -12,7 +12,7 @@ use crate::output::Printer;
 /// The exit code says whether sandboxes can run.
 pub(crate) fn doctor(args: &DoctorArgs, printer: &Printer) -> Result<ExitCode> {
     let config = Config::for_host(&args.state)?;
-    let report = probe::probe(&config.state_dir, config.free_space_floor, config.uid_base);
+    let report = probe::probe(&config.state_dir, config.free_space_floor, config.uid_base, &config.network);
     if printer.json() {
         printer.value(&report)?;
     } else {

@@ -16,6 +16,7 @@ use std::io;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use backend_local::network::userspace;
 use clap::{CommandFactory, Parser};
 
 use args::{Cli, Command};
@@ -54,6 +55,7 @@ fn other_role() -> Option<ExitCode> {
         // Its standard error leads nowhere; whoever started it sees that it ended.
         "__agent" => return Some(agent::run().map_or(ExitCode::FAILURE, |never| match never {})),
         "__launcher" => serve::launcher::launcher(&arguments),
+        userspace::WORD => userspace::keep().map(|()| ExitCode::SUCCESS).map_err(Into::into),
         bench::floor::WORD => bench::floor::serve(&arguments),
         "__server" => serve::server::server(&arguments, &printer),
         _ => return None,

@@ -35,15 +35,16 @@ impl Victim {
 pub(super) struct Parts {
     pub(super) server: Server,
     user: User,
+    network: &'static str,
     instance: String,
     /// All parts that there ever were. A pid is soon used again, so each has its birth with it.
     seen: BTreeSet<(u32, u64)>,
 }
 
 impl Parts {
-    pub(super) fn start(user: User, instance: &str) -> Self {
-        let server = how(user, instance).start();
-        let mut parts = Self { server, user, instance: instance.to_owned(), seen: BTreeSet::new() };
+    pub(super) fn start(user: User, network: &'static str, instance: &str) -> Self {
+        let server = how(user, network, instance).start();
+        let mut parts = Self { server, user, network, instance: instance.to_owned(), seen: BTreeSet::new() };
         parts.remember();
         parts
     }
@@ -82,7 +83,7 @@ impl Parts {
 
     /// Starts the supervisor at its former address; `cut` kills a first attempt that early.
     pub(super) fn start_again(&mut self, cut: Option<Duration>) {
-        let start = how(self.user, &self.instance).listen(self.server.address());
+        let start = how(self.user, self.network, &self.instance).listen(self.server.address());
         if let Some(moment) = cut {
             let mut attempt = start.spawn(self.server.directory());
             std::thread::park_timeout(moment);
@@ -137,8 +138,9 @@ impl Parts {
 }
 
 /// An ordinary user's server must be told that it may do without limits.
-fn how(user: User, instance: &str) -> Start {
-    let start = Start::new().as_user(user).env("CORACLE_INSTANCE", instance);
+fn how(user: User, network: &str, instance: &str) -> Start {
+    let start =
+        Start::new().as_user(user).env("CORACLE_INSTANCE", instance).env("CORACLE_NETWORK_DEFAULT", network);
     if user == User::Same { start } else { start.env("CORACLE_REQUIRE_LIMITS", "false") }
 }
 

@@ -10,6 +10,8 @@ use e2e::host::Host;
 #[derive(Debug)]
 pub(super) struct Remains {
     host: Host,
+    /// Whether the packet filter of the instance is there.
+    filter: bool,
     files: BTreeSet<PathBuf>,
 }
 
@@ -18,7 +20,8 @@ impl Remains {
         let words = [state.display().to_string(), format!("/coracle/{instance}")];
         let mut files = BTreeSet::new();
         collect(state, 3, &mut files);
-        Self { host: Host::look(state).mentioning(&words), files }
+        let filter = linux::netlink::filter::table_exists(&format!("coracle-{instance}")).unwrap_or(false);
+        Self { host: Host::look(state).mentioning(&words), filter, files }
     }
 
     /// A look after everything has ended: the kernel lets go of disks a moment later.
@@ -46,7 +49,8 @@ impl Remains {
         let more = self.host.left_since(&before.host).into_iter().map(|line| format!("left: {line}"));
         let less = before.host.left_since(&self.host).into_iter().map(|line| format!("lost: {line}"));
         let files = self.files.symmetric_difference(&before.files);
-        more.chain(less).chain(files.map(|path| format!("file: {}", path.display()))).collect()
+        let filter = (self.filter != before.filter).then(|| format!("packet filter: {}", self.filter));
+        more.chain(less).chain(filter).chain(files.map(|path| format!("file: {}", path.display()))).collect()
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Barrier;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use e2e::run::{ORDINARY, User};
+use e2e::world::World;
 use serde_json::json;
 
 use super::fleet::{Fleet, Member};
@@ -43,7 +44,17 @@ fn killing_any_process_at_any_instant_loses_nothing() {
     if !testkit::needs_root() {
         return;
     }
-    play_all(User::Same, "crash", &Operation::ALL, ROUNDS);
+    play_all(User::Same, "off", "crash", &Operation::ALL, ROUNDS);
+}
+
+#[test]
+fn links_and_filters_are_not_lost_either() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let _world = World::make();
+    let operations = [Operation::Create, Operation::Exec, Operation::Delete];
+    play_all(User::Same, "on", "crash-linked", &operations, ROUNDS / 5);
 }
 
 #[test]
@@ -51,15 +62,15 @@ fn an_ordinary_users_processes_can_be_killed_as_well() {
     // Without groups nothing can be paused.
     let operations = [Operation::Create, Operation::Exec, Operation::Write, Operation::Delete];
     let user = if testkit::is_root() { ORDINARY } else { User::Same };
-    play_all(user, "crash-ordinary", &operations, ROUNDS / 5);
+    play_all(user, "off", "crash-ordinary", &operations, ROUNDS / 5);
 }
 
-fn play_all(user: User, name: &str, operations: &[Operation], usual: usize) {
+fn play_all(user: User, network: &'static str, name: &str, operations: &[Operation], usual: usize) {
     let seed = seed();
     let count = setting("CORACLE_CRASH_ROUNDS").map_or(usual, |count| usize::try_from(count).expect("few"));
     say(&format!("{name}: {count} rounds, CORACLE_CRASH_SEED={seed}"));
     let instance = format!("{name}-{}", std::process::id());
-    let mut parts = Parts::start(user, &instance);
+    let mut parts = Parts::start(user, network, &instance);
     let before = after_peace(&mut parts, &instance);
     let mut fleet = Fleet::new(parts.server.address());
     let mut random = Random::new(seed);

@@ -42,7 +42,7 @@ fn killing_while_snapshots_are_taken_restored_or_deleted_leaves_nothing_half() {
     let (seed, count) = (seed(), setting("CORACLE_CRASH_ROUNDS").unwrap_or(ROUNDS));
     say(&format!("snapshots: {count} rounds, CORACLE_CRASH_SEED={seed}"));
     let instance = format!("crash-snapshots-{}", std::process::id());
-    let mut parts = Parts::start(User::Same, &instance);
+    let mut parts = Parts::start(User::Same, "off", &instance);
     let before = after_peace(&mut parts, &instance);
     let mut fleet = Fleet::new(parts.server.address());
     let mut random = Random::new(seed);
@@ -68,7 +68,7 @@ fn a_launcher_killed_while_a_sandbox_stands_still_is_followed_by_one_that_lets_i
         return;
     }
     let instance = format!("crash-still-{}", std::process::id());
-    let mut parts = Parts::start(User::Same, &instance);
+    let mut parts = Parts::start(User::Same, "off", &instance);
     let mut fleet = Fleet::new(parts.server.address());
     let mut member = source(&mut fleet);
     assert_eq!(member.sandbox.run(LARGE).code, Some(0));
@@ -91,7 +91,7 @@ fn others_are_made_while_a_large_disk_is_flushed() {
         return;
     }
     let instance = format!("crash-large-{}", std::process::id());
-    let parts = Parts::start(User::Same, &instance);
+    let parts = Parts::start(User::Same, "off", &instance);
     let mut fleet = Fleet::new(parts.server.address());
     let mut member = source(&mut fleet);
     assert_eq!(member.sandbox.run(LARGE).code, Some(0));

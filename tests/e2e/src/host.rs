@@ -19,6 +19,8 @@ pub struct Host {
     /// Network namespaces that some process is in.
     pub namespaces: BTreeSet<u64>,
     pub directories: BTreeSet<String>,
+    /// Links of sandboxes, in the net namespace of whoever looks.
+    pub links: BTreeSet<String>,
 }
 
 impl Host {
@@ -33,11 +35,12 @@ impl Host {
             loop_devices: loop_devices(),
             namespaces: namespaces(),
             directories: directories(state),
+            links: crate::world::links().into_iter().collect(),
         }
     }
 
     /// The same look, narrowed to what mentions one of `words`. Namespaces have no names, so
-    /// they are left out.
+    /// they are left out; links are all of them, since tests make theirs in namespaces of their own.
     pub fn mentioning(&self, words: &[String]) -> Self {
         let keep = |set: &BTreeSet<String>| -> BTreeSet<String> {
             set.iter().filter(|line| words.iter().any(|word| line.contains(word.as_str()))).cloned().collect()
@@ -49,6 +52,7 @@ impl Host {
             loop_devices: keep(&self.loop_devices),
             namespaces: BTreeSet::new(),
             directories: keep(&self.directories),
+            links: self.links.clone(),
         }
     }
 
@@ -60,6 +64,7 @@ impl Host {
             ("process", &self.processes, &before.processes),
             ("loop device", &self.loop_devices, &before.loop_devices),
             ("directory", &self.directories, &before.directories),
+            ("link", &self.links, &before.links),
         ];
         let namespaces =
             self.namespaces.difference(&before.namespaces).map(|inode| format!("network namespace {inode}"));

@@ -7,9 +7,12 @@
 pub mod binary;
 pub mod host;
 pub mod http;
+pub mod oci;
+pub mod registry;
 pub mod run;
 pub mod sandbox;
 pub mod server;
+pub mod world;
 
 use std::time::{Duration, Instant};
 

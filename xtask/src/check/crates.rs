@@ -28,6 +28,7 @@ const NEVER_REACH: &[(&str, &[&str], &str)] = &[
         &["hyper", "axum", "rusqlite", "service"],
         "a backend knows no HTTP, no SQL and no commands",
     ),
+    ("registry", &["axum", "rusqlite", "service", "linux"], "it fetches, and knows nothing of this host"),
     ("service", &["hyper", "axum", "http", "backend-local"], "the core knows no HTTP and no backend by name"),
 ];
 
@@ -35,12 +36,13 @@ const NEVER_REACH: &[(&str, &[&str], &str)] = &[
 const ONLY_OURS: &[(&str, &[&str], &str)] = &[
     ("fronts", &["service", "domain"], "a front calls the core and nothing below it"),
     ("service", &["backend", "domain", "wire"], "requests flow one way"),
+    ("registry", &["backend"], "it is one way to get images, and nothing else"),
     ("agent", &["linux", "wire"], "it is built without the server"),
     ("domain", &[], "everything else depends on it"),
 ];
 
 /// C libraries that would end the static binary.
-const NEVER_ANYWHERE: &[&str] = &["openssl-sys", "libseccomp-sys"];
+const NEVER_ANYWHERE: &[&str] = &["openssl-sys", "libseccomp-sys", "aws-lc-sys"];
 
 pub(super) fn check() -> Result<Findings> {
     let text = output(&mut cargo(&["metadata", "--format-version", "1", "--locked"]))?;

@@ -15,9 +15,9 @@ use super::record::Record;
 use super::store::{self, LAYERS, NAMES, Patience, Store, layer_path};
 use super::{Digest, During, HOST, ImageError, name};
 
-/// Directories of records that may name layers, below the state directory. Each file in them is a
-/// JSON object, which says in `made_of` what image it stands on.
-const ROOTS: [&str; 3] = ["boxes", "oneshot/boxes", "snapshots"];
+/// Directories of records that may name layers, below the state directory, and how the names of
+/// these records end. Each is a JSON object, which says in `made_of` what image it stands on.
+const ROOTS: [(&str, &str); 3] = [("boxes", ""), ("oneshot/boxes", ""), ("snapshots", ".json")];
 
 /// What a collection removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -126,8 +126,8 @@ fn sweep(state: &Path, store: &Store) -> Result<Collected, ImageError> {
 /// being written.
 fn needed_by_records(state: &Path) -> Result<Option<BTreeSet<Digest>>, ImageError> {
     let mut needed = BTreeSet::new();
-    for directory in ROOTS.map(|name| state.join(name)) {
-        for path in files_of(&directory)? {
+    for (directory, ending) in ROOTS {
+        for path in files_of(&state.join(directory), ending)? {
             let Some(layers) = layers_of(&path)? else { return Ok(None) };
             needed.extend(layers);
         }
@@ -135,14 +135,19 @@ fn needed_by_records(state: &Path) -> Result<Option<BTreeSet<Digest>>, ImageErro
     Ok(Some(needed))
 }
 
-fn files_of(directory: &Path) -> Result<Vec<PathBuf>, ImageError> {
-    match fs::read_dir(directory) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        entries => {
-            let paths = entries.during("list", directory)?.map(|entry| Ok(entry?.path()));
-            paths.collect::<io::Result<_>>().during("list", directory)
+fn files_of(directory: &Path, ending: &str) -> Result<Vec<PathBuf>, ImageError> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.during("list", directory)?,
+    };
+    let mut files = Vec::new();
+    for entry in entries {
+        let entry = entry.during("list", directory)?;
+        if entry.file_name().as_encoded_bytes().ends_with(ending.as_bytes()) {
+            files.push(entry.path());
         }
     }
+    Ok(files)
 }
 
 /// The part of any record that matters here.

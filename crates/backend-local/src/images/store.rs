@@ -156,7 +156,8 @@ impl Store {
             let made = self.root.make_directory(&path, mode);
             made.and_then(|()| self.root.set_mode(&path, mode)).during("make", &path)?;
         }
-        self.root.rename(&draft, base).during("keep", base)
+        self.root.rename(&draft, base).during("keep", base)?;
+        self.clear_draft()
     }
 }
 

@@ -4,15 +4,16 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use linux::namespaces::{self, Namespaces};
+use linux::namespaces::{self, Namespaces, Setgroups};
 use linux::spawn::{self, End, Forked};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, pidfd_send_signal};
 
 use super::protocol::{Measures, Refusal};
-use super::record::Record;
+use super::record::{Process, Record};
 use super::{Launcher, Rights};
 use crate::jail::step::{At, JailError, Step};
+use crate::network::userspace::Program;
 use crate::network::{Down, Reach, Wish, resolver};
 
 /// The measure under which a sandbox's network is told.
@@ -46,19 +47,25 @@ impl Launcher {
                 root.nets.uplink.ready()?;
                 Ok((Reach::Link, root.nets.uplink.describe()))
             }
-            Rights::User { .. } => Err(Down::NoProgram),
+            Rights::User { .. } => {
+                let program = Program::find()?;
+                Ok((Reach::Userspace, program.describe()))
+            }
         }
     }
 
-    /// Whether a sandbox that asks for a network gets one.
-    pub fn has_network(&mut self) -> bool {
-        self.way_out().is_ok()
+    /// Whether a sandbox that asks for a network would get one. Nothing is changed for the answer.
+    pub fn has_network(&self) -> bool {
+        match &self.rights {
+            Rights::Root(root) => root.nets.uplink.look().is_ok(),
+            Rights::User { .. } => Program::find().is_ok(),
+        }
     }
 
     /// Takes over the packet filter that an earlier launcher left, and says once if sandboxes
     /// that leave the choice open stay without a network.
     pub(super) fn open_network(&mut self) -> io::Result<()> {
-        let lives = !self.found()?.is_empty();
+        let lives = self.some_live()?;
         if let Rights::Root(root) = &mut self.rights {
             root.nets.uplink.take_over(lives).map_err(io::Error::other)?;
         }
@@ -73,11 +80,16 @@ impl Launcher {
 
     /// Takes the packet filter away, unless a sandbox lives that needs it.
     pub(super) fn close_network(&mut self) -> io::Result<()> {
-        let lives = !self.found()?.is_empty();
+        let lives = self.some_live()?;
         match &mut self.rights {
             Rights::Root(root) if !lives => root.nets.uplink.remove().map_err(io::Error::other),
             Rights::Root(_) | Rights::User { .. } => Ok(()),
         }
+    }
+
+    /// Whether a sandbox lives. Remains of dead ones have no use for a network.
+    fn some_live(&self) -> io::Result<bool> {
+        Ok(self.records.list()?.iter().any(|id| self.pidfd(id).is_some()))
     }
 
     /// What a new sandbox finds as its resolv.conf, if it is to have one of ours.
@@ -87,7 +99,9 @@ impl Launcher {
             | (Rights::User { .. }, Reach::Link)
             | (Rights::Root(_), Reach::Userspace) => None,
             (Rights::Root(root), Reach::Link) => Some(root.nets.uplink.resolv_conf()),
-            (Rights::User { .. }, Reach::Userspace) => None,
+            (Rights::User { .. }, Reach::Userspace) => {
+                Program::find().ok().map(|program| program.resolv_conf())
+            }
         }
     }
 
@@ -98,33 +112,51 @@ impl Launcher {
             return Err(Refusal::gone());
         };
         let (reach, words) = self.reach(wish)?;
-        if !record.connected && reach == Reach::Link {
-            let namespace =
-                std::fs::File::open(format!("/proc/{}/ns/net", process.pid)).at(Step::NetNamespace)?;
-            let text = self.resolv_conf(reach).unwrap_or_default();
-            self.link(namespace.into(), &pidfd, &text)?;
-            self.records.replace(id, &Record { connected: true, ..record }).at(Step::Record)?;
+        match (record.connected, reach) {
+            (true, Reach::Nothing) => {
+                return Err(Refusal::unsupported("a sandbox keeps the network it has", None));
+            }
+            (true, Reach::Link | Reach::Userspace) | (false, Reach::Nothing) => {}
+            (false, Reach::Link | Reach::Userspace) => {
+                match reach {
+                    Reach::Link => self.link(process.pid, &pidfd)?,
+                    Reach::Userspace | Reach::Nothing => self.carry(process)?,
+                }
+                let text = self.resolv_conf(reach).unwrap_or_default();
+                self.write_inside(&pidfd, &text).at(Step::Guest)?;
+                self.records.replace(id, &Record { connected: true, ..record }).at(Step::Record)?;
+            }
         }
         Ok(vec![(MEASURE.to_owned(), words)])
     }
 
-    fn link(&mut self, namespace: OwnedFd, pidfd: &OwnedFd, text: &str) -> Result<(), JailError> {
+    /// Has a program carry the packets of an ordinary user's sandbox.
+    pub(super) fn carry(&self, sandbox: &Process) -> Result<(), JailError> {
+        let program = Program::find().map_err(io::Error::other).at(Step::NetNamespace)?;
+        program.start(sandbox, &self.settings.network).at(Step::NetNamespace)
+    }
+
+    fn link(&mut self, pid: i32, pidfd: &OwnedFd) -> Result<(), JailError> {
+        let namespace = std::fs::File::open(format!("/proc/{pid}/ns/net")).at(Step::NetNamespace)?;
         // The number meant this process all the time, or the process has ended by now.
         if super::record::ended(pidfd) {
             return Err(JailError::new(Step::NetNamespace, io::Error::other("the sandbox has ended")));
         }
         let Rights::Root(root) = &mut self.rights else { return Ok(()) };
-        root.nets.connect(namespace.as_fd()).at(Step::NetNamespace)?;
-        self.write_inside(pidfd, text).at(Step::Guest)
+        root.nets.connect(namespace.as_fd()).at(Step::NetNamespace)
     }
 
     /// Writes the resolv.conf of a living sandbox, by a child that has become part of it: what
     /// names and links mean there is the sandbox's own affair.
     fn write_inside(&self, pidfd: &OwnedFd, text: &str) -> io::Result<()> {
+        let setgroups = match self.rights {
+            Rights::Root(_) => Setgroups::Allow,
+            Rights::User { .. } => Setgroups::Deny,
+        };
         match self.thread.fork(Namespaces::NONE, None)? {
             Forked::Child => {
                 let written = namespaces::enter(pidfd.as_fd(), Namespaces::USER.and(Namespaces::MOUNT))
-                    .and_then(|()| namespaces::become_ids(0, 0, namespaces::Setgroups::Allow))
+                    .and_then(|()| namespaces::become_ids(0, 0, setgroups))
                     .and_then(|()| resolver::write(text));
                 spawn::exit_now(i32::from(written.is_err()))
             }

@@ -85,10 +85,14 @@ impl Launcher {
         self.note_use(&image);
         record.user = default_ids(plan);
         record.without_set_id = self.refuses_set_id(plan);
+        record.connected = reach != Reach::Nothing;
         let begun = self.prepare(plan, &image, reach, gathered).and_then(|(parts, status)| {
             let records = self.records.clone();
             let begun =
                 build::begin(&self.thread, parts, |pid| records.add_process(&plan.id, &mut record, pid))?;
+            if let (Reach::Userspace, Some(process)) = (reach, &record.process) {
+                self.carry(process)?;
+            }
             Ok((begun, status))
         });
         match begun {

@@ -28,7 +28,7 @@ pub struct Record {
     pub without_set_id: bool,
     /// Absent until the first process exists.
     pub process: Option<Process>,
-    /// Whether it was given its network when it lived already.
+    /// Whether it has a network, from the beginning or given to it later.
     #[serde(default)]
     pub connected: bool,
 }
@@ -140,10 +140,7 @@ impl Record {
         if self.boot != boot_id().ok()? {
             return None;
         }
-        // Opened first and compared afterwards: from here on the number means this process.
-        let pid = Pid::from_raw(process.pid)?;
-        let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
-        (Process::of(pid).ok()? == *process && !ended(&pidfd)).then_some(pidfd)
+        process.open()
     }
 }
 
@@ -164,6 +161,14 @@ impl From<TreeRecord> for Tree {
 }
 
 impl Process {
+    /// A descriptor of this very process, if it still lives in this boot.
+    pub fn open(&self) -> Option<OwnedFd> {
+        // Opened first and compared afterwards: from here on the number means this process.
+        let pid = Pid::from_raw(self.pid)?;
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+        (Self::of(pid).ok()? == *self && !ended(&pidfd)).then_some(pidfd)
+    }
+
     fn of(pid: Pid) -> io::Result<Self> {
         use std::os::unix::fs::MetadataExt;
         let pid = pid.as_raw_pid();

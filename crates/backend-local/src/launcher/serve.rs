@@ -333,7 +333,7 @@ impl Loop {
     }
 
     /// Questions that are answered at once.
-    fn look(&mut self, question: Question) -> Result<Answer, Refusal> {
+    fn look(&self, question: Question) -> Result<Answer, Refusal> {
         match question {
             Question::List => {
                 self.launcher.found().map(Answer::Found).map_err(|error| failed("list", &error))
@@ -359,7 +359,7 @@ impl Loop {
         }
     }
 
-    fn report(&mut self) -> Answer {
+    fn report(&self) -> Answer {
         let (held, missing): (Vec<_>, Vec<_>) =
             LimitName::ALL.into_iter().partition(|limit| self.launcher.enforces(*limit));
         Answer::Report {

@@ -1,7 +1,7 @@
 //! The table of packet filters: what a sandbox may send where, in the order of a packet's way.
 //!
 //! ```text
-//!  arrival   by its own address only ─► known connections ─► resolver ─► allowed by the operator
+//!  arrival   by its own address only ─► known connections ─► not too many ─► resolver ─► allowed
 //!            ─► not this host, no group ─► nothing that never is, or is denied, or is a sandbox
 //!  resolver  to the host's name server          source  looks like the host's own
 //!  input     resolver and what was allowed      forward no sandbox; back only what was asked for
@@ -14,7 +14,7 @@
 
 use std::net::IpAddr;
 
-use linux::netlink::filter::{Hook, Rule, State, Table};
+use linux::netlink::filter::{Bound, Hook, Rule, State, Table};
 
 use super::address::{Prefix, Range, Target};
 use super::settings::{NEVER, NetworkSettings, parsed};
@@ -23,6 +23,10 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 const ICMP: [u8; 2] = [1, 58];
 const DNS: u16 = 53;
+
+/// Connections of one sandbox at once.
+const CONNECTIONS: u32 = 4096;
+const NEW_CONNECTIONS: Bound = Bound::NewEachSecond { rate: 500, burst: 4000 };
 
 /// The start of the names of all links of all servers.
 pub const ANY_LINK: &str = "cora";
@@ -43,6 +47,7 @@ pub fn for_host(
     table.rule("guard", &Rule::new().has_foreign_source().drop());
     table.rule("guard", &Rule::new().state(State::Known).accept());
     table.rule("guard", &Rule::new().state(State::Invalid).drop());
+    bound_sources(&mut table);
     for (number, upstream) in (0..).zip(upstreams) {
         let resolver = range.resolver(upstream.is_ipv6(), number);
         for rule in to(&Target { prefix: resolver.into(), port: Some(DNS) }, &Rule::new()) {
@@ -87,6 +92,19 @@ pub fn for_host(
     table.base_chain("source", Hook::ChangeSource);
     table.rule("source", &ours().masquerade());
     table
+}
+
+/// The host keeps track of every connection, in a table that all of its own connections need too.
+/// So each sandbox has a share of it and no more.
+fn bound_sources(table: &mut Table) {
+    let bounds = [("open", Bound::Connections(CONNECTIONS)), ("new", NEW_CONNECTIONS)];
+    for (word, bound) in bounds {
+        for (family, v6) in [("4", false), ("6", true)] {
+            let set = format!("{word}{family}");
+            table.sources(&set, v6);
+            table.rule("guard", &Rule::new().source_exceeds(&set, v6, bound).drop());
+        }
+    }
 }
 
 /// The table inside a sandbox of an ordinary user, where the host cannot be asked to filter.

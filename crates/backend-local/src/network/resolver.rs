@@ -1,9 +1,9 @@
 //! Which name servers this host asks.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::net::IpAddr;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
 use super::address::{Prefix, Range};
 use super::settings::parsed;
@@ -70,14 +70,20 @@ pub fn file_for(range: &Range, upstreams: &[IpAddr], v6: bool) -> String {
 
 /// Puts a resolv.conf into the root of this process; what an image has there may be a link.
 pub fn write(text: &str) -> io::Result<()> {
+    // Never through a link and never into a pipe: somebody inside may be putting one there.
+    let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
+    let mut options = fs::OpenOptions::new();
+    options.write(true).custom_flags(flags.bits().cast_signed());
+    if fs::symlink_metadata(FILE).is_ok_and(|found| found.is_file()) {
+        // Written over: for an overlay that is much less than removing it and making another.
+        return options.truncate(true).open(FILE).and_then(|mut file| file.write_all(text.as_bytes()));
+    }
     fs::create_dir_all("/etc")?;
     match fs::remove_file(FILE) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    // Never through a link: somebody inside may be putting one there right now.
-    let mut file = fs::OpenOptions::new().write(true).create_new(true).open(FILE)?;
-    io::Write::write_all(&mut file, text.as_bytes())
+    options.create_new(true).open(FILE).and_then(|mut file| file.write_all(text.as_bytes()))
 }
 
 #[cfg(test)]

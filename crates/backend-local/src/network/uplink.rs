@@ -97,6 +97,16 @@ impl Uplink {
         installed
     }
 
+    /// As [`Uplink::ready`], without a change to the host.
+    pub fn look(&self) -> Result<(), Down> {
+        if !forwards("ipv4/ip_forward") {
+            return Err(Down::NoForwarding);
+        }
+        filter::table_exists(&self.table).map_err(Down::Filter)?;
+        let mut routing = Routing::open().map_err(Down::Links)?;
+        self.choose_range(&mut routing).map(drop)
+    }
+
     fn install(&self) -> Result<(), Down> {
         let Some(up) = &self.up else { return Ok(()) };
         let table = guard::for_host(&self.table, &self.links, &self.settings, &up.range, &up.upstreams);
@@ -160,10 +170,9 @@ impl Uplink {
 
     /// What is in force for a sandbox with a link.
     pub fn describe(&self) -> String {
-        let families = if has_v6() { "IPv4 and IPv6" } else { "IPv4" };
         let resolved = self.up.as_ref().is_some_and(|up| !up.upstreams.is_empty());
         let resolver = if resolved { "" } else { ", without a resolver: set `network.resolvers`" };
-        format!("on, by NAT of {families}{resolver}")
+        format!("on, by NAT of {}{resolver}", families())
     }
 
     /// Looks at what an earlier launcher left: while sandboxes live its table is put in place
@@ -222,6 +231,11 @@ impl Up {
         }
         Ok(())
     }
+}
+
+/// Which addresses sandboxes get.
+pub fn families() -> &'static str {
+    if has_v6() { "IPv4 and IPv6" } else { "IPv4" }
 }
 
 /// Whether sandboxes get addresses of IPv6: the host forwards them.

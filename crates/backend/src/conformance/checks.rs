@@ -43,6 +43,8 @@ checks![
     a_living_sandbox_gets_other_limits,
     limits_that_cannot_be_changed_are_refused,
     a_name_of_an_image_is_resolved_as_at_a_create,
+    a_network_is_given_late_or_refused,
+    images_that_are_not_there_are_neither_found_nor_removed,
     destroying_twice_is_no_error,
     a_backend_that_was_opened_anew_adopts_its_sandboxes,
     a_death_is_reported_also_of_an_adopted_sandbox,
@@ -308,6 +310,34 @@ async fn a_name_of_an_image_is_resolved_as_at_a_create(subject: &dyn Subject) {
     assert!(matches!(missing, Err(BackendError::NoImage(_))), "{missing:?}");
 }
 
+/// Says whether a way leads out of the sandbox.
+const WAY_OUT: &str = "awk '$2 == \"00000000\" { found = 1 } END { exit !found }' /proc/net/route";
+
+async fn a_network_is_given_late_or_refused(subject: &dyn Subject) {
+    let backend = subject.open().await;
+    let offered = backend.probe().await.expect("the host can be probed");
+    let made = Made::plain(&backend).await;
+    let asked = backend.connect(&made.id, Network::On).await;
+    let told = |measures: &crate::Measures| measures.iter().find(|(name, _)| name == "network").cloned();
+    if offered.network {
+        let (_, value) = asked.ok().as_ref().and_then(told).expect("it is told what is in force");
+        assert!(value.starts_with("on"), "{value}");
+        assert!(backend.connect(&made.id, Network::Auto).await.is_ok(), "asking again changes nothing");
+        assert_eq!(made.run(WAY_OUT).await.exit, Exit::Code(0), "network `on` has no way out");
+    } else {
+        let Err(BackendError::Unsupported { hint: Some(_), .. }) = &asked else {
+            panic!("a network that cannot be given: {asked:?}")
+        };
+        let open = backend.connect(&made.id, Network::Auto).await.ok().as_ref().and_then(told);
+        assert!(open.is_some_and(|(_, value)| value.starts_with("off")), "`auto` is not an error");
+        assert_eq!(made.run(WAY_OUT).await.exit, Exit::Code(1), "network `off` has a way out");
+    }
+    let id = made.id.clone();
+    made.destroy().await;
+    let gone = backend.connect(&id, Network::On).await;
+    assert!(matches!(gone, Err(BackendError::Gone)), "{gone:?}");
+}
+
 async fn destroying_twice_is_no_error(subject: &dyn Subject) {
     let backend = subject.open().await;
     let made = Made::plain(&backend).await;
@@ -353,4 +383,17 @@ async fn a_death_is_reported_also_of_an_adopted_sandbox(subject: &dyn Subject) {
         made.destroy().await;
         backend = subject.open().await;
     }
+}
+
+async fn images_that_are_not_there_are_neither_found_nor_removed(subject: &dyn Subject) {
+    let backend = subject.open().await;
+    let Some(images) = backend.images() else { return };
+    let name = "nobody/has:this";
+    assert_eq!(images.find(name).await.expect("it looks"), None);
+    assert!(images.list().await.expect("it looks").iter().all(|image| image.name != name));
+    assert!(matches!(images.remove(name).await, Err(BackendError::NoImage(_))));
+    assert_eq!(images.collect().await.expect("there is nothing to collect").layers, 0);
+    assert!(!images.may_fetch(name), "nobody allowed it");
+    let pulled = images.pull(crate::Pull { name, credentials: None, progress: &|_| {} }).await;
+    assert!(matches!(pulled, Err(BackendError::Pull { .. })), "{pulled:?}");
 }

@@ -74,17 +74,15 @@ impl Client {
 
     /// Runs `true` inside and waits for the end of its events.
     pub(crate) fn run_true(&mut self, sandbox: &Sandbox) -> Result<()> {
-        self.run_body(sandbox, br#"{"argv":["true"]}"#)
+        self.run(sandbox, &["true"])
     }
 
-    /// Runs a program inside and waits for the end of its events.
-    pub(crate) fn run(&mut self, sandbox: &Sandbox, argv: &Value) -> Result<()> {
-        self.run_body(sandbox, json!({ "argv": argv }).to_string().as_bytes())
-    }
-
-    fn run_body(&mut self, sandbox: &Sandbox, body: &[u8]) -> Result<()> {
+    /// Runs a command inside, which must succeed, and waits for the end of its events.
+    pub(crate) fn run(&mut self, sandbox: &Sandbox, words: &[impl AsRef<str>]) -> Result<()> {
         let path = sandbox.inside("command");
-        let status = self.send("POST", &path, &sandbox.headers, body)?;
+        let words: Vec<&str> = words.iter().map(AsRef::as_ref).collect();
+        let body = json!({"argv": words}).to_string();
+        let status = self.send("POST", &path, &sandbox.headers, body.as_bytes())?;
         let ended = self.body.windows(18).any(|window| window == b"execution_complete");
         if status != 200 || !ended {
             bail!("a command failed with status {status}: {}", String::from_utf8_lossy(&self.body));

@@ -44,13 +44,13 @@ pub(crate) fn pip(server: &Server, rounds: Rounds, report: &mut Report) -> Resul
     let mut client = server.client()?;
     let mut sandbox = client.create_sized("8", "4Gi", &json!({}))?;
     client.resolve(&mut sandbox)?;
-    client.run(&sandbox, &json!([PYTHON, "-c", WHEELS, "/root/wheels"]))?;
+    client.run(&sandbox, &[PYTHON, "-c", WHEELS, "/root/wheels"])?;
     let (mut outside, mut inside) = (Samples::default(), Samples::default());
     for run in 0..=rounds.long {
         let host = bare.install()?;
         let argv = arguments("/root/wheels", &format!("/root/installed{run}"));
         let began = Instant::now();
-        client.run(&sandbox, &json!(argv))?;
+        client.run(&sandbox, &argv)?;
         if run > 0 {
             outside.push(host);
             inside.push(began.elapsed());

@@ -18,7 +18,7 @@ const LEVEL: u64 = 2;
 /// is taken from a pool and has a volume attached. The pools are another server's, so that what is
 /// made is made.
 pub(crate) fn claim(server: &Server, rounds: Rounds, report: &mut Report) -> Result<()> {
-    let pooled = Server::start_as("bench-pool")?;
+    let pooled = Server::start_as("pool", "off")?;
     let (mut cold_client, mut warm_client) = (server.client()?, pooled.client()?);
     warm_client.create_pool(POOL, usize::try_from(LEVEL)?)?;
     let limits = json!({"cpu": "1", "memory": "512Mi"});

@@ -20,20 +20,20 @@ pub(crate) struct Server {
 }
 
 impl Server {
+    /// The links and packet filters of this host stay as they are.
     pub(crate) fn start() -> Result<Self> {
-        Self::start_as("bench")
+        Self::start_as("main", "off")
     }
 
-    /// A further one beside it, under another name.
-    pub(crate) fn start_as(name: &str) -> Result<Self> {
-        let directory = std::env::temp_dir().join(format!("coracle-{name}-{}", std::process::id()));
+    /// A server of this name among those of the benchmark, with this default for networks.
+    pub(crate) fn start_as(name: &str, network: &str) -> Result<Self> {
+        let directory = std::env::temp_dir().join(format!("coracle-bench-{}-{name}", std::process::id()));
         fs::create_dir(&directory).context("could not make a temporary directory")?;
         let mut process = Command::new(std::env::current_exe()?)
             .args(["serve", "--listen", "127.0.0.1:0", "--state-dir"])
             .arg(directory.join("state"))
             .env_remove("CORACLE_API_KEY")
-            // The links and packet filters of this host stay as they are.
-            .env("CORACLE_NETWORK_DEFAULT", "off")
+            .env("CORACLE_NETWORK_DEFAULT", network)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(File::create(directory.join("log"))?)

@@ -64,7 +64,7 @@ fn written(client: &mut Client, bytes: u64) -> Result<Sandbox> {
     let mut sandbox = client.create(&json!({"coracle.disk": format!("{}Mi", (bytes >> 20) * 2)}))?;
     client.resolve(&mut sandbox)?;
     let text = format!("head -c {bytes} /dev/zero > /root/file && sync /root/file");
-    client.run(&sandbox, &json!(["sh", "-c", text]))?;
+    client.run(&sandbox, &["sh", "-c", &text])?;
     Ok(sandbox)
 }
 

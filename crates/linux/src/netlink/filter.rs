@@ -17,6 +17,7 @@ const DELETE_TABLE: u16 = (SUBSYSTEM << 8) | 2;
 const NEW_CHAIN: u16 = (SUBSYSTEM << 8) | 3;
 const GET_CHAIN: u16 = (SUBSYSTEM << 8) | 4;
 const NEW_RULE: u16 = (SUBSYSTEM << 8) | 6;
+const NEW_SET: u16 = (SUBSYSTEM << 8) | 9;
 const BEGIN: u16 = 0x10;
 const END: u16 = 0x11;
 
@@ -26,6 +27,8 @@ const V4: u8 = 2;
 const V6: u8 = 10;
 
 const APPEND: u16 = 0x800;
+/// The key under which a packet's family is looked up.
+const FAMILY: u32 = 15;
 const REGISTER: u32 = 1;
 const VERDICT_REGISTER: u32 = 0;
 
@@ -65,16 +68,27 @@ pub enum State {
     Known,
 }
 
+/// How much a source may do.
+#[derive(Clone, Copy, Debug)]
+pub enum Bound {
+    /// So many connections at once.
+    Connections(u32),
+    /// So many new ones in a second, and so many more after a quiet time.
+    NewEachSecond { rate: u64, burst: u32 },
+}
+
 /// A table that is being written.
 #[derive(Clone, Debug)]
 pub struct Table {
     name: String,
     parts: Vec<(Message, u16)>,
+    /// How many sets there are; each has a number within the transaction.
+    sets: u32,
 }
 
 impl Table {
     pub fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), parts: Vec::new() }
+        Self { name: name.to_owned(), parts: Vec::new(), sets: 0 }
     }
 
     /// A chain that packets come to at a hook; what no rule decides goes on.
@@ -92,6 +106,25 @@ impl Table {
     /// A chain that rules lead to.
     pub fn chain(&mut self, chain: &str) {
         self.parts.push((object(NEW_CHAIN).text(1, &self.name).text(3, chain), CREATE));
+    }
+
+    /// Remembers something about each source of one family, for [`Rule::source_exceeds`]. Sources
+    /// that are quiet are forgotten again.
+    pub fn sources(&mut self, set: &str, v6: bool) {
+        const CHANGED_BY_RULES: u32 = 0x20;
+        const MOST: u32 = 0xffff;
+        // The type is for those who list the table.
+        let (kind, length) = if v6 { (8, 16) } else { (7, 4) };
+        self.sets += 1;
+        let message = object(NEW_SET)
+            .text(1, &self.name)
+            .text(2, set)
+            .big(3, CHANGED_BY_RULES)
+            .big(4, kind)
+            .big(5, length)
+            .nested(9, |shape| shape.big(1, MOST))
+            .big(10, self.sets);
+        self.parts.push((message, CREATE));
     }
 
     pub fn rule(&mut self, chain: &str, rule: &Rule) {
@@ -225,7 +258,6 @@ impl Rule {
 
     /// It goes to an address that begins with this many bits of `address`.
     pub fn destination(self, address: IpAddr, bits: u8) -> Self {
-        const FAMILY: u32 = 15;
         const NETWORK: u32 = 1;
         let (family, octets, place) = match address {
             IpAddr::V4(v4) => (V4, v4.octets().to_vec(), 16),
@@ -270,6 +302,32 @@ impl Rule {
         const DESTINATION: u32 = 2;
         const UNICAST: u32 = 1;
         self.route(KIND, DESTINATION).differs(&UNICAST.to_ne_bytes())
+    }
+
+    /// Its source does more than it may; see [`Table::sources`].
+    pub fn source_exceeds(self, set: &str, v6: bool, bound: Bound) -> Self {
+        const NETWORK: u32 = 1;
+        const OVER: u32 = 1;
+        const ADD: u32 = 0;
+        let (family, place, length) = if v6 { (V6, 8, 16) } else { (V4, 12, 4) };
+        let (name, data) = match bound {
+            Bound::Connections(most) => ("connlimit", fields(|data| data.big(1, most).big(2, OVER))),
+            Bound::NewEachSecond { rate, burst } => {
+                let long = |number: u64| number.to_be_bytes();
+                let data = fields(|data| {
+                    data.attribute(1, &long(rate)).attribute(2, &long(1)).big(3, burst).big(4, 0).big(5, OVER)
+                });
+                ("limit", data)
+            }
+        };
+        let data = fields(|dynamic| {
+            dynamic
+                .text(1, set)
+                .big(3, ADD)
+                .big(4, REGISTER)
+                .nested(7, |inner| inner.text(1, name).nested(2, |inner| inner.fixed(&data)))
+        });
+        self.meta(FAMILY).equals(&[family]).payload(NETWORK, place, length).add("dynset", data)
     }
 
     pub fn accept(self) -> Self {

@@ -48,6 +48,20 @@ fn layers_stay_while_a_snapshot_stands_on_them() {
 }
 
 #[test]
+fn layers_of_a_snapshot_stay_and_locks_beside_it_are_no_records() {
+    let state = TempDir::new().unwrap();
+    let record = add(state.path(), "a", b"1234");
+    let snapshots = state.path().join("snapshots");
+    fs::create_dir_all(&snapshots).unwrap();
+    fs::write(snapshots.join("errands"), b"").unwrap();
+    let kept = snapshots.join("snapshot.json");
+    fs::write(&kept, serde_json::json!({"made_of": {"record": record}}).to_string()).unwrap();
+    assert_eq!(remove(state.path(), "a").unwrap().layers, 0);
+    fs::remove_file(kept).unwrap();
+    assert_eq!(collect(state.path(), None).unwrap().layers, 1);
+}
+
+#[test]
 fn nothing_goes_while_a_record_cannot_be_read() {
     let state = TempDir::new().unwrap();
     let record = add(state.path(), "a", b"1234");

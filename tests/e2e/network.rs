@@ -1,0 +1,496 @@
+//! Network `on`: what a sandbox reaches, what it never reaches, and what is left of it. Every test
+//! makes a host and an internet of its own.
+
+use std::net::{TcpStream, UdpSocket};
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use e2e::host;
+use e2e::run::{ORDINARY, Run, User};
+use e2e::sandbox::{Ran, Sandbox};
+use e2e::server::{Server, Start};
+use e2e::world::{self, HOST, HOST_PORT, HOST6, OTHERS, WORLD, WORLD6, World};
+use linux::namespaces::{self, Namespaces};
+use linux::netlink::filter;
+use linux::netlink::route::Routing;
+use serde_json::{Value, json};
+
+fn start() -> Start {
+    Start::new().env("CORACLE_NETWORK_DEFAULT", "auto").env("CORACLE_NETWORK_RESOLVERS", WORLD)
+}
+
+fn with_network(network: &str) -> Value {
+    json!({"extensions": {"coracle.network": network}})
+}
+
+/// Connects from inside and shows what comes back, or the shell's words.
+fn dial(sandbox: &mut Sandbox, address: &str, port: u16) -> Ran {
+    sandbox.run(&format!("exec timeout 5 bash -c 'exec 3<>/dev/tcp/{address}/{port} && head -n 1 <&3'"))
+}
+
+fn assert_reached(sandbox: &mut Sandbox, address: &str, port: u16) -> String {
+    let ran = dial(sandbox, address, port);
+    assert!(ran.stdout.contains("seen"), "{address}:{port} is not reached: {ran:?}");
+    ran.stdout
+}
+
+/// Refused, and at once: nobody waits for what is forbidden.
+fn assert_refused(sandbox: &mut Sandbox, address: &str, port: u16) {
+    let ran = dial(sandbox, address, port);
+    assert!(!ran.stdout.contains("seen"), "{address}:{port} is reached: {ran:?}");
+    let told = ran.stderr.contains("No route to host")
+        || ran.stderr.contains("Permission denied")
+        || ran.stderr.contains("Network is unreachable");
+    assert!(told, "{address}:{port} was not refused at once: {ran:?}");
+}
+
+fn in_force(server: &Server, id: &str) -> String {
+    let answer = server.client().get(&format!("/coracle/v1/sandboxes/{id}")).expect("the server answers");
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    answer.text()
+}
+
+fn policy(server: &Server, id: &str) -> String {
+    let path = format!("/v1/sandboxes/{id}/proxy/18080/policy");
+    let answer = server.client().get(&path).expect("the server answers");
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    answer.json()["mode"].as_str().unwrap_or_default().to_owned()
+}
+
+/// The net namespace of a sandbox, with this thread in it while `work` runs.
+fn inside<T>(id: &str, work: impl FnOnce() -> T) -> T {
+    let home = std::fs::File::open("/proc/thread-self/ns/net").expect("there is a /proc");
+    let agent = host::agent_of(id).expect("it lives");
+    let place = std::fs::File::open(format!("/proc/{agent}/ns/net")).expect("it lives");
+    namespaces::enter(place.as_fd(), Namespaces::NET).expect("root may");
+    let done = work();
+    namespaces::enter(home.as_fd(), Namespaces::NET).expect("root may");
+    done
+}
+
+#[test]
+fn a_sandbox_reaches_the_world_and_resolves_names() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let _world = World::make();
+    let server = start().start();
+    let mut sandbox = server.create();
+    let seen = assert_reached(&mut sandbox, WORLD, 80);
+    assert_eq!(seen.trim(), format!("seen {HOST}"), "the world sees the host");
+    let seen = assert_reached(&mut sandbox, WORLD6, 80);
+    assert_eq!(seen.trim(), format!("seen {HOST6}"), "the world sees the host");
+    for options in ["", "RES_OPTIONS=use-vc "] {
+        let ran = sandbox.run(&format!("{options}timeout 5 getent ahosts anything.example"));
+        assert!(ran.stdout.contains(WORLD) && ran.stdout.contains(WORLD6), "`{options}`: {ran:?}");
+    }
+    assert_eq!(policy(&server, &sandbox.id), "allow_all");
+    let held = in_force(&server, &sandbox.id);
+    assert!(held.contains("on, by NAT of IPv4 and IPv6"), "{held}");
+    sandbox.delete();
+}
+
+#[test]
+fn what_is_near_the_host_is_never_reached() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let _world = World::make();
+    for address in OTHERS.iter().chain([&HOST, &HOST6]) {
+        let port = if OTHERS.contains(address) { 80 } else { HOST_PORT };
+        let socket = std::net::SocketAddr::new(address.parse().expect("it was written here"), port);
+        TcpStream::connect_timeout(&socket, Duration::from_secs(5)).expect("the host itself reaches it");
+    }
+    let server = start().start();
+    let mut sandbox = server.create();
+    for address in OTHERS {
+        assert_refused(&mut sandbox, address, 80);
+    }
+    // The gateway is nobody; the host has none of these ports for a sandbox.
+    for address in [HOST, HOST6, "198.19.0.1", "198.19.0.2", "fd63:6f72:6163:6c65::1"] {
+        assert_refused(&mut sandbox, address, HOST_PORT);
+        assert_refused(&mut sandbox, address, server.port().parse().expect("a port is a number"));
+    }
+    for address in ["0.1.2.3", "192.0.0.8", "240.0.0.1", "fec0::1", "2002:a9fe:a9fe::1"] {
+        assert_refused(&mut sandbox, address, 80);
+    }
+    let ran = dial(&mut sandbox, "fe80::1%eth0", HOST_PORT);
+    assert!(ran.code == Some(1) && ran.stdout.is_empty(), "a neighbour on the link: {ran:?}");
+    // Its own loopback it has, and nobody else's.
+    let ran = dial(&mut sandbox, "127.0.0.1", HOST_PORT);
+    assert!(ran.stderr.contains("Connection refused"), "{ran:?}");
+    // Names are answered by the resolver alone, and nothing but names.
+    assert_refused(&mut sandbox, "198.19.0.1", 80);
+    sandbox.delete();
+}
+
+#[test]
+fn sandboxes_do_not_reach_each_other() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let _world = World::make();
+    let server = start().start();
+    let [mut one, mut other] = [server.create(), server.create()];
+    other.start("cd /tmp && exec python3 -m http.server --bind :: 8000");
+    e2e::eventually("it listens", || other.run("exec 3<>/dev/tcp/127.0.0.1/8000").code == Some(0));
+    let addresses = inside(&other.id, || Routing::open().and_then(|mut routing| routing.addresses()))
+        .expect("they can be listed");
+    let own: Vec<String> =
+        addresses.iter().filter(|one| !one.is_loopback()).map(ToString::to_string).collect();
+    assert_eq!(own.len(), 2, "{addresses:?}");
+    for address in own {
+        assert_refused(&mut one, &address, 8000);
+        // The host itself has no business there either; it has the agent.
+        let socket = std::net::SocketAddr::new(address.parse().expect("an address"), 8000);
+        assert!(TcpStream::connect_timeout(&socket, Duration::from_millis(300)).is_err(), "{address}");
+    }
+    // The way for everybody is the proxy.
+    let answer = server.client().get(&format!("/v1/sandboxes/{}/proxy/8000/", other.id)).expect("it answers");
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    one.delete();
+    other.delete();
+}
+
+#[test]
+fn a_packet_with_a_foreign_source_goes_nowhere() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let world = World::make();
+    let server = start().start();
+    let sandbox = server.create();
+    let foreign = ["198.19.77.77", "203.0.113.99", "fd63:6f72:6163:6c65::7777"];
+    inside(&sandbox.id, || {
+        let mut routing = Routing::open().expect("a socket");
+        let link = routing.find("eth0").expect("it can be looked for").expect("it has a link").index;
+        let own = routing.addresses().expect("they can be listed");
+        for address in foreign {
+            routing.add_address(link, address.parse().expect("an address")).expect("root of the host may");
+            send_from(address, &format!("from {address}"));
+        }
+        let own = own.iter().filter(|address| !address.is_loopback());
+        own.for_each(|address| send_from(&address.to_string(), "from its own"));
+    });
+    e2e::eventually("both families arrive", || world.heard().len() >= 2);
+    assert_eq!(world.heard(), ["from its own", "from its own"]);
+}
+
+fn send_from(address: &str, text: &str) {
+    let address: std::net::IpAddr = address.parse().expect("an address");
+    let socket = UdpSocket::bind((address, 0)).expect("the link has it");
+    let to = if address.is_ipv4() { WORLD } else { WORLD6 };
+    socket.send_to(text.as_bytes(), (to, 9)).expect("it can be sent");
+}
+
+#[test]
+fn the_operator_opens_one_port_and_no_other() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let _world = World::make();
+    let allow = format!("10.1.2.3:80, 169.254.169.254, [fd12::1]:80, {HOST}:{HOST_PORT}");
+    let server = start().env("CORACLE_NETWORK_ALLOW", &allow).start();
+    let mut sandbox = server.create();
+    for address in ["10.1.2.3", "169.254.169.254", "fd12::1"] {
+        assert_reached(&mut sandbox, address, 80);
+    }
+    assert_reached(&mut sandbox, HOST, HOST_PORT);
+    for (address, port) in [("10.1.2.3", 7), ("192.168.77.1", 80), (HOST6, HOST_PORT), ("fd12::1", 7)] {
+        assert_refused(&mut sandbox, address, port);
+    }
+    sandbox.delete();
+    drop(server);
+    let server = start().env("CORACLE_NETWORK_DENY", "203.0.113.0/24").start();
+    let mut sandbox = server.create();
+    assert_reached(&mut sandbox, "192.168.77.1", 80);
+    assert_refused(&mut sandbox, WORLD, 80);
+    assert_refused(&mut sandbox, "169.254.169.254", 80);
+    let ran = sandbox.run("timeout 5 getent ahosts anything.example");
+    assert!(ran.stdout.contains(WORLD), "the resolver is reached all the same: {ran:?}");
+    sandbox.delete();
+}
+
+const LASTING: &str = "exec 3<>/dev/tcp/203.0.113.1/7 && while echo line >&3 && read -r line <&3; \
+    do echo \"$line\"; sleep 0.02; done";
+
+#[test]
+fn a_connection_survives_the_death_of_server_and_launcher() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let world = World::make();
+    let how = start().env("CORACLE_INSTANCE", "net-survival");
+    let mut server = how.start();
+    let mut sandbox = server.create();
+    let command = sandbox.start(&format!("exec bash -c '{LASTING}'"));
+    let lines = |sandbox: &mut Sandbox| sandbox.logs(&command).matches("line").count();
+    e2e::eventually("it goes on", || lines(&mut sandbox) > 3);
+    for role in ["__launcher", "__server"] {
+        let former = server.part(role);
+        kill(former);
+        e2e::eventually("it is started again", || server.part(role) != former);
+    }
+    e2e::eventually("the server answers", || server.client().get("/health").is_ok());
+    let mut sandbox = Sandbox::known(server.client(), &sandbox.id);
+    let before = lines(&mut sandbox);
+    e2e::eventually("it goes on", || lines(&mut sandbox) > before + 3);
+    server.kill();
+    let again = start().env("CORACLE_INSTANCE", "net-survival").listen(server.address());
+    server.start_again(&again);
+    let mut sandbox = Sandbox::known(server.client(), &sandbox.id);
+    let before = lines(&mut sandbox);
+    e2e::eventually("it goes on", || lines(&mut sandbox) > before + 3);
+    assert_eq!(world.lasting_connections(), 1, "it was one connection all the time");
+    // New connections and the guard are there too.
+    assert_reached(&mut sandbox, WORLD, 80);
+    assert_refused(&mut sandbox, "169.254.169.254", 80);
+    sandbox.delete();
+}
+
+fn kill(pid: u32) {
+    let pid = rustix::process::Pid::from_raw(i32::try_from(pid).expect("a pid")).expect("a pid");
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it lives");
+}
+
+#[test]
+fn links_and_the_table_go_when_nobody_needs_them() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let _world = World::make();
+    let mut server = start().env("CORACLE_INSTANCE", "net-remains").start();
+    let table = || filter::table_exists("coracle-net-remains").expect("it can be looked for");
+    let prepared = {
+        e2e::eventually("some are prepared", || world::links().len() >= 16);
+        world::links().len()
+    };
+    let sandboxes: Vec<Sandbox> = (0..3).map(|_| server.create()).collect();
+    assert!(table());
+    // Those of sandboxes stay with them when the server goes, and so does the table.
+    assert!(server.terminate().success());
+    e2e::eventually("only those of sandboxes are left", || world::links().len() == 3);
+    assert!(table(), "sandboxes live, so their guard does");
+    server.start_again(&start().env("CORACLE_INSTANCE", "net-remains").listen(server.address()));
+    for sandbox in sandboxes {
+        Sandbox::known(server.client(), &sandbox.id).delete();
+    }
+    e2e::eventually("only prepared ones are left", || world::links().len() <= prepared);
+    assert!(server.terminate().success());
+    e2e::eventually("no link is left", || world::links().is_empty());
+    assert!(!table(), "nothing lives that needs it");
+}
+
+#[test]
+fn a_table_that_a_dead_server_left_goes_with_the_next() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let _world = World::make();
+    let how = || Start::new().env("CORACLE_INSTANCE", "net-stale").env("CORACLE_NETWORK_RESOLVERS", WORLD);
+    let mut server = how().env("CORACLE_NETWORK_DEFAULT", "on").start();
+    server.create().delete();
+    let table = || filter::table_exists("coracle-net-stale").expect("it can be looked for");
+    assert!(table());
+    server.kill();
+    e2e::eventually("prepared links die with their launcher", || world::links().is_empty());
+    assert!(table(), "a killed server cannot clean up");
+    // One that needs no network finds nobody who does.
+    server.start_again(&how().env("CORACLE_NETWORK_DEFAULT", "off").listen(server.address()));
+    assert!(!table());
+    let mut sandbox = server.create();
+    assert!(world::links().is_empty() && !table(), "nothing is made that nobody asked for");
+    assert_eq!(policy(&server, &sandbox.id), "deny_all");
+    sandbox.delete();
+}
+
+#[test]
+fn a_host_that_does_not_forward_has_no_network_and_says_so() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let _world = World::make();
+    world::set_forwarding(false);
+    let server = start().start();
+    let mut sandbox = server.create();
+    let held = in_force(&server, &sandbox.id);
+    assert!(held.contains("off, since this host forwards no packets"), "{held}");
+    assert_eq!(policy(&server, &sandbox.id), "deny_all");
+    let ran = dial(&mut sandbox, WORLD, 80);
+    assert!(ran.stderr.contains("Network is unreachable"), "{ran:?}");
+    sandbox.delete();
+    assert!(world::links().is_empty(), "nothing was touched");
+    assert!(server.log().contains("net.ipv4.ip_forward"), "it is told once at start");
+    let wish = json!({"image": {"uri": "host"}, "resourceLimits": {}, "entrypoint": ["sleep", "infinity"],
+        "extensions": {"coracle.network": "on"}});
+    let refused = server.client().post("/v1/sandboxes", &wish).expect("the server answers");
+    assert_eq!(refused.status, 400, "{}", refused.text());
+    assert!(refused.text().contains("sysctl -w net.ipv4.ip_forward=1"), "{}", refused.text());
+    // Nobody but the operator changes that, and then it works without a restart.
+    let forwarding = std::fs::read_to_string("/proc/sys/net/ipv4/ip_forward").expect("it can be read");
+    assert_eq!(forwarding.trim(), "0", "the host's settings are the operator's");
+    world::set_forwarding(true);
+    let mut sandbox = server.create_with(&with_network("on"));
+    assert_reached(&mut sandbox, WORLD, 80);
+    sandbox.delete();
+    let mut sandbox = server.create_with(&with_network("off"));
+    assert_eq!(policy(&server, &sandbox.id), "deny_all");
+    sandbox.delete();
+}
+
+const POWERS: &str = "
+import socket, struct
+def attempt(name, work):
+    try:
+        work()
+        print(name, 'DONE')
+    except OSError as error:
+        print(name, error.errno)
+def change(kind, body, flags=0x605):
+    s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
+    s.send(struct.pack('IHHII', 16 + len(body), kind, flags, 1, 0) + body)
+    errno = struct.unpack('i', s.recv(4096)[16:20])[0]
+    if errno:
+        raise OSError(-errno, 'netlink')
+index = socket.if_nametoindex('eth0')
+ip = socket.inet_aton('198.19.99.99')
+attempt('address', lambda: change(20, struct.pack('BBBBi', 2, 32, 0, 0, index) + struct.pack('HH', 8, 2) + ip))
+attempt('route', lambda: change(24, struct.pack('BBBBBBBBI', 2, 32, 0, 0, 254, 3, 0, 1, 0)
+    + struct.pack('HH', 8, 1) + ip + struct.pack('HHi', 8, 4, index)))
+attempt('link', lambda: change(16, struct.pack('BBHiII', 0, 0, 0, index, 0, 1), 5))
+attempt('raw', lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 255))
+attempt('packet', lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0x300))
+attempt('filter', lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 12).send(
+    struct.pack('IHHII', 20, 0xa00, 0x405, 1, 0) + b'\\1\\0\\0\\0'))
+attempt('transparent', lambda: socket.socket().setsockopt(socket.SOL_IP, 19, 1))
+";
+
+#[test]
+fn root_inside_has_no_power_over_its_network() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let _world = World::make();
+    let server = start().start();
+    let mut sandbox = server.create();
+    let ran = sandbox.run_argv(&["python3", "-c", POWERS]);
+    let lines: Vec<&str> = ran.stdout.lines().collect();
+    assert_eq!(lines.len(), 7, "{ran:?}");
+    for line in lines {
+        // EPERM or EACCES; the filter's socket may also not exist for it (EPROTONOSUPPORT).
+        let refused = [" 1", " 13", " 93", " 97"].iter().any(|end| line.ends_with(end));
+        assert!(refused, "{line}: {ran:?}");
+    }
+    assert_refused(&mut sandbox, "169.254.169.254", 80);
+    sandbox.delete();
+}
+
+#[test]
+fn one_command_has_a_network_if_it_asks_for_one() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let _world = World::make();
+    let run = |network: &str| {
+        let state = tempfile::tempdir().expect("a directory can be made");
+        let ended = Run::new(User::Same)
+            .state(state.path())
+            .flag("--network", network)
+            .shell("timeout 5 bash -c 'exec 3<>/dev/tcp/203.0.113.1/80 && cat <&3'");
+        (ended, state)
+    };
+    for network in ["on", "auto"] {
+        let (ended, _) = run(network);
+        assert!(ended.stdout.contains("seen"), "{network}: {ended:?}");
+        e2e::eventually("its link goes with it", || world::links().is_empty());
+    }
+    let (ended, _) = run("filtered");
+    assert_eq!(ended.code, Some(125), "{ended:?}");
+    assert!(ended.stderr.contains("comes with the egress filter"), "{ended:?}");
+    world::set_forwarding(false);
+    let (ended, _) = run("on");
+    assert!(ended.stderr.contains("hint: `sysctl -w net.ipv4.ip_forward=1`"), "{ended:?}");
+    let (ended, _) = run("auto");
+    assert!(ended.stderr.contains("Network is unreachable"), "{ended:?}");
+}
+
+/// Runs as an ordinary user who finds this program and no other.
+fn run_by(program: &std::path::Path, text: &str) -> e2e::run::Ended {
+    let run = Run::new(ORDINARY).flag("--network", "on");
+    let only = run.home().join("only");
+    std::fs::create_dir(&only).expect("it is a new directory");
+    let name = program.file_name().expect("a program has a name");
+    std::os::unix::fs::symlink(program, only.join(name)).expect("it is a new directory");
+    let mut command = run.command(&["sh", "-c", text]);
+    command.env("PATH", &only);
+    command.output().expect("the binary can be run").into()
+}
+
+fn dial_text(address: &str, port: u16) -> String {
+    format!("echo {address}; timeout 5 bash -c 'exec 3<>/dev/tcp/{address}/{port} && head -n 1 <&3' 2>&1;")
+}
+
+#[test]
+fn an_ordinary_users_sandbox_has_a_network_in_user_space() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let _world = World::make();
+    world::let_ordinary_users_out();
+    let mut found = 0;
+    for path in ["/usr/bin/pasta", "/usr/bin/slirp4netns"] {
+        let program = std::path::Path::new(path);
+        if !program.exists() {
+            testkit::skip(&format!("the part with `{path}`: it is not installed"));
+            continue;
+        }
+        found += 1;
+        let ended = run_by(program, &dial_text(WORLD, 80));
+        assert!(ended.stdout.contains("seen"), "{path}: {ended:?}");
+        let ended = run_by(program, "timeout 5 getent ahosts anything.example");
+        assert!(ended.stdout.contains(WORLD), "{path}: {ended:?}");
+        let mut text = String::new();
+        for address in OTHERS {
+            text.push_str(&dial_text(address, 80));
+        }
+        for address in [HOST, HOST6, "127.0.0.1", "10.0.2.2"] {
+            text.push_str(&dial_text(address, HOST_PORT));
+        }
+        let ended = run_by(program, &format!("{text}{}", dial_text(WORLD, 80)));
+        let (refused, reached) = ended.stdout.split_once(WORLD).unwrap_or_default();
+        assert!(!refused.contains("seen") && refused.contains("No route to host"), "{path}: {ended:?}");
+        assert!(reached.contains("seen"), "the way was open all the time: {path}: {ended:?}");
+        let name = program.file_name().expect("it has a name").to_string_lossy().into_owned();
+        let lasting = || !e2e::host::processes_with(&format!("only/{name} --con")).is_empty();
+        e2e::eventually("the program ends with its sandbox", || !lasting());
+    }
+    if found == 0 {
+        testkit::skip("nothing here carries an ordinary user's packets");
+    }
+}
+
+const FLOOD: &str = "
+import socket
+for number in range(30000):
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    s.sendto(b'x', ('203.0.113.1', 1024 + number))
+    s.close()
+";
+
+#[test]
+fn one_sandbox_cannot_use_up_the_hosts_table_of_connections() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let _world = World::make();
+    let server = start().start();
+    let [mut one, mut other] = [server.create(), server.create()];
+    let ran = one.run_argv(&["python3", "-c", FLOOD]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let count = std::fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_count");
+    let count: u32 = count.expect("the host tracks connections").trim().parse().expect("a number");
+    assert!((1000..5000).contains(&count), "{count} connections are tracked");
+    assert_reached(&mut other, WORLD, 80);
+    one.delete();
+    other.delete();
+}

@@ -1,0 +1,194 @@
+//! A real registry on this host, and what stands in for one that means no good.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use tempfile::TempDir;
+
+use crate::http::Client;
+use crate::oci::{Image, digest};
+
+/// The one user of a registry that asks for one.
+pub const USERNAME: &str = "reader";
+pub const PASSWORD: &str = "opensesame-4711";
+/// The password as htpasswd(1) writes it.
+const HASHED: &str = "$2b$04$OqI63InVsWWrCPV3qjFCd.C/vvm8KTfAFZ/Hf8KD/EuRBuHyf4Km2";
+/// The two words in the form of a header.
+const BASIC: &str = "Basic cmVhZGVyOm9wZW5zZXNhbWUtNDcxMQ==";
+
+/// Who may read from a registry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readers {
+    All,
+    /// [`USERNAME`] alone.
+    One,
+}
+
+/// `docker-registry` as a process of the test's own.
+pub struct Registry {
+    process: Child,
+    address: String,
+    readers: Readers,
+    _directory: TempDir,
+}
+
+impl Registry {
+    /// Starts one; `None`, and a word about it, where there is no such program.
+    pub fn start(readers: Readers) -> Option<Self> {
+        let directory = TempDir::new().expect("the temporary directory can be written");
+        let path = directory.path();
+        let auth = match readers {
+            Readers::All => String::new(),
+            Readers::One => {
+                let file = path.join("users");
+                fs::write(&file, format!("{USERNAME}:{HASHED}\n")).expect("our own directory");
+                format!("auth:\n  htpasswd:\n    realm: test\n    path: {}\n", file.display())
+            }
+        };
+        let config = format!(
+            "version: 0.1\nstorage:\n  filesystem:\n    rootdirectory: {}\nhttp:\n  addr: 127.0.0.1:0\n{auth}",
+            path.join("data").display()
+        );
+        fs::write(path.join("config.yml"), config).expect("our own directory");
+        let started = Command::new("docker-registry")
+            .arg("serve")
+            .arg(path.join("config.yml"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn();
+        let Ok(mut process) = started else {
+            testkit::skip("there is no docker-registry");
+            return None;
+        };
+        let mut lines = BufReader::new(process.stderr.take().expect("it is a pipe")).lines();
+        let address = lines.find_map(|line| {
+            let line = line.ok()?;
+            let (_, rest) = line.split_once("listening on ")?;
+            rest.split(['"', ' ', ',']).next().map(str::to_owned)
+        });
+        let address = address.expect("a registry says where it listens");
+        // A full pipe must never stop it.
+        std::thread::spawn(move || lines.count());
+        Some(Self { process, address, readers, _directory: directory })
+    }
+
+    /// `127.0.0.1:PORT`.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// The name under which an image of this registry is pulled.
+    pub fn name(&self, path: &str) -> String {
+        format!("{}/{path}", self.address)
+    }
+
+    /// Uploads an image and answers the digest of its manifest.
+    pub fn push(&self, path: &str, tag: &str, image: &Image) -> String {
+        let mut client = Client::new(&self.address);
+        if self.readers == Readers::One {
+            client.set_headers(&[("Authorization".to_owned(), BASIC.to_owned())]);
+        }
+        let (blobs, manifest) = image.blobs();
+        for (digest, content) in blobs {
+            let begun = client.request("POST", &format!("/v2/{path}/blobs/uploads/"), "", &[]);
+            let begun = begun.expect("the registry answers");
+            assert_eq!(begun.status, 202, "{}", begun.text());
+            let place = begun.header("location").expect("an upload has a place");
+            let place = place.trim_start_matches(&format!("http://{}", self.address));
+            let done = client.request(
+                "PUT",
+                &format!("{place}&digest={digest}"),
+                "application/octet-stream",
+                &content,
+            );
+            assert_eq!(done.expect("the registry answers").status, 201);
+        }
+        let kind = "application/vnd.oci.image.manifest.v1+json";
+        let done = client.request("PUT", &format!("/v2/{path}/manifests/{tag}"), kind, &manifest);
+        let done = done.expect("the registry answers");
+        assert_eq!(done.status, 201, "{}", done.text());
+        digest(&manifest)
+    }
+}
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        self.process.kill().expect("it is our child");
+        self.process.wait().expect("it is our child");
+    }
+}
+
+/// Passes bytes of a registry on until there were too many, and then none.
+pub struct Stalling {
+    address: String,
+    over: Arc<AtomicBool>,
+    accepting: Option<JoinHandle<()>>,
+}
+
+impl Stalling {
+    /// In front of `registry`; each answer stops after `bytes`.
+    pub fn before(registry: &Registry, bytes: u64) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("there are free ports");
+        let address = listener.local_addr().expect("it is bound").to_string();
+        let (over, behind) = (Arc::new(AtomicBool::new(false)), registry.address().to_owned());
+        let told = Arc::clone(&over);
+        let accepting = std::thread::spawn(move || {
+            for client in listener.incoming() {
+                if told.load(Ordering::SeqCst) {
+                    return;
+                }
+                let (Ok(client), Ok(server)) = (client, TcpStream::connect(&behind)) else { continue };
+                let (Ok(mut up), Ok(down)) = (client.try_clone(), server.try_clone()) else { continue };
+                let (mut server, mut client) = (server, client);
+                std::thread::spawn(move || std::io::copy(&mut up, &mut server));
+                std::thread::spawn(move || {
+                    std::io::copy(&mut down.take(bytes), &mut client).unwrap_or_default();
+                    // Open, and silent, until the other side goes.
+                    client.read_to_end(&mut Vec::new()).unwrap_or_default()
+                });
+            }
+        });
+        Self { address, over, accepting: Some(accepting) }
+    }
+
+    pub fn name(&self, path: &str) -> String {
+        format!("{}/{path}", self.address)
+    }
+}
+
+impl Drop for Stalling {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::SeqCst);
+        // Wakes the thread, so that it sees that it is over.
+        drop(TcpStream::connect(&self.address));
+        if let Some(accepting) = self.accepting.take() {
+            accepting.join().expect("it does not panic");
+        }
+    }
+}
+
+/// Answers every request with the same document, whatever was asked for, as many times as told.
+pub fn liar(document: Vec<u8>, times: usize) -> (String, JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("there are free ports");
+    let address = listener.local_addr().expect("it is bound").to_string();
+    let answering = std::thread::spawn(move || {
+        for _ in 0..times {
+            let Ok((mut client, _)) = listener.accept() else { return };
+            let mut lines = BufReader::new(&client).lines();
+            while lines.next().is_some_and(|line| line.is_ok_and(|line| !line.is_empty())) {}
+            let head = format!(
+                "HTTP/1.1 200 OK\r\nContent-Type: application/vnd.oci.image.manifest.v1+json\r\n\
+                 Content-Length: {}\r\nConnection: close\r\n\r\n",
+                document.len()
+            );
+            client.write_all(head.as_bytes()).and_then(|()| client.write_all(&document)).unwrap_or_default();
+        }
+    });
+    (address, answering)
+}

@@ -1,0 +1,253 @@
+//! A host and an internet of a test's own: net namespaces that nobody else sees.
+//!
+//! ```text
+//!  the test's thread, its servers          another thread
+//!   host: up0 203.0.113.2 ──── link ──── world: w0 203.0.113.1 and many others
+//! ```
+//!
+//! [`World::make`] takes the calling thread into the host's namespace, so all it starts from then
+//! on is there too: servers, their launchers, clients. The real host's links and filters stay
+//! untouched. The world answers on TCP port 80 with whom it sees, repeats lines on port 7, answers
+//! every name on port 53, and remembers what comes to UDP port 9.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
+
+use linux::namespaces::{self, Namespaces};
+use linux::netlink::route::{End, Routing};
+
+/// The machine behind the link, which is the host's gateway and name server as well.
+pub const WORLD: &str = "203.0.113.1";
+pub const WORLD6: &str = "2001:db8::1";
+/// The host as the world sees it.
+pub const HOST: &str = "203.0.113.2";
+pub const HOST6: &str = "2001:db8::2";
+/// Other addresses at which the world answers too: what clouds and companies have near them.
+pub const OTHERS: [&str; 9] = [
+    "10.1.2.3",
+    "172.16.5.5",
+    "192.168.77.1",
+    "100.64.0.9",
+    "169.254.169.254",
+    "100.100.100.200",
+    "168.63.129.16",
+    "fd00:ec2::254",
+    "fd12::1",
+];
+
+/// A port on which the host listens on every address.
+pub const HOST_PORT: u16 = 8099;
+
+pub struct World {
+    /// What came to UDP port 9.
+    heard: Arc<Mutex<Vec<String>>>,
+    /// How many connections came to port 7.
+    lasting: Arc<AtomicUsize>,
+    _running: Sender<()>,
+}
+
+impl World {
+    /// Makes both, with a host that forwards.
+    pub fn make() -> Self {
+        let (running, ended) = channel::<()>();
+        let (tell, told) = channel();
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let lasting = Arc::new(AtomicUsize::new(0));
+        let (sink, count) = (Arc::clone(&heard), Arc::clone(&lasting));
+        std::thread::spawn(move || {
+            let namespace = own_namespace();
+            tell.send(namespace).expect("the test waits for it");
+            // The namespace lives as long as its servers, and they as long as the test.
+            serve(sink, count);
+            ended.recv().ok();
+        });
+        let world = told.recv().expect("the thread lives");
+        own_namespace();
+        link(&world);
+        set_forwarding(true);
+        listen_on_host();
+        Self { heard, lasting, _running: running }
+    }
+
+    pub fn heard(&self) -> Vec<String> {
+        self.heard.lock().expect("nobody panics while holding it").clone()
+    }
+
+    pub fn lasting_connections(&self) -> usize {
+        self.lasting.load(Ordering::SeqCst)
+    }
+}
+
+/// Whether the host of this thread forwards packets.
+pub fn set_forwarding(on: bool) {
+    let value = if on { "1" } else { "0" };
+    for setting in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
+        fs::write(format!("/proc/sys/net/{setting}"), value).expect("the namespace is ours");
+    }
+}
+
+/// The names of links that servers of ours made, in the namespace of this thread.
+pub fn links() -> Vec<String> {
+    let all = Routing::open().and_then(|mut routing| routing.links()).unwrap_or_default();
+    all.into_iter().map(|(_, name)| name).filter(|name| name.starts_with("cora")).collect()
+}
+
+/// Shows this thread, and what it starts from now on, a host on which ordinary users may carry
+/// packets and names are asked of the world.
+pub fn let_ordinary_users_out() {
+    use linux::mounts::{self, Attributes};
+    namespaces::unshare(Namespaces::MOUNT).expect("tests of the network run as root");
+    mounts::make_private().expect("the mounts are ours");
+    let place = tempfile::tempdir().expect("a directory can be made");
+    let (tun, conf) = (place.path().join("tun"), place.path().join("resolv.conf"));
+    // On a filesystem of our own, since others may not have device nodes that work.
+    mounts::mount("tmpfs", place.path(), Attributes::default(), "mode=0755").expect("a tmpfs can be mounted");
+    let kind = rustix::fs::FileType::CharacterDevice;
+    let mode = rustix::fs::Mode::from_raw_mode(0o666);
+    rustix::fs::mknodat(rustix::fs::CWD, &tun, kind, mode, rustix::fs::makedev(10, 200)).expect("root may");
+    rustix::fs::chmod(&tun, mode).expect("it is ours");
+    fs::write(&conf, format!("nameserver {WORLD}\n")).expect("it is ours");
+    mounts::bind(&tun, std::path::Path::new("/dev/net/tun")).expect("there is a device");
+    mounts::bind(&conf, std::path::Path::new("/etc/resolv.conf")).expect("there is a file");
+    // The mounts go with this thread's namespace; only the empty directory is left to remove.
+    mounts::detach(place.path()).expect("nobody uses the directory itself");
+}
+
+/// Takes this thread into a net namespace of its own.
+fn own_namespace() -> OwnedFd {
+    namespaces::unshare(Namespaces::NET).expect("tests of the network run as root");
+    namespaces::raise_loopback().expect("the namespace is ours");
+    // Of this thread, not of the process.
+    fs::File::open("/proc/thread-self/ns/net").expect("there is a /proc").into()
+}
+
+/// Joins this namespace and the world's.
+fn link(world: &OwnedFd) {
+    let home = fs::File::open("/proc/thread-self/ns/net").expect("there is a /proc");
+    let mut here = Routing::open().expect("a socket");
+    namespaces::enter(world.as_fd(), Namespaces::NET).expect("it is ours");
+    let mut there = Routing::open().expect("a socket");
+    namespaces::enter(home.as_fd(), Namespaces::NET).expect("it is ours");
+    let (own, other) =
+        (End { name: "up0", mac: [2, 0, 0, 0, 0, 1] }, End { name: "w0", mac: [2, 0, 0, 0, 0, 2] });
+    here.make_pair(own, other, world.as_fd()).expect("a link can be made");
+    let up0 = here.find("up0").expect("it can be looked for").expect("it was made").index;
+    let w0 = there.find("w0").expect("it can be looked for").expect("it was made").index;
+    here.set_up(up0).expect("it is ours");
+    there.set_up(w0).expect("it is ours");
+    for (host, world) in [(HOST, WORLD), (HOST6, WORLD6)] {
+        here.add_address(up0, address(host)).expect("an address");
+        there.add_address(w0, address(world)).expect("an address");
+        here.add_route(up0, address(world)).expect("a route");
+        there.add_route(w0, address(host)).expect("a route");
+        here.add_default_route(up0, address(world)).expect("a route");
+    }
+    for other in OTHERS {
+        there.add_address(w0, address(other)).expect("an address");
+    }
+}
+
+fn address(text: &str) -> IpAddr {
+    text.parse().expect("it was written here")
+}
+
+fn serve(heard: Arc<Mutex<Vec<String>>>, lasting: Arc<AtomicUsize>) {
+    each_connection(80, |mut stream, peer| {
+        writeln!(stream, "seen {peer}").ok();
+    });
+    each_connection(7, move |stream, _| {
+        lasting.fetch_add(1, Ordering::SeqCst);
+        repeat(&stream);
+    });
+    each_connection(53, |stream, _| answer_names_on(stream));
+    let names = UdpSocket::bind("[::]:53").expect("nobody else has it");
+    std::thread::spawn(move || {
+        let mut packet = [0; 512];
+        while let Ok((length, peer)) = names.recv_from(&mut packet) {
+            names.send_to(&answer(&packet[..length]), peer).ok();
+        }
+    });
+    let sink = UdpSocket::bind("[::]:9").expect("nobody else has it");
+    std::thread::spawn(move || {
+        let mut packet = [0; 512];
+        while let Ok((length, _)) = sink.recv_from(&mut packet) {
+            let text = String::from_utf8_lossy(&packet[..length]).into_owned();
+            heard.lock().expect("nobody panics while holding it").push(text);
+        }
+    });
+}
+
+/// Serves every connection to a port in a thread of its own.
+fn each_connection(port: u16, work: impl Fn(TcpStream, IpAddr) + Clone + Send + 'static) {
+    let listener = TcpListener::bind(("::", port)).expect("nobody else has it");
+    std::thread::spawn(move || {
+        while let Ok((stream, peer)) = listener.accept() {
+            let work = work.clone();
+            std::thread::spawn(move || work(stream, peer.ip().to_canonical()));
+        }
+    });
+}
+
+fn listen_on_host() {
+    each_connection(HOST_PORT, |mut stream, peer| {
+        writeln!(stream, "seen {peer} by the host").ok();
+    });
+}
+
+fn repeat(stream: &TcpStream) {
+    let mut lines = BufReader::new(stream).lines();
+    while let Some(Ok(line)) = lines.next() {
+        let mut answer: &TcpStream = stream;
+        if writeln!(answer, "{line}").is_err() {
+            return;
+        }
+    }
+}
+
+fn answer_names_on(mut stream: TcpStream) {
+    let mut length = [0; 2];
+    while stream.read_exact(&mut length).is_ok() {
+        let mut query = vec![0; usize::from(u16::from_be_bytes(length))];
+        if stream.read_exact(&mut query).is_err() {
+            return;
+        }
+        let answer = answer(&query);
+        let length = u16::try_from(answer.len()).expect("it is short").to_be_bytes();
+        if stream.write_all(&[&length[..], &answer].concat()).is_err() {
+            return;
+        }
+    }
+}
+
+/// Answers a question of DNS: every name is the world's.
+fn answer(query: &[u8]) -> Vec<u8> {
+    const HEADER: usize = 12;
+    let name = query[HEADER..].iter().position(|byte| *byte == 0).unwrap_or(0);
+    let question = &query[HEADER..(HEADER + name + 5).min(query.len())];
+    let octets = match question.get(name + 2) {
+        Some(1) => match address(WORLD) {
+            IpAddr::V4(v4) => v4.octets().to_vec(),
+            IpAddr::V6(_) => Vec::new(),
+        },
+        Some(28) => match address(WORLD6) {
+            IpAddr::V6(v6) => v6.octets().to_vec(),
+            IpAddr::V4(_) => Vec::new(),
+        },
+        _ => Vec::new(),
+    };
+    let count = u8::from(!octets.is_empty());
+    let mut answer = query[..2].to_vec();
+    answer.extend_from_slice(&[0x81, 0x80, 0, 1, 0, count, 0, 0, 0, 0]);
+    answer.extend_from_slice(question);
+    if count == 1 {
+        answer.extend_from_slice(&[0xc0, 0x0c, 0, question[name + 2], 0, 1, 0, 0, 0, 60, 0]);
+        answer.push(u8::try_from(octets.len()).expect("an address is short"));
+        answer.extend_from_slice(&octets);
+    }
+    answer
+}
