@@ -28,7 +28,7 @@ fn killing_in_the_middle_of_claims_gives_no_sandbox_to_two() {
     let seed = seed();
     say(&format!("crash-pools: {ROUNDS} rounds, CORACLE_CRASH_SEED={seed}"));
     let instance = format!("crash-pools-{}", std::process::id());
-    let mut parts = Parts::start(User::Same, &instance);
+    let mut parts = Parts::start(User::Same, "off", &instance);
     let before = after_peace(&mut parts, &instance);
     make_pool(&mut parts.server.client());
     let mut random = Random::new(seed);

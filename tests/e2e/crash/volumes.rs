@@ -59,7 +59,7 @@ fn killing_any_part_leaves_every_volume_whole_or_gone() {
     say(&format!("crash-volumes: {ROUNDS} rounds, CORACLE_CRASH_SEED={seed}"));
     let mut random = Random::new(seed);
     let instance = format!("crash-volumes-{}", std::process::id());
-    let mut parts = Parts::start(User::Same, &instance);
+    let mut parts = Parts::start(User::Same, "off", &instance);
     let kept = json!({"name": "kept", "size": "16Mi"});
     assert_eq!(parts.server.client().post("/coracle/v1/volumes", &kept).expect("answers").status, 201);
     for round in 0..ROUNDS {
