@@ -117,7 +117,11 @@ impl Core {
         }
         let _files = self.stand_on_snapshot(owner, &mut wish.spec)?;
         self.complete(&mut wish)?;
-        self.settle_entrypoint(&mut wish.spec).await;
+        if wish.spec.snapshot.is_none() {
+            // Whoever has credentials for it has asked before, and then it is there.
+            self.ensure_image(&wish.spec.image, None).await?;
+            self.settle_entrypoint(&mut wish.spec).await;
+        }
         self.make_room().await;
         if let Some(warm) = self.take_warm(&wish).await {
             match self.bring(self.record(owner, key, wish.clone())?, Some(warm)).await {

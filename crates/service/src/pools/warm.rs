@@ -13,7 +13,7 @@ use crate::core::Core;
 use crate::driver::CREATE;
 use crate::error::chain;
 use crate::store::Record;
-use crate::{Create, Service, ServiceError};
+use crate::{Create, ServiceError};
 
 /// How long to wait before what could not be removed is tried again.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
@@ -59,7 +59,7 @@ impl Core {
 
     async fn warm_up(self: &Arc<Self>, kept: &Kept, mut record: Record) -> Result<(), ServiceError> {
         let id = record.sandbox.id.clone();
-        let fetched = Service(Arc::clone(self)).ensure_image(&record.sandbox.spec.image, None).await;
+        let fetched = self.ensure_image(&record.sandbox.spec.image, None).await;
         let made = match fetched {
             Ok(()) => self.bring_up_warm(&mut record).await,
             Err(error) => Err(error),
