@@ -15,6 +15,7 @@ mod network;
 mod open_files;
 mod operators;
 mod owners;
+mod pools;
 mod run;
 mod serving;
 mod snapshots;

@@ -45,7 +45,7 @@ def test_extensions_with_their_prefix_are_echoed(api, new_box):
         ({"networkPolicy": {"defaultAction": "deny"}}, 400, "SANDBOX::API_NOT_SUPPORTED"),
         ({"extensions": {"coracle.network": "filtered"}}, 400, "SANDBOX::API_NOT_SUPPORTED"),
         ({"extensions": {"coracle.lines": "Q"}}, 400, "SANDBOX::INVALID_PARAMETER"),
-        ({"extensions": {"poolRef": "p"}}, 400, "SANDBOX::UNSUPPORTED_POOL_REF"),
+        ({"extensions": {"poolRef": "none"}}, 404, "KUBERNETES::POOL_NOT_FOUND"),
         ({"secureAccess": True}, 400, "SANDBOX::API_NOT_SUPPORTED"),
         ({"snapshotId": "s", "image": None}, 404, "SNAPSHOT::NOT_FOUND"),
         ({"image": None}, 400, "SANDBOX::INVALID_PARAMETER"),
@@ -168,7 +168,6 @@ def test_what_is_not_offered_is_said(api, box):
         ("GET", f"/v1/sandboxes/{box.id}/diagnostics/logs?scope=container", 501, "SANDBOX::API_NOT_SUPPORTED"),
         ("PATCH", f"/v1/sandboxes/{box.id}/networkpolicy", 501, "SANDBOX::API_NOT_SUPPORTED"),
         ("POST", "/v1/templates", 501, "FSB::API_NOT_SUPPORTED"),
-        ("POST", "/v1/pools", 501, "KUBERNETES::POOL_NOT_SUPPORTED"),
     ]:
         answer = api.request(method, path)
         assert (answer.status_code, answer.json()["code"]) == (status, code), path

@@ -83,7 +83,7 @@ def test_the_reserved_ports_resolve_for_every_sandbox(box):
         ("GET", "/nothing", 404),
         ("PUT", "/v1/sandboxes", 405),
         ("GET", "/v1/snapshots/x", 404),
-        ("GET", "/v1/pools", 501),
+        ("GET", "/v1/pools/none", 404),
         ("GET", "/v1/templates/x", 501),
     ],
 )

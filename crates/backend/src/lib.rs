@@ -107,17 +107,6 @@ pub struct InForce {
     pub weaker: Vec<String>,
 }
 
-impl InForce {
-    pub fn change(&mut self, measures: Measures) {
-        for (name, value) in measures {
-            match self.measures.iter_mut().find(|(known, _)| *known == name) {
-                Some((_, former)) => *former = value,
-                None => self.measures.push((name, value)),
-            }
-        }
-    }
-}
-
 /// A sandbox as a backend finds it at start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {

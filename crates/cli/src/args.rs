@@ -75,6 +75,9 @@ pub(crate) enum Command {
     Events(EventsArgs),
     /// Remove sandboxes
     Rm(RmArgs),
+    /// Sandboxes that are kept warm; needs the operator's key
+    #[command(subcommand)]
+    Pool(PoolCommand),
     /// Files of a sandbox at one moment, kept to make others from
     #[command(subcommand)]
     Snapshot(SnapshotCommand),
@@ -228,6 +231,10 @@ pub(crate) struct CreateArgs {
     /// The image to run in
     #[arg(long, default_value = "host")]
     pub image: String,
+
+    /// Take it from this pool; image and limits are then the pool's unless limits are named here
+    #[arg(long, value_name = "NAME")]
+    pub pool: Option<String>,
 
     /// Begin with the files of this snapshot instead of an image
     #[arg(long, value_name = "SNAPSHOT", value_parser = snapshot_id, conflicts_with = "image")]
@@ -423,6 +430,61 @@ pub(crate) struct RmArgs {
     /// Remove every sandbox of the server
     #[arg(long, conflicts_with = "ids")]
     pub all: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum PoolCommand {
+    /// List the pools and how many sandboxes are warm
+    Ls,
+    /// Keep sandboxes of an image warm
+    Create {
+        /// What `create --pool` and `poolRef` name
+        name: String,
+        /// The image of the warm sandboxes
+        #[arg(long, default_value = "host")]
+        image: String,
+        #[command(flatten)]
+        size: PoolSize,
+        /// The memory they are made with, such as 256m; whoever takes one may ask for another amount
+        #[arg(long, value_name = "SIZE", value_parser = values::bytes)]
+        memory: Option<Bytes>,
+        /// The processor time they are made with, in cores
+        #[arg(long, value_name = "CORES", value_parser = values::cpus)]
+        cpus: Option<Cpus>,
+        /// The disk they are made with
+        #[arg(long, value_name = "SIZE", value_parser = values::bytes)]
+        disk: Option<Bytes>,
+        /// How many may be begun in one second
+        #[arg(long, value_name = "COUNT")]
+        per_second: Option<u32>,
+        /// How many may be made at the same time
+        #[arg(long, value_name = "COUNT")]
+        at_once: Option<u32>,
+    },
+    /// Change how many sandboxes a pool has
+    Set {
+        name: String,
+        #[command(flatten)]
+        size: PoolSize,
+    },
+    /// Show all about one pool
+    Inspect { name: String },
+    /// Remove pools with their warm sandboxes; those that were taken stay
+    Rm {
+        #[arg(required = true, value_name = "NAME")]
+        names: Vec<String>,
+    },
+}
+
+/// How many sandboxes a pool has.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct PoolSize {
+    /// So many are kept warm
+    #[arg(long, value_name = "COUNT")]
+    pub level: u32,
+    /// There are never more, those that were taken and still live included [default: no bound]
+    #[arg(long, value_name = "COUNT")]
+    pub max: Option<u32>,
 }
 
 #[derive(Debug, Subcommand)]

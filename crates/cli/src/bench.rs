@@ -19,6 +19,7 @@ mod lifecycle;
 mod network;
 mod peers;
 mod pip;
+mod pools;
 mod report;
 mod server;
 mod snapshots;
@@ -83,6 +84,7 @@ pub(crate) fn bench(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
         ("exec", lifecycle::exec),
         ("acquire", acquire::acquire),
         ("burst", lifecycle::burst),
+        ("pool", pools::claim),
         ("snapshot", snapshots::take),
         ("restore", snapshots::restore),
         ("peers", peers::compare),

@@ -5,6 +5,7 @@ pub(crate) mod exec;
 pub(crate) mod image;
 pub(crate) mod key;
 pub(crate) mod logs;
+pub(crate) mod pool;
 pub(crate) mod sandboxes;
 pub(crate) mod shell;
 pub(crate) mod snapshot;

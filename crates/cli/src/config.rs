@@ -6,6 +6,7 @@
 
 mod keys;
 mod network;
+mod pools;
 mod raw;
 mod volumes;
 
@@ -24,6 +25,7 @@ use toml::{Table, Value};
 use crate::args::{ServeArgs, StateArgs};
 use crate::output::WithHint;
 use crate::values;
+pub(crate) use pools::{PoolSettings, network as network_of};
 use raw::{Amount, RawConfig, RawImages, RawLimits, RawPrepared, RawQuota};
 pub(crate) use volumes::Volumes;
 
@@ -55,6 +57,8 @@ pub(crate) struct Config {
     /// After how long without use a sandbox with a key may make room for another.
     pub park_after: Duration,
     pub prepared: Prepared,
+    /// What is kept warm.
+    pub pools: Vec<PoolSettings>,
     pub volumes: Volumes,
     pub network: NetworkSettings,
 }
@@ -200,6 +204,7 @@ impl Config {
             Some(directory) => std::path::absolute(directory).context("could not resolve `state_dir`")?,
             None => default_state_dir()?,
         };
+        let network = network::check(raw.network)?;
         let config = Self {
             listen: match raw.listen {
                 Some(text) => text.parse().map_err(|error| wrong("listen", &text, error))?,
@@ -229,7 +234,8 @@ impl Config {
                 .transpose()?,
             prepared: check_prepared(&raw.prepared)?,
             volumes: volumes::check(&raw.volumes, &state_dir)?,
-            network: network::check(raw.network)?,
+            pools: pools::check(&raw.pool, network.default)?,
+            network,
             state_dir,
         };
         config.check_uids()?;

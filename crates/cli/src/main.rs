@@ -22,7 +22,7 @@ use clap::{CommandFactory, Parser};
 use args::{Cli, Command};
 use client::Server;
 use commands::{
-    NotStarted, block_on, copy, exec, image, key, logs, sandboxes, shell, snapshot, volume, watch,
+    NotStarted, block_on, copy, exec, image, key, logs, pool, sandboxes, shell, snapshot, volume, watch,
 };
 use output::Printer;
 
@@ -85,6 +85,7 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<ExitCode> {
         Command::Shell(args) => block_on(shell::shell(&server()?, args, printer)),
         Command::Cp(args) => block_on(copy::copy(&server()?, args, printer)),
         Command::Logs(args) => block_on(logs::logs(&server()?, args, printer)),
+        Command::Pool(command) => block_on(pool::pool(&server()?, command, printer)),
         Command::Snapshot(command) => block_on(snapshot::snapshot(&server()?, command, printer)),
         Command::Fork(args) => block_on(snapshot::fork(&server()?, args, printer)),
         Command::Key(command) => block_on(key::key(&server()?, command, printer)),

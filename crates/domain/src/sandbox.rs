@@ -65,6 +65,11 @@ impl Owner {
         Self("default".to_owned())
     }
 
+    /// Whose sandboxes in pools are until somebody takes them. No name that is chosen is this one.
+    pub fn nobody() -> Self {
+        Self("-".to_owned())
+    }
+
     /// Reads a name that somebody chose: 1 to 64 lower-case letters, digits, `-`, `_` and `.`, the
     /// first a letter or digit.
     pub fn parse(text: &str) -> Result<Self, NotAnOwner> {
@@ -101,7 +106,7 @@ mod tests {
         for name in ["a", "team-7", "0.x_y"] {
             assert_eq!(Owner::parse(name), Ok(Owner::named(name)));
         }
-        for wrong in ["", "-a", "A", "a b", "a/b", "ü", &"a".repeat(65)] {
+        for wrong in ["", Owner::nobody().as_str(), "-a", "A", "a b", "a/b", "ü", &"a".repeat(65)] {
             assert_eq!(Owner::parse(wrong), Err(NotAnOwner), "{wrong}");
         }
     }

@@ -4,7 +4,7 @@
 //! in number and in time (here), and what cannot be true ends the connection with an error.
 //! One connection carries one operation, so nothing is shared and nothing waits for another.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -140,6 +140,15 @@ impl Agent {
     /// Whether a command could be run.
     pub(crate) async fn ping(&self) -> Result<(), ServiceError> {
         match self.ask(Request::Ping).await? {
+            Ok(Reply::Ok) => Ok(()),
+            Ok(_) => Err(self.unexpected()),
+            Err(fault) => Err(self.refused(fault)),
+        }
+    }
+
+    /// Gives variables to an agent that nobody has used, which is also to be seen alive.
+    pub(crate) async fn adopt(&self, env: BTreeMap<String, String>) -> Result<(), ServiceError> {
+        match self.ask(Request::Adopt { env }).await? {
             Ok(Reply::Ok) => Ok(()),
             Ok(_) => Err(self.unexpected()),
             Err(fault) => Err(self.refused(fault)),

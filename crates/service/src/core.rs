@@ -17,12 +17,14 @@ use crate::agent_client::Agent;
 use crate::api_keys::{ApiKey, KeptKey, Keys};
 use crate::clock::{self, Clock};
 use crate::driver::{Answer, Command, Driver};
+use crate::error::chain;
 use crate::events::Feed;
 use crate::history::History;
 use crate::images::Pulls;
 use crate::names::Names;
+use crate::pools::{Pools, Taken, WaitsForRoom};
 use crate::reaper::Schedule;
-use crate::registry::{Handle, NoRoom, Registry};
+use crate::registry::{Handle, NoRoom, Registry, Room};
 use crate::snapshots::Shelf;
 use crate::store::{Kept, KeptVolume, Record, Store};
 use crate::tokens::{Mint, random};
@@ -45,6 +47,7 @@ pub(crate) struct Core {
     pub(crate) boot_id: String,
     pub(crate) registry: Registry,
     pub(crate) names: Names,
+    pub(crate) pools: Pools,
     pub(crate) volumes: Volumes,
     pub(crate) events: Feed,
     pub(crate) troubles: Troubles,
@@ -76,6 +79,7 @@ impl Core {
             action: "say what this host offers",
             source: Box::new(source),
         })?;
+        let pools = Pools::new(&config.pools, kept.pools, clock.now().wall);
         let core = Self {
             config,
             backend,
@@ -85,6 +89,7 @@ impl Core {
             boot_id,
             registry: Registry::default(),
             names: Names::default(),
+            pools,
             volumes: Volumes::default(),
             events: Feed::new(kept.events),
             troubles: Troubles::default(),
@@ -100,7 +105,7 @@ impl Core {
         Ok((Arc::new(core), kept.records, kept.snapshots, kept.volumes))
     }
 
-    /// Makes a new sandbox: first known, then made.
+    /// A new sandbox: one that is warm, or else first known, then made.
     pub(crate) async fn create(
         self: &Arc<Self>,
         owner: &Owner,
@@ -111,34 +116,60 @@ impl Core {
             return Err(ServiceError::Stopping);
         }
         let _files = self.stand_on_snapshot(owner, &mut wish.spec)?;
+        self.complete(&mut wish)?;
         if wish.spec.snapshot.is_none() {
             // Whoever has credentials for it has asked before, and then it is there.
             self.ensure_image(&wish.spec.image, None).await?;
             self.settle_entrypoint(&mut wish.spec).await;
         }
-        let mut record = self.record(owner, key, wish)?;
-        let id = record.sandbox.id.clone();
-        let uses = self.claim_volumes(owner, &id, &mut record.sandbox.spec.mounts).await?;
         self.make_room().await;
+        if let Some(warm) = self.take_warm(&wish).await {
+            match self.bring(self.record(owner, key, wish.clone())?, Some(warm)).await {
+                Err(error) if is_worth_another(&error) => {
+                    tracing::warn!(error = %chain(&error), "a warm sandbox was of no use; another is made");
+                }
+                brought => return brought,
+            }
+        }
+        self.bring(self.record(owner, key, wish)?, None).await
+    }
+
+    /// Has a driver make the sandbox of a new record, of a warm one if there is one.
+    async fn bring(
+        self: &Arc<Self>,
+        mut record: Record,
+        warm: Option<Taken>,
+    ) -> Result<Sandbox, ServiceError> {
+        if let Some(warm) = &warm {
+            warm.mark(&mut record);
+        }
+        let (owner, id) = (record.sandbox.owner.clone(), record.sandbox.id.clone());
+        let uses = self.claim_volumes(&owner, &id, &mut record.sandbox.spec.mounts).await?;
         let (handle, driver) = Driver::new(self, record);
-        self.admit(&handle).await?;
+        let room = if warm.is_some() { Room::OfWarm } else { Room::Below(self.config.sandboxes) };
+        self.admit(&handle, room).await?;
         uses.keep();
         let (reply, claim) = oneshot::channel();
-        self.tasks.spawn(driver.create(reply));
+        self.tasks.spawn(driver.create(warm.map(Taken::keep), reply));
         claim.await.unwrap_or(Err(ServiceError::Stopping)).map(|claim| claim.take())
     }
 
     /// Puts a new sandbox on the list if there is room for it, here and in its owner's quota; one
-    /// that is parked may have to make room.
-    async fn admit(&self, handle: &Arc<Handle>) -> Result<(), ServiceError> {
+    /// that is warm, or else one that is parked, may have to make room.
+    async fn admit(self: &Arc<Self>, handle: &Arc<Handle>, room: Room) -> Result<(), ServiceError> {
         let limit = self.config.sandboxes;
         let mut quota = self.config.quotas.of(&handle.owner);
         let kept = self.snapshots.size_of(&handle.owner).saturating_add(self.volumes.bytes(&handle.owner));
         quota.disk = quota.disk.map(|disk| Bytes(disk.0.saturating_sub(kept)));
+        let mut waiting = None;
         loop {
-            let (evicted, refusal) = match self.registry.add(Arc::clone(handle), limit, &quota) {
+            let (evicted, refusal) = match self.registry.add(Arc::clone(handle), room, &quota) {
                 Ok(()) => return Ok(()),
-                Err(NoRoom::Full) => (self.evict(None).await, ServiceError::TooManySandboxes { limit }),
+                Err(NoRoom::Full) => {
+                    waiting.get_or_insert_with(|| WaitsForRoom::begin(self));
+                    let evicted = self.give_up_warm().await || self.evict(None).await;
+                    (evicted, ServiceError::TooManySandboxes { limit })
+                }
                 Err(NoRoom::OverQuota(what)) => {
                     let owner = handle.owner.clone();
                     (self.evict(Some(&owner)).await, ServiceError::OverQuota { owner, what })
@@ -176,7 +207,12 @@ impl Core {
         Ok(known)
     }
 
-    fn record(&self, owner: &Owner, key: Option<&Key>, wish: Create) -> Result<Record, ServiceError> {
+    pub(crate) fn record(
+        &self,
+        owner: &Owner,
+        key: Option<&Key>,
+        wish: Create,
+    ) -> Result<Record, ServiceError> {
         let now = self.clock.now();
         let expires = wish.timeout.map(|timeout| self.checked(timeout)).transpose()?;
         let expires = expires.map(|timeout| now.after(timeout).ok_or_else(too_long)).transpose()?;
@@ -186,6 +222,7 @@ impl Core {
             owner: owner.clone(),
             origin: wish.origin.to_owned(),
             in_force: InForce { image: wish.spec.image.clone(), ..InForce::default() },
+            pool: None,
             spec: wish.spec,
             labels: wish.labels,
             notes: wish.notes,
@@ -324,8 +361,11 @@ impl Core {
                 () = self.stop.cancelled() => return,
             };
             let Some(death) = death else { return };
-            if let Some(handle) = self.registry.find(&death.id) {
-                handle.death.send_replace(Some(death.cause));
+            match self.registry.find(&death.id) {
+                Some(handle) => {
+                    handle.death.send_replace(Some(death.cause));
+                }
+                None => self.lose_warm(&death),
             }
         }
     }
@@ -341,6 +381,12 @@ async fn open_store(state_dir: &Path) -> Result<(Store, Kept), ServiceError> {
 
 pub(crate) fn new_process_id() -> Result<ProcessId, ServiceError> {
     random().map(ProcessId::from_entropy).map_err(io("draw a random id"))
+}
+
+/// Whether what went wrong with a warm sandbox need not go wrong with one that is made for its
+/// owner.
+fn is_worth_another(error: &ServiceError) -> bool {
+    matches!(error, ServiceError::Backend { .. } | ServiceError::Agent { .. } | ServiceError::Store { .. })
 }
 
 fn too_long() -> ServiceError {

@@ -8,6 +8,7 @@
 //! It writes what it is about to do, does it, and then tells. Orders wait in a bounded
 //! mailbox and are done one after the other, so no two of them ever meet.
 
+mod bind;
 mod orders;
 
 use std::collections::BTreeMap;
@@ -26,6 +27,7 @@ use crate::commands::Commands;
 use crate::core::Core;
 use crate::error::chain;
 use crate::hold::Hold;
+use crate::pools::Claimed;
 use crate::quota::Cost;
 use crate::reaper::Why;
 use crate::registry::Handle;
@@ -36,7 +38,7 @@ use crate::{Outcome, Sandbox, ServiceError, entrypoint, measure};
 const MAILBOX: usize = 16;
 
 /// How long a backend may take to make a sandbox.
-const CREATE: Duration = Duration::from_secs(60);
+pub(crate) const CREATE: Duration = Duration::from_secs(60);
 
 /// How long to wait before what could not be removed is tried again.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
@@ -124,6 +126,7 @@ impl Driver {
             created: record.sandbox.created,
             epoch: record.epoch,
             key: record.key.clone(),
+            pool: record.sandbox.pool.clone(),
             hold: Hold::default(),
             cost: Cost::of(&record.sandbox.spec.resources, &core.config.usual),
             entrypoint: record.entrypoint.clone(),
@@ -150,17 +153,27 @@ impl Driver {
         (handle, driver)
     }
 
-    /// Makes the sandbox, hands it over, and drives it to its end.
-    pub(crate) async fn create(mut self, reply: oneshot::Sender<Result<Claim, ServiceError>>) {
+    /// Makes the sandbox, of a warm one if there is one, hands it over, and drives it to its end.
+    pub(crate) async fn create(
+        mut self,
+        warm: Option<Claimed>,
+        reply: oneshot::Sender<Result<Claim, ServiceError>>,
+    ) {
         measure::moved(None, Some(Phase::Starting));
         self.tell(None);
-        if let Err(source) = self.core.store.insert(&self.record).await {
-            self.leave();
-            // Whoever asked may have gone; nothing was made.
-            reply.send(Err(ServiceError::Store { action: "note the new sandbox", source })).ok();
-            return;
-        }
-        let made = self.bring_up().await.map(|()| self.claim());
+        let made = match warm {
+            Some(warm) => self.bind(warm).await,
+            None => {
+                if let Err(source) = self.core.store.insert(&self.record).await {
+                    self.leave();
+                    // Whoever asked may have gone; nothing was made.
+                    reply.send(Err(ServiceError::Store { action: "note the new sandbox", source })).ok();
+                    return;
+                }
+                self.bring_up().await
+            }
+        };
+        let made = made.map(|()| self.claim());
         if let Err(error) = &made {
             tracing::warn!(sandbox = %self.handle.id, error = %chain(error), "a sandbox was not created");
             // What could not be removed now is owed, and tried again below.
@@ -192,8 +205,13 @@ impl Driver {
         self.record.sandbox.in_force = self.core.ask_backend("create", &self.handle.id, CREATE, made).await?;
         self.meter(true);
         self.handle.agent.ping().await?;
+        self.begin_life().await
+    }
+
+    /// Starts what is to run in a sandbox that is complete, and notes that it runs.
+    async fn begin_life(&mut self) -> Result<(), ServiceError> {
         if let Some(id) = &self.record.entrypoint {
-            entrypoint::launch(&self.handle.agent, id, &spec.entrypoint).await?;
+            entrypoint::launch(&self.handle.agent, id, &self.record.sandbox.spec.entrypoint).await?;
         }
         self.watch_entrypoint();
         self.handle.activity.touch();
@@ -339,6 +357,7 @@ impl Driver {
         measure::moved(Some(last), None);
         self.core.schedule.forget(&self.handle.id);
         self.core.registry.remove(&self.handle);
+        self.core.pools.look_again();
         self.core.release_volumes(&self.handle.id);
         if let Some(key) = &self.handle.key {
             self.core.names.forget(key, &self.handle.id);

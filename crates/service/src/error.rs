@@ -27,6 +27,12 @@ pub enum ServiceError {
     TooManySandboxes { limit: usize },
     #[error("owner `{}` would have more {what} than its quota", owner.as_str())]
     OverQuota { owner: Owner, what: &'static str },
+    #[error("there is no pool `{0}`")]
+    NoPool(String),
+    #[error("there is a pool `{0}` already")]
+    PoolExists(String),
+    #[error("the pool `{0}` is written in the configuration")]
+    PoolConfigured(String),
     #[error("there is no volume `{0}`")]
     NoVolume(VolumeName),
     #[error("the volume `{0}` is not there any more")]
@@ -125,6 +131,9 @@ pub enum ErrorKind {
     NotFound,
     NoProcess,
     NoSession,
+    NoPool,
+    /// The name has one already, or what has it cannot be changed.
+    Taken,
     NoSnapshot,
     Snapshot(SnapshotProblem),
     File(FileFault),
@@ -154,6 +163,8 @@ impl ServiceError {
             Self::VolumeExists(_) | Self::VolumeInUse { .. } | Self::VolumeGoes(_) => ErrorKind::Busy,
             Self::NoProcess(_) => ErrorKind::NoProcess,
             Self::NoSession(_) => ErrorKind::NoSession,
+            Self::NoPool(_) => ErrorKind::NoPool,
+            Self::PoolExists(_) | Self::PoolConfigured(_) => ErrorKind::Taken,
             Self::Denied { phase, .. } | Self::NeverExpires { phase, .. } => {
                 ErrorKind::Conflict { phase: *phase }
             }
@@ -209,6 +220,9 @@ impl ServiceError {
             Self::VolumeInUse { .. } => Some("delete the sandboxes that use it first"),
             Self::VolumeExists(_) => Some("remove it first, or choose another name"),
             Self::TooManySandboxes { .. } => Some("delete sandboxes that ended, or raise the limit"),
+            Self::NoPool(_) => Some("`coracle pool ls` lists the pools"),
+            Self::PoolExists(_) => Some("choose another name, or remove it first"),
+            Self::PoolConfigured(_) => Some("change it there and start the server again"),
             Self::OverQuota { .. } => Some("delete sandboxes that are not needed"),
             Self::TooManySnapshots { .. } => Some("delete snapshots that are not needed"),
             Self::NoOperatorKey => {
@@ -244,6 +258,8 @@ impl ErrorKind {
             Self::NotFound => "not found",
             Self::NoProcess => "no process",
             Self::NoSession => "no session",
+            Self::NoPool => "no pool",
+            Self::Taken => "taken",
             Self::NoSnapshot => "no snapshot",
             Self::Snapshot(_) => "snapshot",
             Self::File(_) => "file",

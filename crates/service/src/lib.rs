@@ -24,6 +24,7 @@ mod images;
 mod listing;
 mod measure;
 mod names;
+mod pools;
 mod processes;
 mod quota;
 mod reaper;
@@ -47,7 +48,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use backend::SharedBackend;
-use domain::{Bytes, Key, Labels, Owner, Phase, Resources, SandboxId, Spec};
+use domain::{Bytes, Key, Labels, Owner, Phase, Pool, Resources, SandboxId, Spec};
 use futures_util::StreamExt;
 
 use crate::clock::Clock;
@@ -64,6 +65,7 @@ pub use files::{Attributes, Change, Edit, FileInfo, FileKind, WatchEvent, WriteM
 pub use following::{Event, Following, Input};
 pub use history::{Hour, Sample, Used};
 pub use images::PullState;
+pub use pools::{PoolReport, PoolSource};
 pub use processes::{Ended, ProcessStatus, Reach};
 pub use quota::{Quota, Quotas};
 pub use sessions::{Busy, OpenSession, Run, SessionStatus};
@@ -99,6 +101,8 @@ pub struct Config {
     pub quotas: Quotas,
     /// The limits of a sandbox that names none, as quotas count them.
     pub usual: Resources,
+    /// Pools that no client can change.
+    pub pools: Vec<Pool>,
     /// The size of a volume that names none.
     pub volume_size: Bytes,
     /// The longest time to live that a client may ask for.
@@ -124,6 +128,8 @@ pub struct Create {
     pub notes: Vec<u8>,
     pub timeout: Option<Duration>,
     pub idle_timeout: Option<Duration>,
+    /// The pool to take it from. Without one it is taken from any that fits.
+    pub pool: Option<String>,
 }
 
 /// The sandbox of a key.
@@ -148,6 +154,8 @@ pub struct Sandbox {
     pub created: SystemTime,
     pub expires: Option<SystemTime>,
     pub in_force: InForce,
+    /// The pool it was taken from.
+    pub pool: Option<String>,
 }
 
 /// Which sandboxes to list: those with all of `labels` whose phase passes.
@@ -183,6 +191,7 @@ impl Service {
         core.tasks.spawn(Arc::clone(&core).hear_of_deaths(deaths));
         core.tasks.spawn(reaper::reap(Arc::clone(&core)));
         core.tasks.spawn(history::keep(Arc::clone(&core)));
+        core.keep_pools();
         Ok(Self(core))
     }
 

@@ -11,6 +11,9 @@ pub(crate) fn describe() {
     describe_gauge!("coracle_sandboxes", "Sandboxes by phase");
     describe_histogram!("coracle_create_seconds", metrics::Unit::Seconds, "From asking to the first command");
     describe_histogram!("coracle_exec_seconds", metrics::Unit::Seconds, "From asking to a started process");
+    describe_gauge!("coracle_pool_level", "Warm sandboxes that are ready, by pool");
+    describe_counter!("coracle_pool_claimed_total", "Sandboxes that were taken from a pool");
+    describe_counter!("coracle_pool_cold_total", "Sandboxes that were made, although a pool fits");
     describe_counter!("coracle_snapshots_total", "Snapshots that were taken");
     describe_counter!("coracle_failures_total", "What failed, by operation and cause");
 }
@@ -31,6 +34,20 @@ pub(crate) fn created(took: Duration) {
 
 pub(crate) fn launched(took: Duration) {
     histogram!("coracle_exec_seconds").record(took);
+}
+
+/// So many sandboxes of a pool are ready.
+pub(crate) fn warm(pool: &str, count: usize) {
+    let count = u32::try_from(count).unwrap_or(u32::MAX);
+    gauge!("coracle_pool_level", "pool" => pool.to_owned()).set(count);
+}
+
+pub(crate) fn claimed(pool: &str) {
+    counter!("coracle_pool_claimed_total", "pool" => pool.to_owned()).increment(1);
+}
+
+pub(crate) fn cold(pool: &str) {
+    counter!("coracle_pool_cold_total", "pool" => pool.to_owned()).increment(1);
 }
 
 pub(crate) fn snapshot_taken() {

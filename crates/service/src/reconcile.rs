@@ -12,6 +12,7 @@ use crate::agent_client::Agent;
 use crate::core::Core;
 use crate::driver::Driver;
 use crate::error::chain;
+use crate::registry::Room;
 use crate::store::Record;
 use crate::{Quota, ServiceError, entrypoint};
 
@@ -53,15 +54,19 @@ pub(crate) async fn reconcile(core: &Arc<Core>, records: Vec<Record>) -> Result<
 
 async fn settle(core: &Arc<Core>, mut record: Record, condition: Option<Condition>) {
     let same_boot = record.boot_id == core.boot_id;
+    if record.is_warm() {
+        return core.adopt_warm(record, condition.filter(|_| same_boot)).await;
+    }
     if !same_boot {
         // The boot clock began anew, so only the wall clock still tells when it expires.
         record.expires_boot = record.sandbox.expires.map(|expires| core.clock.now().at_wall(expires).boot);
     }
     let expired = record.expires_boot.is_some_and(|expires| expires <= core.clock.now().boot);
     let mut plan = if expired { Plan::Destroy } else { decide(record.sandbox.phase, condition, same_boot) };
+    // One that was warm has perhaps not all that its owner asked for, and nobody has heard of it.
     if record.sandbox.phase == Phase::Starting
         && matches!(plan, Plan::Adopt(_))
-        && !is_complete(core, &record).await
+        && (record.sandbox.pool.is_some() || !is_complete(core, &record).await)
     {
         plan = Plan::Destroy;
     }
@@ -109,7 +114,7 @@ async fn adopt(core: &Arc<Core>, mut record: Record, phase: Phase) {
     }
     let (handle, driver) = Driver::new(core, record);
     // The limit is for new ones; what exists already is kept whatever it says now.
-    if core.registry.add(handle, usize::MAX, &Quota::default()).is_ok() {
+    if core.registry.add(handle, Room::Below(usize::MAX), &Quota::default()).is_ok() {
         core.tasks.spawn(driver.adopt());
     }
 }

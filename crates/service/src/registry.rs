@@ -24,6 +24,8 @@ pub(crate) struct Handle {
     pub(crate) epoch: u64,
     /// The client's name for it.
     pub(crate) key: Option<Key>,
+    /// The pool it was taken from.
+    pub(crate) pool: Option<String>,
     pub(crate) hold: Hold,
     pub(crate) cost: Cost,
     /// Its main process, which is the sandbox itself and not a use of it.
@@ -49,6 +51,20 @@ struct Shelf {
     by_id: HashMap<SandboxId, Arc<Handle>>,
     /// Each owner's, the newest last.
     by_age: HashMap<Owner, Vec<Entry>>,
+    /// How many sandboxes are warm, or about to be. They belong to nobody and stand in no list,
+    /// but take up room.
+    warm: usize,
+    /// How many wait for room. Nothing is warmed meanwhile.
+    waiting: usize,
+}
+
+/// Where a sandbox finds room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Room {
+    /// If there are fewer than so many.
+    Below(usize),
+    /// In the place of a warm one, which it was until now.
+    OfWarm,
 }
 
 /// A line of a list. It repeats the phase, so that counting what passes a filter walks over
@@ -87,9 +103,9 @@ impl Handle {
 }
 
 impl Registry {
-    pub(crate) fn add(&self, handle: Arc<Handle>, limit: usize, quota: &Quota) -> Result<(), NoRoom> {
+    pub(crate) fn add(&self, handle: Arc<Handle>, room: Room, quota: &Quota) -> Result<(), NoRoom> {
         let mut shelf = self.write();
-        if shelf.by_id.len() >= limit {
+        if matches!(room, Room::Below(limit) if shelf.population() >= limit) {
             return Err(NoRoom::Full);
         }
         if let Some(what) = shelf.cost_of(&handle.owner).and(handle.cost).exceeds(quota) {
@@ -99,7 +115,37 @@ impl Registry {
         let place = owned.partition_point(|entry| entry.handle.age() < handle.age());
         owned.insert(place, Entry { phase: handle.phase(), handle: Arc::clone(&handle) });
         shelf.by_id.insert(handle.id.clone(), handle);
+        if room == Room::OfWarm {
+            shelf.warm -= 1;
+        }
         Ok(())
+    }
+
+    /// Takes a place for a warm sandbox, unless somebody needs it more.
+    pub(crate) fn add_warm(&self, limit: usize) -> bool {
+        let mut shelf = self.write();
+        let fits = shelf.waiting == 0 && shelf.population() < limit;
+        shelf.warm += usize::from(fits);
+        fits
+    }
+
+    /// A warm sandbox is gone.
+    pub(crate) fn remove_warm(&self) {
+        self.write().warm -= 1;
+    }
+
+    /// Somebody needs room: nothing is warmed until it is found, or given up.
+    pub(crate) fn begin_waiting(&self) {
+        self.write().waiting += 1;
+    }
+
+    pub(crate) fn end_waiting(&self) {
+        self.write().waiting -= 1;
+    }
+
+    /// How many that were taken from this pool there are.
+    pub(crate) fn taken_from(&self, pool: &str) -> usize {
+        self.read().by_id.values().filter(|handle| handle.pool.as_deref() == Some(pool)).count()
     }
 
     pub(crate) fn remove(&self, handle: &Handle) {
@@ -176,6 +222,10 @@ impl Registry {
 }
 
 impl Shelf {
+    fn population(&self) -> usize {
+        self.by_id.len() + self.warm
+    }
+
     fn cost_of(&self, owner: &Owner) -> Cost {
         let owned = self.by_age.get(owner).into_iter().flatten();
         owned.fold(Cost::default(), |sum, entry| sum.and(entry.handle.cost))

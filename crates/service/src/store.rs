@@ -7,6 +7,7 @@
 mod columns;
 mod events;
 mod hours;
+mod pools;
 mod rows;
 mod snapshots;
 mod volumes;
@@ -19,6 +20,7 @@ use domain::{Owner, SandboxId, Snapshot, SnapshotId};
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::{mpsc, oneshot};
 
+pub(crate) use pools::KeptPool;
 pub(crate) use rows::Record;
 use rows::Row;
 pub(crate) use volumes::{KeptVolume, VolumeChange};
@@ -41,6 +43,7 @@ const MIGRATIONS: &[(u32, &str)] = &[
     (5, include_str!("store/migrations/0005_hours.sql")),
     (6, include_str!("store/migrations/0006_snapshots.sql")),
     (7, include_str!("store/migrations/0007_volumes.sql")),
+    (8, include_str!("store/migrations/0008_pools.sql")),
 ];
 
 #[derive(Debug, thiserror::Error)]
@@ -51,6 +54,8 @@ pub enum StoreError {
     Thread(#[source] std::io::Error),
     #[error("the column `{column}` of sandbox `{id}` cannot be read")]
     Unreadable { id: String, column: &'static str, source: serde_json::Error },
+    #[error("the row of pool `{name}` cannot be read")]
+    UnreadablePool { name: String, source: serde_json::Error },
     #[error("the row `{0}` does not bear the id of a sandbox")]
     NotOurs(String),
     #[error("the database has version {0}, made by a newer server")]
@@ -71,6 +76,7 @@ impl StoreError {
 pub(crate) struct Kept {
     pub(crate) records: Vec<Record>,
     pub(crate) keys: Vec<KeptKey>,
+    pub(crate) pools: Vec<KeptPool>,
     pub(crate) snapshots: Vec<Snapshot>,
     /// The oldest first.
     pub(crate) events: Vec<LifeEvent>,
@@ -88,9 +94,13 @@ type Answer = oneshot::Sender<Result<(), StoreError>>;
 enum Write {
     Insert(Box<Row>, Answer),
     Update(Box<Row>, Option<Answer>),
+    /// Gives a warm sandbox to its owner.
+    Claim(Box<Row>, Answer),
     Delete(SandboxId, Answer),
     InsertKey(KeptKey, Answer),
     DeleteKey(String, Answer),
+    PutPool(Box<KeptPool>, Answer),
+    DeletePool(String, Answer),
     Events(Vec<LifeEvent>),
     Volume(VolumeChange, Answer),
     Snapshot(Box<Snapshot>, Answer),
@@ -107,6 +117,7 @@ impl Store {
         let kept = Kept {
             records: read_records(&connection)?,
             keys: read_keys(&connection)?,
+            pools: pools::read(&connection)?,
             snapshots: snapshots::read(&connection)?,
             events: events::read(&connection)?,
             volumes: volumes::read(&connection)?,
@@ -121,6 +132,12 @@ impl Store {
     pub(crate) async fn insert(&self, record: &Record) -> Result<(), StoreError> {
         let row = Box::new(Row::of(record));
         self.ask(|answer| Write::Insert(row, answer)).await
+    }
+
+    /// Writes a sandbox in the place of the warm one that it was.
+    pub(crate) async fn claim(&self, record: &Record) -> Result<(), StoreError> {
+        let row = Box::new(Row::of(record));
+        self.ask(|answer| Write::Claim(row, answer)).await
     }
 
     /// Writes what has changed of a sandbox, and waits until it is durable.
@@ -148,6 +165,15 @@ impl Store {
 
     pub(crate) async fn delete_key(&self, id: &str) -> Result<(), StoreError> {
         self.ask(|answer| Write::DeleteKey(id.to_owned(), answer)).await
+    }
+
+    /// Keeps a pool, new or changed.
+    pub(crate) async fn put_pool(&self, pool: &KeptPool) -> Result<(), StoreError> {
+        self.ask(|answer| Write::PutPool(Box::new(pool.clone()), answer)).await
+    }
+
+    pub(crate) async fn delete_pool(&self, name: &str) -> Result<(), StoreError> {
+        self.ask(|answer| Write::DeletePool(name.to_owned(), answer)).await
     }
 
     /// Writes what becomes of a volume, and waits until it is durable.
@@ -245,6 +271,7 @@ fn read_records(connection: &Connection) -> Result<Vec<Record>, StoreError> {
             entrypoint: row.get("entrypoint")?,
             epoch: row.get("epoch")?,
             boot_id: row.get("boot_id")?,
+            pool: row.get("pool")?,
             key: match (row.get("key_space")?, row.get("key_name")?) {
                 (Some(space), Some(name)) => Some((space, name)),
                 _ => None,

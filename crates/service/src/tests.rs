@@ -9,6 +9,7 @@ mod expiry;
 mod liar;
 mod lifecycle;
 mod owners;
+mod pools;
 mod pretend;
 mod restart;
 mod snapshots;
@@ -96,6 +97,7 @@ fn config(state: &TempDir) -> Config {
         snapshots_per_owner: 3,
         quotas: Quotas::default(),
         usual: Resources::default(),
+        pools: Vec::new(),
         volume_size: domain::Bytes::mib(64),
         longest_timeout: Some(Duration::from_secs(86_400)),
     }
@@ -109,6 +111,7 @@ fn plain() -> Create {
         notes: Vec::new(),
         timeout: None,
         idle_timeout: None,
+        pool: None,
     }
 }
 

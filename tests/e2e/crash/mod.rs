@@ -6,12 +6,14 @@
 //!
 //! `rounds` is that test; `operations` are what clients do, `fleet` is what they were told,
 //! `parts` are the processes, `remains` is what the host holds. `endings` has the other ways in
-//! which a server or a client goes away; `snapshots` and `volumes` have rounds of their own for those.
+//! which a server or a client goes away; `snapshots`, `volumes` and `pools` have rounds of their own for
+//! those.
 
 mod endings;
 mod fleet;
 mod operations;
 mod parts;
+mod pools;
 mod random;
 mod remains;
 mod rounds;

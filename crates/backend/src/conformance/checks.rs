@@ -303,7 +303,7 @@ async fn a_living_sandbox_gets_other_limits(subject: &dyn Subject) {
     // Up and down again, and the same once more: nothing of the former limit is in the way.
     for resources in [&more, &less, &less] {
         let measures = backend.resize(&made.id, resources).await.expect("limits can be changed");
-        in_force.change(measures);
+        in_force.replace(measures);
     }
     let told = in_force.measures.iter().filter(|(name, _)| name == "memory").collect::<Vec<_>>();
     assert!(matches!(&told[..], [(_, value)] if value.contains("64Mi")), "{told:?}");

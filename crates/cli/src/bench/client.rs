@@ -44,13 +44,17 @@ impl Client {
 
     /// As [`Client::create_with`], with this many cores.
     pub(crate) fn create_sized(&mut self, cpu: &str, memory: &str, extensions: &Value) -> Result<Sandbox> {
-        let wish = json!({
-            "image": {"uri": "host"},
-            "timeout": 3600,
+        self.create_wish(json!({
             "resourceLimits": {"cpu": cpu, "memory": memory},
-            "entrypoint": ["tail", "-f", "/dev/null"],
             "extensions": extensions,
-        });
+        }))
+    }
+
+    /// As [`Client::create`], with what these fields add.
+    pub(crate) fn create_wish(&mut self, mut wish: Value) -> Result<Sandbox> {
+        wish["image"] = json!({"uri": "host"});
+        wish["timeout"] = json!(3600);
+        wish["entrypoint"] = json!(["tail", "-f", "/dev/null"]);
         let status = self.send("POST", "/v1/sandboxes", "", wish.to_string().as_bytes())?;
         let answer = self.json(status, 202)?;
         let id = answer["id"].as_str().context("the server names no id")?.to_owned();
@@ -139,6 +143,24 @@ impl Client {
         let page = self.json(status, 200)?;
         let items = page["items"].as_array().context("the list has no items")?;
         Ok(items.iter().filter_map(|item| item["id"].as_str()).map(str::to_owned).collect())
+    }
+
+    /// Makes a pool of the default image.
+    pub(crate) fn create_pool(&mut self, name: &str, level: usize) -> Result<()> {
+        let container = json!({"image": "host", "resources": {"limits": {"cpu": "1", "memory": "512Mi"}}});
+        let wish = json!({
+            "name": name,
+            "template": {"spec": {"containers": [container]}},
+            "capacitySpec": {"bufferMax": level, "bufferMin": 0, "poolMax": 1000, "poolMin": 0},
+        });
+        let status = self.send("POST", "/v1/pools", "", wish.to_string().as_bytes())?;
+        self.json(status, 201).map(drop)
+    }
+
+    /// How many sandboxes of a pool are warm.
+    pub(crate) fn warm(&mut self, pool: &str) -> Result<u64> {
+        let status = self.send("GET", &format!("/v1/pools/{pool}"), "", b"")?;
+        self.json(status, 200)?["status"]["available"].as_u64().context("the pool has no status")
     }
 
     pub(crate) fn delete_all(&mut self) -> Result<()> {

@@ -139,6 +139,10 @@ impl Api {
         self.call(Method::POST, path, Some("application/json"), full(body.to_string())).await
     }
 
+    pub(super) async fn put_json(&self, path: &str, body: &serde_json::Value) -> Result<Response<Incoming>> {
+        self.call(Method::PUT, path, Some("application/json"), full(body.to_string())).await
+    }
+
     /// As [`Api::send`], for requests whose answer begins soon.
     async fn call(
         &self,

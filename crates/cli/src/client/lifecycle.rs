@@ -20,7 +20,7 @@ const PAGE: &str = "200";
 
 /// A server, as its API key shows it.
 #[derive(Clone, Debug)]
-pub(crate) struct Server(Api);
+pub(crate) struct Server(pub(super) Api);
 
 /// What to make.
 #[derive(Debug, Default)]
@@ -31,6 +31,7 @@ pub(crate) struct NewSandbox {
     pub timeout: Option<Duration>,
     pub idle_timeout: Option<Duration>,
     pub key: Option<String>,
+    pub pool: Option<String>,
     pub memory: Option<Bytes>,
     pub cpus: Option<Cpus>,
     pub pids: Option<u32>,
@@ -213,6 +214,7 @@ impl NewSandbox {
     fn extensions(&self) -> BTreeMap<&'static str, String> {
         // Our own output must be exact, whatever dialect the server speaks by default.
         let mut extensions = BTreeMap::from([("coracle.lines", "P".to_owned())]);
+        extensions.extend(self.pool.clone().map(|pool| ("poolRef", pool)));
         extensions.extend(self.key.clone().map(|key| ("coracle.key", key)));
         if self.entrypoint.is_empty() && self.image != "host" {
             // The API wants an entrypoint in any case; this says that it is not meant.

@@ -13,6 +13,7 @@ use crate::output::{Printer, WithHint, span};
 pub(crate) async fn create(server: &Server, args: CreateArgs, printer: &Printer) -> Result<ExitCode> {
     let wish = NewSandbox {
         key: args.key,
+        pool: args.pool,
         image: args.image,
         snapshot: args.snapshot.map(|id| id.to_string()),
         timeout: args.timeout,

@@ -18,8 +18,8 @@ enum Kind {
     List,
 }
 
-/// Every setting that a variable can hold. Tables of free names (`images.aliases`, `owners`)
-/// are for the file alone.
+/// Every setting that a variable can hold. Tables of free names (`images.aliases`, `owners`) and
+/// pools are for the file alone.
 const SETTINGS: &[(&str, Kind)] = &[
     ("listen", Kind::Text),
     ("state_dir", Kind::Text),

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
+use super::pools::RawPool;
+
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawConfig {
@@ -30,6 +32,8 @@ pub(super) struct RawConfig {
     pub volumes: RawVolumes,
     #[serde(default)]
     pub owners: BTreeMap<String, RawQuota>,
+    #[serde(default)]
+    pub pool: Vec<RawPool>,
     #[serde(default)]
     pub network: RawNetwork,
 }

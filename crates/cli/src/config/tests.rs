@@ -38,6 +38,19 @@ fn every_setting_can_be_written() {
         images.aliases = { "python:3.12" = "debian" }
         limits = { memory = "256m", cpus = 0.5, pids = 64, disk = 104857600, max_memory = "1g", max_cpus = 2, max_pids = 64, max_disk = "10g", max_sandboxes = 10, max_commands = 5, max_snapshots = 7, concurrent_requests = 20, json_body = "1m" }
         prepared = { volumes = 0, namespaces = 3 }
+        [[pool]]
+        name = "warm"
+        image = "debian"
+        guest = "opensandbox"
+        level = 5
+        max = 50
+        refill_per_second = 10
+        refill_at_once = 1
+        memory = "64m"
+        cpus = 0.5
+        pids = 32
+        disk = "100m"
+        network = "off"
         "#,
     )
     .expect("all is right");
@@ -51,6 +64,10 @@ fn every_setting_can_be_written() {
     assert_eq!(config.longest_timeout, Some(Duration::from_secs(86_400)));
     assert_eq!(config.images.aliases["python:3.12"], "debian");
     assert_eq!((config.prepared.volumes, config.prepared.namespaces), (0, 3));
+    let pool = config.pools[0].pool();
+    assert_eq!((pool.name.as_str(), pool.template.image.as_str()), ("warm", "debian"));
+    assert_eq!((pool.capacity.level, pool.capacity.most, pool.refill.per_second), (5, 50, 10));
+    assert_eq!(pool.template.resources.memory, Some(Bytes::mib(64)));
 }
 
 #[test]
@@ -82,6 +99,11 @@ fn wrong_values_are_named_with_their_setting() {
         ("uid_base = 4294900000", "leaves no room"),
         ("limits.max_sandboxes = 5000", "more than 4000"),
         ("prepared.volumes = 100000", "more than 256"),
+        ("[[pool]]\nname = \"A\"\nlevel = 1", "lower-case"),
+        ("[[pool]]\nname = \"a\"\nlevel = 2\nmax = 1", "above the most"),
+        ("[[pool]]\nname = \"a\"\nlevel = 1\nguest = \"box\"", "`pool.guest` of pool `a`"),
+        ("[[pool]]\nname = \"a\"\nlevel = 1\nmemory = \"lots\"", "`pool.memory` of pool `a`"),
+        ("[[pool]]\nname = \"a\"\nlevel = 1\n[[pool]]\nname = \"a\"\nlevel = 1", "two pools `a`"),
     ] {
         let found = complaint(text);
         assert!(found.contains(expected), "{text}: {found}");

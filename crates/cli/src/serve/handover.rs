@@ -14,7 +14,7 @@ use backend_local::settings::{Lifetime, Maxima, MountRule, Settings};
 use linux::descriptors::Inherited;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Config, Lines, Most, OnStop, Quota};
+use crate::config::{Config, Lines, Most, OnStop, PoolSettings, Quota};
 
 /// The settings as one part needs them. It travels through memory only: it holds the API key.
 #[derive(Serialize, Deserialize)]
@@ -47,6 +47,7 @@ pub(crate) struct Handover {
     pub plain_registries: Vec<String>,
     pub free_space_floor: u64,
     pub prepared: usize,
+    pub pools: Vec<PoolSettings>,
     pub host_paths: Vec<PathBuf>,
     pub volume_size: u64,
     pub network: NetworkSettings,
@@ -91,6 +92,7 @@ impl Handover {
             plain_registries: config.images.plain.clone(),
             free_space_floor: config.free_space_floor.0,
             prepared: config.prepared.volumes.max(config.prepared.namespaces),
+            pools: config.pools.clone(),
             host_paths: config.volumes.host_paths.clone(),
             volume_size: config.volumes.default_size.0,
             network: config.network.clone(),

@@ -12,7 +12,6 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use backend_local::native::{Defaults, Fetching, Native};
-use backend_local::network::Wish;
 use futures_util::FutureExt;
 use linux::namespaces::{self, Setgroups};
 use rustix::process::Resource;
@@ -20,7 +19,7 @@ use service::{Quotas, Service};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::handover::{self, Announce, Handover, Received};
-use crate::config::{EVERYBODY_ELSE, OnStop, Quota};
+use crate::config::{EVERYBODY_ELSE, OnStop, PoolSettings, Quota, network_of};
 use crate::output::{Printer, WithHint};
 
 /// The exit code that tells the supervisor not to try again.
@@ -99,11 +98,7 @@ async fn run(
         } else {
             fronts::Lines::Preserving
         },
-        default_network: match handover.network.default {
-            Wish::Off => domain::Network::Off,
-            Wish::On => domain::Network::On,
-            Wish::Auto => domain::Network::Auto,
-        },
+        default_network: network_of(handover.network.default),
         json_body_limit: handover.json_body,
         concurrent_requests: handover.concurrent_requests,
         metrics: Some(metrics),
@@ -131,6 +126,7 @@ async fn run(
     if handover.on_stop == OnStop::Remove {
         service.remove_all().await;
     }
+    service.drain_pools().await;
     let staying = service.stop().await;
     if staying > 0 {
         let some =
@@ -175,6 +171,7 @@ async fn start_service(handover: &Handover) -> Result<Service> {
             pids: Some(handover.limits.pids),
             disk: Some(domain::Bytes(handover.limits.disk)),
         },
+        pools: handover.pools.iter().map(PoolSettings::pool).collect(),
         volume_size: domain::Bytes(handover.volume_size),
         longest_timeout: handover.longest_timeout,
     };

@@ -9,12 +9,6 @@ use super::access::{Addressed, Caller};
 use super::egress::{self, PolicyBody};
 use super::problem::Problem;
 
-/// `/pools…`
-pub(super) async fn pools(Caller(_): Caller) -> Problem {
-    let message = "pools are not offered by this server";
-    Problem::new(StatusCode::NOT_IMPLEMENTED, "KUBERNETES::POOL_NOT_SUPPORTED", message)
-}
-
 /// `/templates…`
 pub(super) async fn templates(Caller(_): Caller) -> Problem {
     let message = "templates are not offered by this server";

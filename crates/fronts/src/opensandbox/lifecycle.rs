@@ -34,7 +34,7 @@ pub(super) async fn create(
 ) -> Result<(StatusCode, Json<SandboxBody>), Problem> {
     let Wish { create, name, credentials } = wish::parse(body, front.settings.default_network)?;
     let restored = create.spec.snapshot.is_some();
-    if !restored {
+    if !restored && create.pool.is_none() {
         let ensured = front.service.ensure_image(&create.spec.image, credentials).await;
         ensured.map_err(|error| not_pulled(error, &owner))?;
     }

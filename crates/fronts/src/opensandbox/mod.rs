@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! /v1/sandboxes…                     lifecycle.rs   endpoints.rs   absent.rs
+//! /v1/pools…                         pools.rs
 //! /v1/snapshots…                     snapshots.rs
 //! /v1/sandboxes/{id}/proxy/44772/…   proxy.rs ─► execd/
 //! /v1/sandboxes/{id}/proxy/18080/…   proxy.rs ─► egress.rs
@@ -18,6 +19,7 @@ mod forward;
 mod labels;
 mod lifecycle;
 mod lines;
+mod pools;
 mod problem;
 mod proxy;
 mod query;

@@ -101,6 +101,8 @@ impl From<ServiceError> for Problem {
             ErrorKind::Exhausted { .. } => {
                 (StatusCode::TOO_MANY_REQUESTS, "KUBERNETES::POOL_CAPACITY_EXHAUSTED")
             }
+            ErrorKind::NoPool => (StatusCode::NOT_FOUND, "KUBERNETES::POOL_NOT_FOUND"),
+            ErrorKind::Taken => (StatusCode::CONFLICT, "KUBERNETES::POOL_ALREADY_EXISTS"),
             ErrorKind::NoSnapshot => (StatusCode::NOT_FOUND, "SNAPSHOT::NOT_FOUND"),
             ErrorKind::Snapshot(problem) => (StatusCode::CONFLICT, snapshot_code(problem)),
             ErrorKind::Pull => (StatusCode::INTERNAL_SERVER_ERROR, "DOCKER::SANDBOX_IMAGE_PULL_FAILED"),

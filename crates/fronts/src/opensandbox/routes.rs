@@ -2,7 +2,7 @@
 
 use axum::routing::{MethodRouter, any, get, patch, post};
 
-use super::{Front, absent, endpoints, lifecycle, snapshots};
+use super::{Front, absent, endpoints, lifecycle, pools, snapshots};
 
 pub(super) fn table() -> Vec<(String, MethodRouter<Front>)> {
     let twice = |(path, method): (&str, MethodRouter<Front>)| {
@@ -25,6 +25,8 @@ fn offered() -> Vec<(&'static str, MethodRouter<Front>)> {
         ("/snapshots", get(snapshots::list)),
         ("/snapshots/{id}", get(snapshots::get).delete(snapshots::delete)),
         ("/sandboxes/{id}/endpoints/{port}", get(endpoints::resolve)),
+        ("/pools", get(pools::list).post(pools::create)),
+        ("/pools/{name}", get(pools::get).put(pools::set).delete(pools::delete)),
         ("/sandboxes/{id}/networkpolicy", get(absent::policy).fallback(absent::change_policy)),
     ]
 }
@@ -32,8 +34,6 @@ fn offered() -> Vec<(&'static str, MethodRouter<Front>)> {
 fn not_offered() -> Vec<(&'static str, MethodRouter<Front>)> {
     vec![
         ("/sandboxes/{id}/diagnostics/{kind}", get(absent::diagnostics)),
-        ("/pools", any(absent::pools)),
-        ("/pools/{name}", any(absent::pools)),
         ("/templates", any(absent::templates)),
         ("/templates/{id}", any(absent::templates)),
     ]

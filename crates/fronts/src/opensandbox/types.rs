@@ -109,6 +109,17 @@ pub(super) struct SandboxBody {
     #[serde(skip_serializing_if = "Option::is_none")]
     expires_at: Option<String>,
     entrypoint: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    allocation: Option<Allocation>,
+}
+
+/// How a sandbox came to its owner, if it was warm before.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Allocation {
+    mode: &'static str,
+    pool_ref: String,
+    state: &'static str,
 }
 
 #[derive(Serialize)]
@@ -152,6 +163,11 @@ impl SandboxBody {
             created_at: rfc3339(sandbox.created),
             expires_at: sandbox.expires.map(rfc3339),
             entrypoint: sandbox.spec.entrypoint.clone(),
+            allocation: sandbox.pool.clone().map(|pool_ref| Allocation {
+                mode: "pool",
+                pool_ref,
+                state: "allocated",
+            }),
         }
     }
 }

@@ -9,7 +9,7 @@ use service::{Create, Credentials};
 
 use super::labels;
 use super::problem::Problem;
-use super::types::{CreateBody, Notes, Platform};
+use super::types::{CreateBody, ImageBody, Notes, Platform};
 use super::volumes;
 use crate::settings::Lines;
 
@@ -45,12 +45,13 @@ pub(super) struct Wish {
 /// Reads a body; `default` is the network of one that names none.
 pub(super) fn parse(body: CreateBody, default: Network) -> Result<Wish, Problem> {
     refuse_what_is_missing(&body)?;
+    let extensions = Extensions::parse(body.extensions.clone().unwrap_or_default())?;
+    let body = if extensions.pool.is_some() { with_pool(body) } else { body };
     let Begin { image, credentials, snapshot } = source(&body)?;
     let timeout = timeout(body.timeout)?;
     let mut resources = resources(body.resource_limits)?;
     let labels = body.metadata.unwrap_or_default();
     labels::check(&labels)?;
-    let extensions = Extensions::parse(body.extensions.unwrap_or_default())?;
     resources.disk = extensions.disk;
     resources.pids = extensions.pids;
     let notes = Notes {
@@ -74,8 +75,20 @@ pub(super) fn parse(body: CreateBody, default: Network) -> Result<Wish, Problem>
     };
     let notes = serde_json::to_vec(&notes).expect("notes are maps of text and numbers");
     let idle_timeout = extensions.idle_timeout;
-    let create = Create { origin: ORIGIN, spec, labels, notes, timeout, idle_timeout };
+    let pool = extensions.pool;
+    let create = Create { origin: ORIGIN, spec, labels, notes, timeout, idle_timeout, pool };
     Ok(Wish { create, name: extensions.name, credentials })
+}
+
+/// Whoever names a pool leaves to it the image, whatever is named here, and may leave out more.
+fn with_pool(body: CreateBody) -> CreateBody {
+    let waits = ["tail", "-f", "/dev/null"].map(str::to_owned).to_vec();
+    CreateBody {
+        image: Some(ImageBody { uri: "of the pool".to_owned(), auth: None }),
+        resource_limits: body.resource_limits.or_else(|| Some(BTreeMap::new())),
+        entrypoint: body.entrypoint.or(Some(waits)),
+        ..body
+    }
 }
 
 /// What this server does not offer yet is refused by name rather than ignored.
@@ -219,6 +232,7 @@ struct Extensions {
     pids: Option<u32>,
     renew_on_access: Option<u64>,
     name: Option<String>,
+    pool: Option<String>,
     network: Option<Network>,
     entrypoint: Entrypoint,
 }
@@ -266,11 +280,7 @@ impl Extensions {
             "coracle.key" => self.name = Some(value.to_owned()),
             "coracle.network" => self.network = Some(network(value)?),
             "access.renew.extend.seconds" => self.renew_on_access = Some(number(value, 300..=86_400)?),
-            "poolRef" => {
-                let message = "pools are not offered by this server";
-                let code = "SANDBOX::UNSUPPORTED_POOL_REF";
-                return Err(Wrong::Problem(Problem::new(StatusCode::BAD_REQUEST, code, message)));
-            }
+            "poolRef" => self.pool = Some(value.trim().to_owned()).filter(|name| !name.is_empty()),
             "bootstrap.execd.isolation" => {
                 let message = "isolated sessions are not offered by this server yet";
                 return Err(Wrong::Problem(Problem::unsupported(message)));
@@ -356,7 +366,6 @@ mod tests {
             (json!({"snapshotId": "s"}), "SANDBOX::INVALID_PARAMETER"),
             (json!({"snapshotId": "s", "image": null}), "SNAPSHOT::NOT_FOUND"),
             (json!({"templateId": "t"}), "FSB::API_NOT_SUPPORTED"),
-            (json!({"extensions": {"poolRef": "p"}}), "SANDBOX::UNSUPPORTED_POOL_REF"),
             (json!({"extensions": {"coracle.lines": "X"}}), "SANDBOX::INVALID_PARAMETER"),
             (json!({"extensions": {"coracle.pids": "0"}}), "SANDBOX::INVALID_PARAMETER"),
             (json!({"extensions": {"coracle.network": "filtered"}}), "SANDBOX::API_NOT_SUPPORTED"),
@@ -364,6 +373,21 @@ mod tests {
         ] {
             assert_eq!(create(change.clone()).unwrap_err().code, code, "{change}");
         }
+    }
+
+    #[test]
+    fn who_names_a_pool_may_leave_the_rest_to_it() {
+        let pooled = |pool: &str, limits: Value| {
+            create(
+                json!({"image": null, "entrypoint": null, "resourceLimits": limits, "extensions": {"poolRef": pool}}),
+            )
+        };
+        let wish = pooled("warm", Value::Null).unwrap();
+        assert_eq!((wish.pool.as_deref(), wish.spec.only_waits()), (Some("warm"), true));
+        assert_eq!(wish.spec.resources, Resources::default());
+        let limited = pooled("warm", json!({"memory": "64Mi"})).unwrap();
+        assert_eq!(limited.spec.resources.memory, Some(Bytes::mib(64)));
+        assert_eq!(pooled(" ", json!({})).unwrap_err().code, "SANDBOX::INVALID_PARAMETER");
     }
 
     #[test]

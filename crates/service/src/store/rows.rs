@@ -25,6 +25,13 @@ pub(crate) struct Record {
     pub(crate) boot_id: String,
 }
 
+impl Record {
+    /// Whether it stands in a pool, and belongs to nobody yet.
+    pub(crate) fn is_warm(&self) -> bool {
+        self.sandbox.owner == Owner::nobody()
+    }
+}
+
 /// The columns of `sandboxes`, in their order, and the key that leads there.
 pub(super) struct Row {
     pub(super) id: String,
@@ -43,6 +50,7 @@ pub(super) struct Row {
     pub(super) entrypoint: Option<String>,
     pub(super) epoch: i64,
     pub(super) boot_id: String,
+    pub(super) pool: Option<String>,
     /// Space and name; the owner is the sandbox's.
     pub(super) key: Option<(String, String)>,
 }
@@ -67,6 +75,7 @@ impl Row {
             entrypoint: record.entrypoint.as_ref().map(|process| process.as_str().to_owned()),
             epoch: i64::try_from(record.epoch).unwrap_or(i64::MAX),
             boot_id: record.boot_id.clone(),
+            pool: sandbox.pool.clone(),
             key: record.key.as_ref().map(|key| (key.space().to_owned(), key.name().to_owned())),
         }
     }
@@ -95,6 +104,7 @@ impl Row {
             created: wall_time(self.created),
             expires: self.expires.map(wall_time),
             in_force: in_force.into_backend(),
+            pool: self.pool,
         };
         Ok(Record {
             sandbox,

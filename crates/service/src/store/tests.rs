@@ -32,6 +32,7 @@ fn record(number: u64) -> Record {
         created: UNIX_EPOCH + Duration::from_micros(number),
         expires: None,
         in_force: InForce::default(),
+        pool: None,
     };
     Record {
         key: None,

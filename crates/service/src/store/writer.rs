@@ -45,6 +45,7 @@ impl Writer {
         while let Some(write) = writes.blocking_recv() {
             match write {
                 Write::Insert(row, answer) => reply(answer, self.insert(&row)),
+                Write::Claim(row, answer) => reply(answer, self.claim(&row)),
                 Write::Update(row, Some(answer)) => reply(answer, self.update(&row)),
                 Write::Update(row, None) => {
                     if let Err(error) = self.update(&row) {
@@ -57,6 +58,10 @@ impl Writer {
                 }
                 Write::InsertKey(key, answer) => reply(answer, self.insert_key(&key)),
                 Write::DeleteKey(id, answer) => reply(answer, self.delete_key(&id)),
+                Write::PutPool(pool, answer) => reply(answer, super::pools::put(&self.connection, &pool)),
+                Write::DeletePool(name, answer) => {
+                    reply(answer, super::pools::delete(&self.connection, &name))
+                }
                 Write::Volume(change, answer) => {
                     reply(answer, super::volumes::write(&self.connection, &change));
                 }
@@ -101,6 +106,16 @@ impl Writer {
     fn insert(&mut self, row: &Row) -> Result<(), StoreError> {
         let failed = |source| StoreError::Sqlite { action: "write a new row", source };
         let change = self.connection.transaction().map_err(failed)?;
+        insert_row(&change, row).and_then(|()| point_key(&change, row)).map_err(failed)?;
+        change.commit().map_err(failed)
+    }
+
+    /// As [`Writer::insert`], for a row that is there: nothing of the warm one is left of it.
+    fn claim(&mut self, row: &Row) -> Result<(), StoreError> {
+        let failed = |source| StoreError::Sqlite { action: "write whose row it is", source };
+        let change = self.connection.transaction().map_err(failed)?;
+        let former = change.prepare_cached("DELETE FROM sandboxes WHERE id = ?1");
+        former.and_then(|mut rows| rows.execute([&row.id])).map_err(failed)?;
         insert_row(&change, row).and_then(|()| point_key(&change, row)).map_err(failed)?;
         change.commit().map_err(failed)
     }
@@ -174,8 +189,8 @@ impl Writer {
 
 fn insert_row(connection: &Connection, row: &Row) -> rusqlite::Result<()> {
     const SQL: &str = "INSERT INTO sandboxes (id, owner, origin, spec, labels, notes, phase, phase_since, \
-         created, expires, expires_boot, idle_timeout, in_force, entrypoint, epoch, boot_id) \
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)";
+         created, expires, expires_boot, idle_timeout, in_force, entrypoint, epoch, boot_id, pool) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)";
     let values = params![
         row.id,
         row.owner,
@@ -192,7 +207,8 @@ fn insert_row(connection: &Connection, row: &Row) -> rusqlite::Result<()> {
         row.in_force,
         row.entrypoint,
         row.epoch,
-        row.boot_id
+        row.boot_id,
+        row.pool
     ];
     connection.prepare_cached(SQL)?.execute(values).map(drop)
 }

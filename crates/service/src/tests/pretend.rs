@@ -22,6 +22,8 @@ pub(super) struct Pretend {
     pub(super) deaths: (mpsc::UnboundedSender<Death>, Mutex<Option<mpsc::UnboundedReceiver<Death>>>),
     /// Creates wait for a permit.
     pub(super) gate: Semaphore,
+    /// Changes of limits wait for a permit.
+    pub(super) resizes: Semaphore,
     /// Snapshots wait for a permit.
     pub(super) snapshot_gate: Semaphore,
     /// How the main processes ended; `None` while they run.
@@ -54,6 +56,7 @@ impl Pretend {
             population: watch::Sender::new(0),
             deaths: (sender, Mutex::new(Some(receiver))),
             gate: Semaphore::new(Semaphore::MAX_PERMITS),
+            resizes: Semaphore::new(Semaphore::MAX_PERMITS),
             snapshot_gate: Semaphore::new(Semaphore::MAX_PERMITS),
             entrypoint_end: watch::Sender::new(None),
         })
@@ -104,6 +107,10 @@ impl Pretend {
         self.world.lock().unwrap().failing.insert(call, times);
     }
 
+    pub(super) fn ids(&self) -> Vec<SandboxId> {
+        self.world.lock().unwrap().sandboxes.keys().cloned().collect()
+    }
+
     pub(super) fn was_asked_to(&self, call: &str) -> bool {
         self.times_asked_to(call) > 0
     }
@@ -150,7 +157,7 @@ impl Backend for Pretend {
 
     async fn probe(&self) -> Result<Capabilities, BackendError> {
         let most = Capabilities { pause: true, attach: true, snapshot: true, ..Capabilities::default() };
-        Ok(Capabilities { volumes: true, ..most })
+        Ok(Capabilities { volumes: true, network: true, ..most })
     }
 
     async fn create(&self, id: &SandboxId, spec: &Spec) -> Result<InForce, BackendError> {
@@ -210,9 +217,9 @@ impl Backend for Pretend {
         Ok(Usage::default())
     }
 
-    async fn attach(&self, _id: &SandboxId, _mounts: &[Mount]) -> Result<backend::Measures, BackendError> {
+    async fn attach(&self, _id: &SandboxId, mounts: &[Mount]) -> Result<Measures, BackendError> {
         self.called("attach")?;
-        Ok(Vec::new())
+        Ok(mounts.iter().map(|mount| (format!("mount {}", mount.target), "yes".to_owned())).collect())
     }
 
     async fn make_volume(&self, volume: &Volume) -> Result<(), BackendError> {
@@ -235,6 +242,7 @@ impl Backend for Pretend {
 
     async fn resize(&self, _id: &SandboxId, resources: &Resources) -> Result<Measures, BackendError> {
         self.called("resize")?;
+        self.resizes.acquire().await.unwrap().forget();
         Ok(vec![("memory".to_owned(), format!("{:?}", resources.memory))])
     }
 
@@ -243,8 +251,9 @@ impl Backend for Pretend {
         Ok(real(image))
     }
 
-    async fn connect(&self, _id: &SandboxId, _network: Network) -> Result<Measures, BackendError> {
-        Ok(Measures::new())
+    async fn connect(&self, _id: &SandboxId, network: Network) -> Result<Measures, BackendError> {
+        self.called("connect")?;
+        Ok(vec![("network".to_owned(), format!("{network:?}"))])
     }
 
     async fn snapshot(&self, id: &SandboxId, snapshot: &SnapshotId) -> Result<KeptFiles, BackendError> {

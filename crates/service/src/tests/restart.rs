@@ -175,7 +175,7 @@ async fn one_that_was_handed_over_never_vanishes() {
 }
 
 /// The state directory as a crash at this moment would leave it.
-fn snapshot_of(bench: &Bench) -> tempfile::TempDir {
+pub(super) fn snapshot_of(bench: &Bench) -> tempfile::TempDir {
     let copy = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(bench.state.path()).unwrap() {
         let entry = entry.unwrap();

@@ -77,6 +77,8 @@ impl From<ServiceError> for Fault {
             ErrorKind::Exhausted { .. } => (StatusCode::TOO_MANY_REQUESTS, "SERVICE_UNAVAILABLE"),
             ErrorKind::Unsupported => (StatusCode::NOT_IMPLEMENTED, "NOT_SUPPORTED"),
             ErrorKind::File(_)
+            | ErrorKind::NoPool
+            | ErrorKind::Taken
             | ErrorKind::Refused
             | ErrorKind::Mount(_)
             | ErrorKind::Pull

@@ -1,0 +1,120 @@
+//! The pools of the server.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use domain::{Bytes, Cpus};
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::http as web;
+use super::lifecycle::{Image, Server};
+use crate::args::PoolSize;
+
+/// A pool to be made; what is not named is the server's choice.
+pub(crate) struct NewPool {
+    pub name: String,
+    pub image: String,
+    pub size: PoolSize,
+    pub memory: Option<Bytes>,
+    pub cpus: Option<Cpus>,
+    pub disk: Option<Bytes>,
+    pub refill: Option<(u32, u32)>,
+}
+
+/// A pool as the server describes it. Unknown fields are kept for `--json`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct PoolInfo {
+    pub name: String,
+    pub image: Image,
+    pub capacity_spec: CapacityInfo,
+    pub status: PoolStatus,
+    pub managed_by: String,
+    #[serde(flatten)]
+    pub rest: BTreeMap<String, Value>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct CapacityInfo {
+    pub buffer_max: u32,
+    pub pool_max: u32,
+    #[serde(flatten)]
+    pub rest: BTreeMap<String, Value>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct PoolStatus {
+    pub available: u64,
+    pub allocated: u64,
+    pub claimed: u64,
+    pub cold: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+    #[serde(flatten)]
+    pub rest: BTreeMap<String, Value>,
+}
+
+#[derive(Deserialize)]
+struct Page {
+    items: Vec<PoolInfo>,
+}
+
+impl Server {
+    pub(crate) async fn pools(&self) -> Result<Vec<PoolInfo>> {
+        let page: Page = web::json(self.0.get("/pools").await?).await?;
+        Ok(page.items)
+    }
+
+    pub(crate) async fn pool(&self, name: &str) -> Result<PoolInfo> {
+        web::json(self.0.get(&path(name)).await?).await
+    }
+
+    pub(crate) async fn create_pool(&self, pool: &NewPool) -> Result<PoolInfo> {
+        web::json(self.0.post_json("/pools", &pool.body()).await?).await
+    }
+
+    pub(crate) async fn set_pool(&self, name: &str, size: PoolSize) -> Result<PoolInfo> {
+        let body = json!({ "capacitySpec": capacity(size) });
+        web::json(self.0.put_json(&path(name), &body).await?).await
+    }
+
+    /// Says whether there was such a pool.
+    pub(crate) async fn remove_pool(&self, name: &str) -> Result<bool> {
+        match self.0.delete(&path(name)).await {
+            Ok(()) => Ok(true),
+            Err(error) if super::refused_with(&error, StatusCode::NOT_FOUND) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl NewPool {
+    fn body(&self) -> Value {
+        let mut limits = BTreeMap::new();
+        limits.extend(self.memory.map(|memory| ("memory", memory.to_string())));
+        limits.extend(self.cpus.map(|cpus| ("cpu", cpus.to_string())));
+        limits.extend(self.disk.map(|disk| ("ephemeral-storage", disk.to_string())));
+        let container = json!({ "name": "main", "image": self.image, "resources": { "limits": limits } });
+        let mut body = json!({
+            "name": self.name,
+            "template": { "spec": { "containers": [container] } },
+            "capacitySpec": capacity(self.size),
+        });
+        if let Some((per_second, at_once)) = self.refill {
+            body["refill"] = json!({ "perSecond": per_second, "atOnce": at_once });
+        }
+        body
+    }
+}
+
+fn capacity(size: PoolSize) -> Value {
+    let most = size.max.unwrap_or(u32::MAX);
+    json!({ "bufferMax": size.level, "bufferMin": 0, "poolMax": most, "poolMin": 0 })
+}
+
+fn path(name: &str) -> String {
+    format!("/pools/{}", percent_encoding::utf8_percent_encode(name, percent_encoding::NON_ALPHANUMERIC))
+}

@@ -1,0 +1,133 @@
+//! Fills a pool: one task per pool, woken by every change.
+//!
+//! A new one is begun only after a pause, so that whoever has just taken one has the processor
+//! for the first command, and creates of others are never crowded out. After a failure the pauses
+//! grow until something succeeds.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use domain::Owner;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
+
+use super::Kept;
+use crate::ServiceError;
+use crate::core::Core;
+use crate::error::chain;
+
+/// The pauses after failures.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LAST_PAUSE: Duration = Duration::from_secs(60);
+
+/// What a pool needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Need {
+    Nothing,
+    Another,
+    /// There are more than there should be.
+    Fewer,
+}
+
+struct Keeper {
+    core: Arc<Core>,
+    kept: Arc<Kept>,
+    making: JoinSet<Result<(), ServiceError>>,
+    /// When the next may be begun, once one is needed.
+    due: Option<Instant>,
+    /// The pause after the last failure.
+    failing: Option<Duration>,
+    /// Whether there was no room at the last attempt.
+    full: bool,
+}
+
+/// Runs until the pool is closed or the service stops.
+pub(super) async fn keep(core: Arc<Core>, kept: Arc<Kept>) {
+    let making = JoinSet::new();
+    let mut keeper = Keeper { core, kept, making, due: None, failing: None, full: false };
+    while !keeper.kept.closed.is_cancelled() && !keeper.core.stop.is_cancelled() {
+        keeper.turn().await;
+    }
+    // What is half made comes to its end, and is removed if the pool is closed.
+    while keeper.making.join_next().await.is_some() {}
+    if keeper.kept.closed.is_cancelled() {
+        keeper.core.empty_pool(&keeper.kept).await;
+    }
+    keeper.kept.emptied.cancel();
+}
+
+impl Keeper {
+    /// Every branch may be dropped without losing anything.
+    async fn turn(&mut self) {
+        match self.need() {
+            Need::Fewer => return self.remove_one().await,
+            Need::Another if !self.full => {
+                let pause = self.failing.unwrap_or(self.kept.pool.refill.interval());
+                self.due.get_or_insert_with(|| Instant::now() + pause);
+            }
+            Need::Another | Need::Nothing => self.due = None,
+        }
+        let due = self.due;
+        tokio::select! {
+            () = self.kept.closed.cancelled() => {}
+            () = self.core.stop.cancelled() => {}
+            Some(made) = self.making.join_next() => self.judge(made.ok()),
+            () = self.kept.changed.notified() => self.full = false,
+            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => self.begin(),
+        }
+    }
+
+    fn need(&self) -> Need {
+        let taken = self.core.registry.taken_from(&self.kept.pool.name);
+        let state = self.kept.lock();
+        let (wanted, ready) = (state.capacity.wanted(taken), state.ready.len());
+        let at_once = usize::try_from(self.kept.pool.refill.at_once).unwrap_or(usize::MAX);
+        if ready > wanted {
+            Need::Fewer
+        } else if ready + self.making.len() < wanted && self.making.len() < at_once {
+            Need::Another
+        } else {
+            Need::Nothing
+        }
+    }
+
+    fn begin(&mut self) {
+        self.due = None;
+        match self.core.begin_warm(&self.kept) {
+            Ok(Some(record)) => {
+                let (core, kept) = (Arc::clone(&self.core), Arc::clone(&self.kept));
+                self.making.spawn(async move { core.make_warm(&kept, record).await });
+            }
+            Ok(None) => {
+                tracing::debug!(pool = self.kept.pool.name, "there is no room for a warm sandbox");
+                self.full = true;
+            }
+            Err(error) => self.judge(Some(Err(error))),
+        }
+    }
+
+    /// Notes how one went that was being made; `None` is one whose task broke.
+    fn judge(&mut self, made: Option<Result<(), ServiceError>>) {
+        match made {
+            Some(Ok(())) | None => {
+                self.failing = None;
+                self.kept.lock().trouble = None;
+            }
+            Some(Err(error)) => {
+                let pause = self.failing.map_or(FIRST_PAUSE, |pause| (pause * 2).min(LAST_PAUSE));
+                let (pool, text) = (&self.kept.pool.name, chain(&error));
+                tracing::warn!(pool, error = text, again = ?pause, "a pool could not be filled");
+                self.core.failed("fill pool", &Owner::single(), None)(&error);
+                self.kept.lock().trouble = Some(text);
+                self.failing = Some(pause);
+                self.due = None;
+            }
+        }
+    }
+
+    async fn remove_one(&self) {
+        if let Some(warm) = self.kept.pop() {
+            self.core.remove_warm(&warm.id).await;
+        }
+    }
+}

@@ -1,0 +1,479 @@
+//! Pools: filling, taking, binding, crashing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use domain::{
+    Access, Bytes, Capacity, Cause, Key, Mount, Network, Owner, Phase, Pool, Refill, Resources, SandboxId,
+    Source, Spec,
+};
+use futures_util::future::join_all;
+use tempfile::TempDir;
+use wire::Request;
+
+use super::pretend::Pretend;
+use super::restart::snapshot_of;
+use super::{Bench, config, plain, with_entrypoint};
+use crate::clock::Clock;
+use crate::{Config, Create, ErrorKind, PoolSource, Quota, Quotas, Sandbox, ServiceError};
+
+fn pool(name: &str, level: usize) -> Pool {
+    Pool {
+        name: name.to_owned(),
+        template: Spec::plain(),
+        capacity: Capacity::level(level),
+        refill: Refill { per_second: 1000, at_once: 4 },
+    }
+}
+
+fn of(pool: &str) -> Create {
+    Create { pool: Some(pool.to_owned()), ..plain() }
+}
+
+/// Pools are filled at their own pace, so time must go on between two looks.
+async fn a_moment() {
+    tokio::time::sleep(Duration::from_millis(1)).await;
+}
+
+impl Bench {
+    /// A service with these pools, at most so many sandboxes, and its warm ones ready.
+    async fn pooled(pools: Vec<Pool>, sandboxes: usize) -> Self {
+        let (backend, state) = (Pretend::new(), tempfile::tempdir().unwrap());
+        let bench = Self::over(pools, sandboxes, backend, state).await;
+        for pool in bench.service.0.config.pools.clone() {
+            bench.until_warm(&pool.name, pool.capacity.level.min(sandboxes)).await;
+        }
+        bench
+    }
+
+    async fn over(pools: Vec<Pool>, sandboxes: usize, backend: Arc<Pretend>, state: TempDir) -> Self {
+        let config = Config { pools, sandboxes, ..config(&state) };
+        Self::configured(config, backend, state).await
+    }
+
+    fn warm(&self, pool: &str) -> usize {
+        self.service.pool(pool).unwrap().warm
+    }
+
+    async fn until_warm(&self, pool: &str, count: usize) {
+        while self.warm(pool) != count {
+            a_moment().await;
+        }
+    }
+
+    async fn until_population(&self, count: usize) {
+        while self.backend.count() != count {
+            a_moment().await;
+        }
+    }
+
+    async fn make(&self, wish: Create) -> Sandbox {
+        self.service.create(&self.owner, wish).await.unwrap()
+    }
+}
+
+#[tokio::test]
+async fn a_pool_is_filled_hidden_and_filled_again() {
+    let bench = Bench::pooled(vec![pool("p", 3)], 20).await;
+    let warm: BTreeSet<SandboxId> = bench.backend.ids().into_iter().collect();
+    assert_eq!((warm.len(), bench.all().total, bench.service.counts().len()), (3, 0, 0));
+    for id in &warm {
+        for owner in [bench.owner.clone(), Owner::nobody()] {
+            assert!(matches!(bench.service.get(&owner, id), Err(ServiceError::NoSandbox(_))));
+        }
+    }
+    let made = bench.create().await;
+    assert!(warm.contains(&made.id), "it was made although one was ready");
+    assert_eq!((made.pool.as_deref(), made.phase), (Some("p"), Phase::Running));
+    bench.until_population(4).await;
+    bench.until_warm("p", 3).await;
+    assert_eq!(bench.all().total, 1);
+    let report = bench.service.pool("p").unwrap();
+    assert_eq!((report.taken, report.claims, report.cold), (1, 1, 0));
+}
+
+#[tokio::test]
+async fn nobody_hears_of_a_warm_sandbox_before_it_is_taken() {
+    let bench = Bench::pooled(vec![pool("p", 2)], 20).await;
+    assert_eq!(bench.service.events(None, Some(0)).ready(), []);
+    let made = bench.create().await;
+    let told = bench.service.events(None, Some(0)).ready();
+    let phases: Vec<Phase> = told
+        .iter()
+        .map(|told| match told {
+            crate::Told::Event(event) => {
+                assert_eq!((&event.owner, &event.sandbox), (&bench.owner, &made.id));
+                event.phase
+            }
+            crate::Told::Missed { .. } => panic!("{told:?}"),
+        })
+        .collect();
+    assert_eq!(phases, [Phase::Starting, Phase::Running]);
+}
+
+#[tokio::test]
+async fn all_that_an_owner_asks_for_is_bound_late() {
+    let bench = Bench::pooled(vec![pool("p", 1)], 20).await;
+    let given = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&given);
+    bench.backend.answers(move |request| {
+        match request {
+            Request::Adopt { env } => seen.lock().unwrap().push(format!("{env:?}")),
+            Request::Start(start) => seen.lock().unwrap().push(format!("{:?}", start.command)),
+            _ => {}
+        }
+        None
+    });
+    let mut wish = Create { timeout: Some(Duration::from_secs(60)), notes: vec![7], ..with_entrypoint() };
+    wish.labels.insert("team".to_owned(), "a".to_owned());
+    wish.spec.env = BTreeMap::from([("TOKEN".to_owned(), "x".to_owned())]);
+    wish.spec.resources.memory = Some(Bytes::mib(64));
+    let owner = Owner::named("tenant");
+    let made = bench.service.create(&owner, wish.clone()).await.unwrap();
+    assert_eq!((made.pool.as_deref(), &made.owner, made.origin.as_str()), (Some("p"), &owner, "test"));
+    assert_eq!((&made.labels, &made.spec, &made.notes), (&wish.labels, &wish.spec, &wish.notes));
+    assert_eq!(made.expires.unwrap().duration_since(made.created).unwrap(), Duration::from_secs(60));
+    let memory = made.in_force.measures.iter().find(|(name, _)| name == "memory");
+    assert!(memory.is_some_and(|(_, value)| value.contains("67108864")), "{:?}", made.in_force);
+    let given = given.lock().unwrap().join(" ");
+    assert!(given.contains("TOKEN") && given.contains("serve"), "{given}");
+}
+
+#[tokio::test]
+async fn a_network_and_mounts_are_added_late_but_no_network_is_taken_away() {
+    let mut connected = pool("connected", 1);
+    connected.template.network = Network::On;
+    connected.template.image = "other".to_owned();
+    let bench = Bench::pooled(vec![pool("p", 1), connected], 20).await;
+    let mut wish = plain();
+    wish.spec.network = Network::On;
+    wish.spec.mounts = vec![Mount {
+        source: Source::Host("/srv".into()),
+        target: "/data".to_owned(),
+        access: Access::ReadOnly,
+        sub_path: None,
+    }];
+    let made = bench.make(wish).await;
+    assert_eq!(made.pool.as_deref(), Some("p"));
+    for (name, value) in [("network", "On"), ("mount /data", "yes"), ("pool", "p")] {
+        let told = made.in_force.measures.iter().find(|(known, _)| known == name);
+        assert!(told.is_some_and(|(_, told)| told == value), "{name}: {:?}", made.in_force);
+    }
+    let without = bench.make(of("connected")).await;
+    assert_eq!((without.pool, without.spec.network), (None, Network::Off));
+    assert_eq!(bench.service.pool("connected").unwrap().cold, 1);
+}
+
+#[tokio::test]
+async fn a_sandbox_like_the_warm_ones_needs_no_other_limits() {
+    let bench = Bench::pooled(vec![pool("p", 1)], 20).await;
+    bench.create().await;
+    assert!(!bench.backend.was_asked_to("resize"));
+}
+
+#[tokio::test]
+async fn a_burst_beyond_the_pool_is_served_and_nobody_shares() {
+    let bench = Bench::pooled(vec![pool("p", 5)], 100).await;
+    let made = join_all((0..40).map(|_| bench.create())).await;
+    let ids: BTreeSet<&SandboxId> = made.iter().map(|sandbox| &sandbox.id).collect();
+    assert_eq!((ids.len(), bench.all().total), (40, 40));
+    let warm = made.iter().filter(|sandbox| sandbox.pool.is_some()).count();
+    assert!(warm >= 5, "only {warm} were taken");
+    bench.until_warm("p", 5).await;
+    let report = bench.service.pool("p").unwrap();
+    assert_eq!((report.claims + report.cold, report.taken), (40, warm));
+    assert_eq!(bench.backend.count(), 45);
+}
+
+#[tokio::test]
+async fn a_pool_is_taken_from_by_its_name_or_by_its_image() {
+    let mut small = pool("small", 2);
+    small.template.resources = Resources { memory: Some(Bytes::mib(64)), ..Resources::default() };
+    small.template.image = "other".to_owned();
+    let bench = Bench::pooled(vec![pool("p", 2), small], 20).await;
+    let image = |image: &str| Create { spec: Spec { image: image.to_owned(), ..Spec::plain() }, ..plain() };
+    let by_alias = bench.make(image("alias of other")).await;
+    assert_eq!(by_alias.pool.as_deref(), Some("small"));
+    assert_eq!(by_alias.spec.resources, Resources::default(), "its limits are nobody's default");
+    assert_eq!(bench.make(image("third")).await.pool, None);
+    let mut guest = plain();
+    guest.spec.guest.default_directory = "/home".to_owned();
+    assert_eq!(bench.make(guest.clone()).await.pool, None);
+    let named = bench.make(of("small")).await;
+    assert_eq!((named.pool.as_deref(), named.spec.image.as_str()), (Some("small"), "other"));
+    assert_eq!(named.spec.resources.memory, Some(Bytes::mib(64)));
+    for (wish, kind) in [
+        (of("none"), ErrorKind::NoPool),
+        (Create { pool: Some("p".to_owned()), ..guest }, ErrorKind::Invalid),
+    ] {
+        assert_eq!(bench.service.create(&bench.owner, wish).await.unwrap_err().kind(), kind);
+    }
+}
+
+#[tokio::test]
+async fn a_named_pool_that_is_empty_gives_one_that_is_made() {
+    let mut empty = pool("p", 0);
+    empty.template.image = "other".to_owned();
+    let bench = Bench::pooled(vec![empty], 20).await;
+    let made = bench.make(of("p")).await;
+    assert_eq!((made.pool, made.spec.image.as_str()), (None, "other"));
+    assert_eq!(bench.service.pool("p").unwrap().cold, 1);
+}
+
+#[tokio::test]
+async fn what_cannot_be_bound_is_removed_and_another_is_made() {
+    let bench = Bench::pooled(vec![pool("p", 1)], 20).await;
+    let warm = bench.backend.ids().remove(0);
+    bench.backend.fail("resize", 1);
+    let mut wish = plain();
+    wish.spec.resources.memory = Some(Bytes::mib(64));
+    let made = bench.make(wish).await;
+    assert!(made.id != warm && made.pool.is_none());
+    bench.until_warm("p", 1).await;
+    assert!(!bench.backend.ids().contains(&warm), "a sandbox that was half bound is still there");
+    assert_eq!((bench.backend.count(), bench.service.pool("p").unwrap().cold), (2, 1));
+}
+
+#[tokio::test]
+async fn an_agent_that_was_used_is_no_use() {
+    let bench = Bench::pooled(vec![pool("p", 1)], 20).await;
+    bench.backend.answers(|request| {
+        let busy = wire::Reply::Fault(super::pretend::fault(wire::FaultKind::Busy));
+        let busy = super::pretend::encoded(&[wire::Frame::message(&busy)]);
+        matches!(request, Request::Adopt { .. }).then_some(busy)
+    });
+    assert_eq!(bench.create().await.pool, None);
+}
+
+#[tokio::test]
+async fn warm_ones_make_room_for_real_ones_and_come_back() {
+    let bench = Bench::pooled(vec![pool("p", 4)], 4).await;
+    let mut other = plain();
+    other.spec.image = "other".to_owned();
+    let made = join_all((0..4).map(|_| bench.make(other.clone()))).await;
+    assert_eq!((bench.warm("p"), bench.backend.count()), (0, 4));
+    let error = bench.service.create(&bench.owner, other).await.unwrap_err();
+    assert!(matches!(error, ServiceError::TooManySandboxes { .. }), "{error:?}");
+    bench.service.destroy(&bench.owner, &made[0].id).await.unwrap();
+    bench.until_warm("p", 1).await;
+    bench.until_population(4).await;
+}
+
+#[tokio::test]
+async fn a_burst_up_to_the_hard_limit_is_never_refused_for_warm_ones() {
+    let bench = Bench::pooled(vec![pool("p", 10)], 12).await;
+    for _ in 0..5 {
+        let made = join_all((0..12).map(|_| bench.create())).await;
+        assert_eq!(bench.backend.count(), 12);
+        join_all(made.iter().map(|sandbox| bench.service.destroy(&bench.owner, &sandbox.id))).await;
+    }
+    bench.until_warm("p", 10).await;
+    bench.until_population(10).await;
+}
+
+#[tokio::test]
+async fn who_is_over_quota_leaves_the_warm_one_where_it_is() {
+    let (backend, state) = (Pretend::new(), tempfile::tempdir().unwrap());
+    let others = Quota { sandboxes: Some(1), ..Quota::default() };
+    let quotas = Quotas { others, ..Quotas::default() };
+    let config = Config { pools: vec![pool("p", 2)], quotas, ..config(&state) };
+    let bench = Bench::configured(config, backend, state).await;
+    bench.until_warm("p", 2).await;
+    bench.create().await;
+    bench.until_warm("p", 2).await;
+    let before: BTreeSet<_> = bench.backend.ids().into_iter().collect();
+    let error = bench.service.create(&bench.owner, plain()).await.unwrap_err();
+    assert!(matches!(error, ServiceError::OverQuota { .. }), "{error:?}");
+    let after: BTreeSet<_> = bench.backend.ids().into_iter().collect();
+    assert_eq!((bench.warm("p"), after), (2, before));
+}
+
+#[tokio::test]
+async fn a_key_leads_to_one_that_was_warm() {
+    let bench = Bench::pooled(vec![pool("p", 2)], 20).await;
+    let key = Key::new(&bench.owner, "test", "a").unwrap();
+    let first = bench.service.acquire(&key, plain()).await.unwrap();
+    assert!(first.fresh && first.sandbox.pool.is_some());
+    let all = join_all((0..10).map(|_| bench.service.acquire(&key, plain()))).await;
+    assert!(all.iter().all(|one| one.as_ref().unwrap().sandbox.id == first.sandbox.id));
+    bench.until_warm("p", 2).await;
+    let (backend, state) = bench.crash().await;
+    let bench = Bench::over(vec![pool("p", 2)], 20, backend, state).await;
+    let again = bench.service.acquire(&key, plain()).await.unwrap();
+    assert_eq!((again.fresh, again.sandbox.id), (false, first.sandbox.id));
+}
+
+#[tokio::test]
+async fn after_a_crash_the_warm_ones_are_found_again() {
+    let bench = Bench::pooled(vec![pool("p", 3)], 20).await;
+    let taken = bench.create().await;
+    bench.until_warm("p", 3).await;
+    let before: BTreeSet<_> = bench.backend.ids().into_iter().collect();
+    let (backend, state) = bench.crash().await;
+    let made = backend.times_asked_to("create");
+    let bench = Bench::over(vec![pool("p", 3)], 20, backend, state).await;
+    assert_eq!((bench.warm("p"), bench.backend.times_asked_to("create")), (3, made));
+    assert_eq!(bench.service.pool("p").unwrap().taken, 1);
+    assert_eq!(bench.service.get(&bench.owner, &taken.id).unwrap().pool.as_deref(), Some("p"));
+    let after: BTreeSet<_> = bench.backend.ids().into_iter().collect();
+    assert_eq!(after, before);
+    bench.create().await;
+    assert_eq!(bench.all().total, 2);
+}
+
+#[tokio::test]
+async fn warm_ones_of_another_template_or_of_no_pool_are_removed() {
+    let mut changed = pool("p", 2);
+    changed.template.resources.memory = Some(Bytes::mib(64));
+    for pools in [vec![changed], Vec::new()] {
+        let bench = Bench::pooled(vec![pool("p", 3)], 20).await;
+        let before: BTreeSet<_> = bench.backend.ids().into_iter().collect();
+        let (backend, state) = bench.crash().await;
+        let expected = pools.iter().map(|pool| pool.capacity.level).sum();
+        let bench = Bench::over(pools, 20, backend, state).await;
+        bench.until_population(expected).await;
+        assert!(bench.backend.ids().iter().all(|id| !before.contains(id)));
+    }
+}
+
+#[tokio::test]
+async fn a_claim_that_a_crash_cut_off_goes_to_nobody() {
+    let bench = Bench::pooled(vec![pool("p", 1)], 20).await;
+    let warm = bench.backend.ids().remove(0);
+    bench.backend.resizes.forget_permits(usize::MAX >> 3);
+    let (service, owner) = (bench.service.clone(), bench.owner.clone());
+    let mut wish = plain();
+    wish.spec.resources.memory = Some(Bytes::mib(64));
+    let asking = tokio::spawn(async move { service.create(&owner, wish).await });
+    while !bench.backend.was_asked_to("resize") {
+        a_moment().await;
+    }
+    // The server dies here: the row has an owner, and not all is bound.
+    let copy = snapshot_of(&bench);
+    bench.backend.resizes.add_permits(100);
+    assert_eq!(asking.await.unwrap().unwrap().id, warm);
+    let (backend, _state) = bench.crash().await;
+    let bench = Bench::over(vec![pool("p", 1)], 20, backend, copy).await;
+    assert!(!bench.backend.ids().contains(&warm), "nobody can know what was bound to it");
+    assert_eq!(bench.all().total, 0);
+    bench.until_warm("p", 1).await;
+    bench.until_population(1).await;
+}
+
+#[tokio::test]
+async fn who_goes_away_in_the_middle_of_a_claim_leaves_nothing() {
+    let bench = Bench::pooled(vec![pool("p", 1)], 20).await;
+    bench.backend.resizes.forget_permits(usize::MAX >> 3);
+    let (service, owner) = (bench.service.clone(), bench.owner.clone());
+    let mut wish = plain();
+    wish.spec.resources.memory = Some(Bytes::mib(64));
+    let asking = tokio::spawn(async move { service.create(&owner, wish).await });
+    while !bench.backend.was_asked_to("resize") {
+        a_moment().await;
+    }
+    asking.abort();
+    bench.backend.resizes.add_permits(100);
+    bench.until_count(0).await;
+    bench.until_warm("p", 1).await;
+    bench.until_population(1).await;
+}
+
+#[tokio::test]
+async fn a_warm_one_that_dies_is_replaced() {
+    let bench = Bench::pooled(vec![pool("p", 2)], 20).await;
+    let dead = bench.backend.ids().remove(0);
+    bench.backend.kill(&dead, Cause::AgentDied);
+    while bench.backend.ids().contains(&dead) {
+        a_moment().await;
+    }
+    bench.until_warm("p", 2).await;
+    bench.until_population(2).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pool_that_cannot_be_filled_says_so_and_tries_again() {
+    let (backend, state) = (Pretend::new(), tempfile::tempdir().unwrap());
+    backend.fail("create", 3);
+    let bench = Bench::over(vec![pool("p", 1)], 20, backend, state).await;
+    while bench.service.pool("p").unwrap().trouble.is_none() {
+        a_moment().await;
+    }
+    assert_eq!(bench.service.troubles(None)[0].operation, "fill pool");
+    assert_eq!(bench.service.troubles(Some(&Owner::named("tenant"))).len(), 0);
+    while bench.warm("p") == 0 {
+        a_moment().await;
+    }
+    assert!(bench.service.pool("p").unwrap().trouble.is_none());
+    assert_eq!(bench.backend.count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_warm_one_that_cannot_be_removed_keeps_its_place_until_it_is() {
+    let bench = Bench::pooled(vec![pool("p", 2)], 2).await;
+    bench.backend.fail("destroy", 3);
+    let dead = bench.backend.ids().remove(0);
+    bench.backend.kill(&dead, Cause::AgentDied);
+    bench.until_warm("p", 1).await;
+    while bench.backend.ids().contains(&dead) {
+        a_moment().await;
+    }
+    bench.until_warm("p", 2).await;
+}
+
+#[tokio::test]
+async fn pools_of_clients_are_kept_and_changed_and_those_of_the_configuration_are_not() {
+    let bench = Bench::pooled(vec![pool("fixed", 1)], 20).await;
+    let service = &bench.service;
+    let made = service.create_pool(pool("own", 2)).await.unwrap();
+    assert_eq!((made.source, made.pool.name.as_str()), (PoolSource::Client, "own"));
+    bench.until_warm("own", 2).await;
+    for name in ["own", "fixed"] {
+        let error = service.create_pool(pool(name, 1)).await.unwrap_err();
+        assert!(matches!(error, ServiceError::PoolExists(_)), "{error:?}");
+    }
+    let wrong = service.create_pool(pool("A b", 1)).await.unwrap_err();
+    assert_eq!(wrong.kind(), ErrorKind::Invalid);
+    let five = Capacity::level(5);
+    assert_eq!(service.set_pool("fixed", five).await.unwrap_err().kind(), ErrorKind::Taken);
+    assert_eq!(service.remove_pool("fixed").await.unwrap_err().kind(), ErrorKind::Taken);
+    assert_eq!(service.set_pool("none", five).await.unwrap_err().kind(), ErrorKind::NoPool);
+    service.set_pool("own", five).await.unwrap();
+    bench.until_warm("own", 5).await;
+    service.set_pool("own", Capacity::level(1)).await.unwrap();
+    bench.until_warm("own", 1).await;
+    let (backend, state) = bench.crash().await;
+    let bench = Bench::over(Vec::new(), 20, backend, state).await;
+    assert_eq!(bench.service.pools().len(), 1);
+    assert_eq!((bench.warm("own"), bench.service.pool("own").unwrap().pool.capacity.level), (1, 1));
+    bench.service.remove_pool("own").await.unwrap();
+    assert_eq!((bench.service.pools().len(), bench.backend.count()), (0, 0));
+    let (backend, state) = bench.crash().await;
+    assert_eq!(Bench::with(backend, state, Clock::host()).await.service.pools().len(), 0);
+}
+
+#[tokio::test]
+async fn the_most_counts_those_that_were_taken() {
+    let mut bounded = pool("p", 2);
+    bounded.capacity.most = 3;
+    let bench = Bench::pooled(vec![bounded], 20).await;
+    let made = join_all((0..2).map(|_| bench.create())).await;
+    bench.until_warm("p", 1).await;
+    let cold = bench.create().await;
+    bench.service.destroy(&bench.owner, &made[0].id).await.unwrap();
+    bench.service.destroy(&bench.owner, &cold.id).await.unwrap();
+    let report = bench.service.pool("p").unwrap();
+    assert!(report.warm + report.taken <= 3, "{report:?}");
+    bench.service.destroy(&bench.owner, &made[1].id).await.unwrap();
+    bench.until_warm("p", 2).await;
+    bench.until_population(2).await;
+}
+
+#[tokio::test]
+async fn a_server_that_ends_in_peace_leaves_nothing_warm() {
+    let bench = Bench::pooled(vec![pool("p", 3)], 20).await;
+    let taken = bench.create().await;
+    bench.service.drain_pools().await;
+    bench.service.stop().await;
+    assert_eq!(bench.backend.ids(), [taken.id]);
+}
