@@ -108,7 +108,11 @@ impl Core {
             return Err(ServiceError::Stopping);
         }
         let _files = self.stand_on_snapshot(owner, &mut wish.spec)?;
-        self.settle_entrypoint(&mut wish.spec).await;
+        if wish.spec.snapshot.is_none() {
+            // Whoever has credentials for it has asked before, and then it is there.
+            self.ensure_image(&wish.spec.image, None).await?;
+            self.settle_entrypoint(&mut wish.spec).await;
+        }
         let record = self.record(owner, key, wish)?;
         self.make_room().await;
         let (handle, driver) = Driver::new(self, record);
