@@ -412,6 +412,7 @@ fn one_command_has_a_network_if_it_asks_for_one() {
     assert!(ended.stderr.contains("hint: `sysctl -w net.ipv4.ip_forward=1`"), "{ended:?}");
     let (ended, _) = run("auto");
     assert!(ended.stderr.contains("Network is unreachable"), "{ended:?}");
+    assert!(ended.stderr.contains("the network is off, since this host forwards no packets"), "{ended:?}");
 }
 
 /// Runs as an ordinary user who finds this program and no other.

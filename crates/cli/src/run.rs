@@ -89,6 +89,12 @@ impl Sandbox {
                 for sentence in &holds.weaker {
                     printer.warn(sentence);
                 }
+                let network = holds.measures.iter().find(|(name, _)| name == "network");
+                if let (Wish::Auto, Some((_, held))) = (plan.network, network)
+                    && held.starts_with("off")
+                {
+                    printer.warn(format!("the network is {held}"));
+                }
                 Ok(sandbox)
             }
             Err(error) => {

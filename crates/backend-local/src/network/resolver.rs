@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::net::IpAddr;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
 
 use super::address::{Prefix, Range};
 use super::settings::parsed;
@@ -70,20 +71,25 @@ pub fn file_for(range: &Range, upstreams: &[IpAddr], v6: bool) -> String {
 
 /// Puts a resolv.conf into the root of this process; what an image has there may be a link.
 pub fn write(text: &str) -> io::Result<()> {
+    write_below(Path::new("/"), text)
+}
+
+fn write_below(root: &Path, text: &str) -> io::Result<()> {
+    let (directory, path) = (root.join("etc"), root.join("etc/resolv.conf"));
     // Never through a link and never into a pipe: somebody inside may be putting one there.
     let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
     let mut options = fs::OpenOptions::new();
     options.write(true).custom_flags(flags.bits().cast_signed());
-    if fs::symlink_metadata(FILE).is_ok_and(|found| found.is_file()) {
+    if fs::symlink_metadata(&path).is_ok_and(|found| found.is_file()) {
         // Written over: for an overlay that is much less than removing it and making another.
-        return options.truncate(true).open(FILE).and_then(|mut file| file.write_all(text.as_bytes()));
+        return options.truncate(true).open(&path).and_then(|mut file| file.write_all(text.as_bytes()));
     }
-    fs::create_dir_all("/etc")?;
-    match fs::remove_file(FILE) {
+    fs::create_dir_all(&directory)?;
+    match fs::remove_file(&path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    options.create_new(true).open(FILE).and_then(|mut file| file.write_all(text.as_bytes()))
+    options.create_new(true).open(&path).and_then(|mut file| file.write_all(text.as_bytes()))
 }
 
 #[cfg(test)]
@@ -97,6 +103,25 @@ mod tests {
             name_servers(text),
             ["192.0.2.1", "2001:db8::1"].map(|text| text.parse::<IpAddr>().expect("an address"))
         );
+    }
+
+    #[test]
+    fn a_link_in_an_image_is_replaced_and_not_followed() {
+        let root = tempfile::tempdir().expect("a directory can be made");
+        let (etc, file) = (root.path().join("etc"), root.path().join("etc/resolv.conf"));
+        write_below(root.path(), "first\n").expect("there was nothing");
+        write_below(root.path(), "2\n").expect("there was a file");
+        assert_eq!(fs::read_to_string(&file).expect("it is there"), "2\n");
+        fs::write(etc.join("stub"), "stub\n").expect("the directory is ours");
+        fs::remove_file(&file).expect("it is there");
+        for target in ["stub", "../run/systemd/resolve/stub-resolv.conf"] {
+            std::os::unix::fs::symlink(target, &file).expect("nothing is there");
+            write_below(root.path(), "second\n").expect("there was a link");
+            assert!(fs::symlink_metadata(&file).expect("it is there").is_file(), "{target}");
+            assert_eq!(fs::read_to_string(&file).expect("it is there"), "second\n");
+            fs::remove_file(&file).expect("it is there");
+        }
+        assert_eq!(fs::read_to_string(etc.join("stub")).expect("it is there"), "stub\n");
     }
 
     #[test]
