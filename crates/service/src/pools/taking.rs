@@ -148,7 +148,8 @@ impl Core {
         // A network can be given late, but not be taken away.
         let network = wanted == there || (there == Network::Off && self.capabilities.network);
         let mounts = wish.spec.mounts.is_empty() || self.capabilities.attach;
-        network && mounts
+        // Its files are what they are.
+        wish.spec.snapshot.is_none() && network && mounts
     }
 
     /// Removes a warm sandbox, because somebody needs its room; waits for one that is being made.
