@@ -1,7 +1,7 @@
 //! Images: from archives and a real registry to a sandbox, and nothing left when somebody dies.
 
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Output, Stdio};
 
@@ -89,7 +89,13 @@ fn an_image_is_pulled_when_a_sandbox_needs_it_and_says_how_commands_start() {
     registry.push("test/app", "1", &image());
     let server = server(&[registry.address()]);
     let name = registry.name("test/app:1");
-    let mut sandbox = created(&server, &json!({"uri": name}), &json!({}));
+    let mut sandbox = std::thread::scope(|scope| {
+        let another = scope.spawn(|| created(&server, &json!({"uri": name}), &json!({})));
+        let one = created(&server, &json!({"uri": name}), &json!({}));
+        another.join().expect("it was created");
+        one
+    });
+    assert_eq!(server.log().matches("an image was pulled").count(), 1, "both waited for one pull");
     let ran =
         sandbox.run("id -u; id -g; pwd; echo $COLOR $SHAPE $PATH; stat -c '%u %g %a' mine; ls /opt/old /");
     let lines: Vec<&str> = ran.stdout.lines().collect();
@@ -302,6 +308,53 @@ fn killed_in_the_middle_of_a_pull_nothing_is_left() {
     server.start_again(&start);
     assert_eq!(fs::read_dir(&downloads).map_or(0, Iterator::count), 0);
     assert_eq!((count(&state, "names"), count(&state, "layers"), count(&state, "draft")), (0, 0, 0));
+}
+
+/// An image that takes a while to unpack.
+fn slow_image() -> Image {
+    let names: Vec<String> = (0..8_000).map(|number| format!("usr/{}/{number}", number % 100)).collect();
+    let entries: Vec<_> = names.iter().map(|name| (name.as_str(), &b"x"[..], 0o644, (0, 0))).collect();
+    Image::empty().layer(&entries)
+}
+
+#[test]
+fn a_launcher_killed_while_it_unpacks_leaves_the_old_state_or_the_new_one() {
+    let Some(registry) = Registry::start(Readers::All) else { return };
+    registry.push("test/slow", "1", &slow_image());
+    let server = Server::start();
+    let state = server.state_directory();
+    let wish = json!({"name": registry.name("test/slow:1")}).to_string();
+    let mut client = server.client();
+    let pulling = client.start("POST", "/coracle/v1/images", "application/json", wish.as_bytes());
+    let mut pulling = pulling.expect("the server answers");
+    e2e::eventually("it is being unpacked", || state.join("images/draft/0/usr").exists());
+    let launcher = rustix::process::Pid::from_raw(server.part("__launcher").cast_signed());
+    let launcher = launcher.expect("a pid is not zero");
+    rustix::process::kill_process(launcher, rustix::process::Signal::KILL).expect("it runs");
+    let mut told = String::new();
+    pulling.body.read_to_string(&mut told).expect("the stream ends");
+    let done = usize::from(told.contains("event: done"));
+    assert!(done == 1 || told.contains("event: failed"), "{told}");
+    e2e::eventually("nothing is half made", || {
+        (count(&state, "names"), count(&state, "layers"), count(&state, "draft")) == (done, done, 0)
+    });
+    assert_eq!(fs::read_dir(state.join("server/downloads")).map_or(0, Iterator::count), 0);
+}
+
+#[test]
+fn an_import_that_is_killed_leaves_nothing_once_somebody_looks() {
+    let home = tempfile::tempdir().expect("the temporary directory can be written");
+    let (state, layout) = (home.path().join("state"), home.path().join("layout"));
+    slow_image().write(&layout);
+    let mut command = Programs::shared().command();
+    command.args(["image", "import", "slow"]).arg(&layout).arg("--state-dir").arg(&state);
+    let mut importing = command.stderr(Stdio::null()).spawn().expect("the binary can be run");
+    e2e::eventually("it is being unpacked", || state.join("images/draft/0/usr").exists());
+    importing.kill().expect("it is our child");
+    importing.wait().expect("it is our child");
+    assert_eq!(count(&state, "names"), 0);
+    told(&coracle(&state, &["gc"], ""));
+    assert_eq!((count(&state, "layers"), count(&state, "draft")), (0, 0));
 }
 
 #[test]

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::volumes::Kind;
+
 use crate::network::NetworkSettings;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -24,6 +26,9 @@ pub struct Settings {
     pub aliases: BTreeMap<String, String>,
     /// Refuse image names that are neither imported nor `host`.
     pub strict_images: bool,
+    /// What disks are made of; `None` takes the best that the kernel has.
+    #[serde(default)]
+    pub disks: Option<Kind>,
     /// What all layers of images together may hold.
     #[serde(default)]
     pub image_bytes: Option<u64>,

@@ -26,6 +26,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use domain::Bytes;
+use serde::{Deserialize, Serialize};
 
 use ext4::Ext4;
 use pool::Pool;
@@ -63,7 +64,8 @@ pub struct Settings {
     pub trees: Vec<String>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Kind {
     Btrfs,
     Ext4,

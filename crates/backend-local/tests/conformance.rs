@@ -1,5 +1,5 @@
-//! The backend of this host held to what every backend must do: as root, as an ordinary user, and
-//! as one to whom a control group was delegated.
+//! The backend of this host held to what every backend must do: as root, with disks as on a kernel
+//! without btrfs, as an ordinary user, and as one to whom a control group was delegated.
 //!
 //! This program is test, launcher and agent in one, as `coracle` is. It forks, so it has a main
 //! function of its own instead of the test harness with its threads.
@@ -23,6 +23,7 @@ use backend_local::native::{Defaults, Native};
 use backend_local::network::{NetworkSettings, userspace};
 use backend_local::range::DEFAULT_BASE;
 use backend_local::settings::{Lifetime, Maxima, MountRule, Settings};
+use backend_local::volumes::Kind;
 use domain::{Bytes, SandboxId};
 use linux::namespaces::{self, Namespaces, Setgroups};
 use linux::spawn::{self, End, Forked, SingleThread};
@@ -30,6 +31,9 @@ use rustix::process::{DumpableBehavior, Pid, Signal, kill_process, set_dumpable_
 use tempfile::TempDir;
 
 const ORDINARY: u32 = 61_234;
+/// The turn whose disks are image files, and the mark in its state directory that says so.
+const ON_IMAGES: &str = "as root, with image files for disks";
+const IMAGES: &str = "disks-are-images";
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
@@ -47,6 +51,7 @@ fn hold_all() {
     }
     hold("as root", None, None);
     hold_with_network();
+    hold(ON_IMAGES, None, None);
     hold("as an ordinary user", Some(ORDINARY), None);
     let delegated = Delegated::make();
     hold("with a delegated group", Some(ORDINARY), Some(&delegated.0));
@@ -71,6 +76,9 @@ fn hold_with_network() {
 fn hold(whom: &str, user: Option<u32>, group: Option<&Path>) {
     let (state, shared) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     fs::write(shared.path().join("greeting"), "hello\n").unwrap();
+    if whom == ON_IMAGES {
+        fs::write(state.path().join(IMAGES), "").unwrap();
+    }
     if user.is_some() {
         chown(state.path(), user, user).unwrap();
         chown(shared.path(), user, user).unwrap();
@@ -171,6 +179,7 @@ fn launch(state_dir: PathBuf, shared: PathBuf, instance: &str) {
         linux::mounts::make_private().unwrap();
     }
     let launcher = Launcher::open(Settings {
+        disks: state_dir.join(IMAGES).exists().then_some(Kind::Ext4),
         image_state: state_dir.clone(),
         state_dir,
         instance: instance.to_owned(),

@@ -254,7 +254,7 @@ impl BackendError {
             | Self::TooMuch { hint, .. }
             | Self::Mount { hint, .. }
             | Self::Pull { hint, .. } => hint.as_deref(),
-            Self::NoImage(_) => Some("`coracle image ls` lists the images"),
+            Self::NoImage(_) => Some("`coracle image ls` lists the images, `coracle image pull` fetches one"),
             // Why exactly stands in the log: it names paths of the host.
             Self::Exhausted(_) => {
                 Some("the disk or the ids of this host are used up; remove sandboxes or free some")

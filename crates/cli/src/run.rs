@@ -171,6 +171,7 @@ fn settings(config: &Config, state: &Path) -> Settings {
         strict_images: config.images.strict,
         image_bytes: None,
         pool_bytes: None,
+        disks: None,
         free_space_floor: config.free_space_floor.0,
         prepared: 0,
         mounts: MountRule::Allow,

@@ -111,7 +111,11 @@ impl Core {
             return Err(ServiceError::Stopping);
         }
         let _files = self.stand_on_snapshot(owner, &mut wish.spec)?;
-        self.settle_entrypoint(&mut wish.spec).await;
+        if wish.spec.snapshot.is_none() {
+            // Whoever has credentials for it has asked before, and then it is there.
+            self.ensure_image(&wish.spec.image, None).await?;
+            self.settle_entrypoint(&mut wish.spec).await;
+        }
         let mut record = self.record(owner, key, wish)?;
         let id = record.sandbox.id.clone();
         let uses = self.claim_volumes(owner, &id, &mut record.sandbox.spec.mounts).await?;

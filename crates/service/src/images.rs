@@ -63,26 +63,7 @@ impl Service {
         name: &str,
         credentials: Option<Credentials>,
     ) -> Result<(), ServiceError> {
-        let Some(images) = self.0.backend.images() else { return Ok(()) };
-        if !images.may_fetch(name) {
-            return Ok(());
-        }
-        let found = images.find(name).await;
-        if found.map_err(|source| self.0.image_failed("find an image", source))?.is_some() {
-            return Ok(());
-        }
-        let mut state = self.0.pull(name, credentials);
-        let over = |state: &PullState| matches!(state, PullState::Done(_) | PullState::Failed { .. });
-        let failed = |message: String, hint: Option<String>| {
-            let source = BackendError::Pull { image: name.to_owned(), message, hint };
-            self.0.image_failed("pull an image", source)
-        };
-        let end = state.wait_for(over).await.map(|state| state.clone());
-        match end {
-            Ok(PullState::Failed { message, hint }) => Err(failed(message, hint)),
-            Ok(_) => Ok(()),
-            Err(_closed) => Err(ServiceError::Stopping),
-        }
+        self.0.ensure_image(name, credentials).await
     }
 
     /// Removes an image. Sandboxes that use it keep its files.
@@ -109,6 +90,31 @@ impl Core {
 
     fn image_failed(&self, action: &'static str, source: BackendError) -> ServiceError {
         ServiceError::Image { action, source: Box::new(source) }
+    }
+
+    pub(crate) async fn ensure_image(
+        self: &Arc<Self>,
+        name: &str,
+        credentials: Option<Credentials>,
+    ) -> Result<(), ServiceError> {
+        let Some(images) = self.backend.images().filter(|images| images.may_fetch(name)) else {
+            return Ok(());
+        };
+        let found = images.find(name).await;
+        if found.map_err(|source| self.image_failed("find an image", source))?.is_some() {
+            return Ok(());
+        }
+        let mut state = self.pull(name, credentials);
+        let over = |state: &PullState| matches!(state, PullState::Done(_) | PullState::Failed { .. });
+        let end = state.wait_for(over).await.map(|state| state.clone());
+        match end {
+            Ok(PullState::Failed { message, hint }) => {
+                let source = BackendError::Pull { image: name.to_owned(), message, hint };
+                Err(self.image_failed("pull an image", source))
+            }
+            Ok(_) => Ok(()),
+            Err(_closed) => Err(ServiceError::Stopping),
+        }
     }
 
     /// What the image starts, where the caller names nothing.

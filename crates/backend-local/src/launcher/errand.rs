@@ -34,8 +34,8 @@ pub struct Errand {
 }
 
 impl Errands {
-    pub fn open(directory: &Path) -> io::Result<Self> {
-        let lock = directory.join("errands");
+    pub fn open(state_dir: &Path) -> io::Result<Self> {
+        let lock = state_dir.join("errands");
         File::options().create(true).append(true).open(&lock)?;
         Ok(Self { lock })
     }

@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use linux::namespaces::{self, Namespaces};
 use linux::spawn::{self, Forked};
 use rustix::fs::MemfdFlags;
+use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
 use super::Launcher;
@@ -102,10 +103,11 @@ impl Launcher {
     /// Begins a change. The process that makes it ends with this one.
     pub fn change_images(&self, question: ImageQuestion, layout: Option<OwnedFd>) -> io::Result<Change> {
         let result = rustix::fs::memfd_create("result", MemfdFlags::CLOEXEC)?;
+        let parent = rustix::process::getpid();
         match self.thread.fork(Namespaces::NONE, None)? {
             Forked::Parent { pidfd, .. } => Ok(Change { pidfd, result }),
             Forked::Child => {
-                let told = self.make_change(question, layout, result).is_ok();
+                let told = self.make_change(parent, question, layout, result).is_ok();
                 spawn::exit_now(i32::from(!told))
             }
         }
@@ -113,11 +115,15 @@ impl Launcher {
 
     fn make_change(
         &self,
+        parent: Pid,
         question: ImageQuestion,
         layout: Option<OwnedFd>,
         result: OwnedFd,
     ) -> io::Result<()> {
         namespaces::die_with_parent()?;
+        if rustix::process::getppid() != Some(parent) {
+            return Err(io::Error::other("the launcher is gone"));
+        }
         // Others wait for the end of connections that the launcher closes, and this is a copy.
         let kept = layout.iter().map(AsFd::as_fd).chain([result.as_fd()]);
         linux::descriptors::keep_only_these(kept)?;

@@ -1,6 +1,8 @@
 //! What is written about snapshots: `<state>/snapshots/<id>.json` for one that is whole, and
 //! `<id>.new` while one is being taken.
 //!
+//! Whoever removes layers of images reads them all, so nothing else lies there.
+//!
 //! The first appears when the files are safe, so a snapshot without it was never taken. The
 //! second says whose commands stand still because of us, so that a later launcher lets them go on.
 

@@ -342,6 +342,7 @@ impl Root {
     fn open(settings: &Settings) -> Result<Self, LauncherError> {
         let mut groups = Hierarchies::find(&settings.instance).map_err(LauncherError::Groups)?;
         let kept = volumes::Settings {
+            kind: settings.disks,
             pool: settings.pool_bytes.map(Bytes),
             floor: Bytes(settings.free_space_floor),
             ..volumes::Settings::default()

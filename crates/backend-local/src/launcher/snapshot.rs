@@ -82,7 +82,7 @@ impl Snapshots {
             }
             volumes.thaw(&draft.sandbox)?;
         }
-        let errands = Errands::open(&path).map_err(failed)?;
+        let errands = Errands::open(&settings.state_dir).map_err(failed)?;
         errands.wait_for_former().map_err(failed)?;
         remove_halves(&records, volumes, &failed)?;
         for id in &drafts {

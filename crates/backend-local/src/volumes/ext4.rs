@@ -72,6 +72,10 @@ impl Ext4 {
         for entry in fs::read_dir(&self.directory).during("list", &self.directory)? {
             let path = entry.during("list", &self.directory)?.path();
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            if name.ends_with(".new") {
+                // A copy of a snapshot that was broken off.
+                fs::remove_file(&path).during("remove", &path)?;
+            }
             let Some(name) = name.strip_suffix(".img").map(str::to_owned) else { continue };
             if name.starts_with(PREPARED) {
                 fs::remove_file(&path).during("remove", &path)?;
@@ -160,11 +164,7 @@ impl Ext4 {
                 .during("unmount", &target)?;
             fs::remove_dir(&target).during("remove", &target)?;
         }
-        let image = self.image(name);
-        match fs::remove_file(&image) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            result => result.during("remove", &image),
-        }
+        remove_image(&self.image(name))
     }
 
     pub(super) fn list(&self) -> Vec<String> {
@@ -198,14 +198,7 @@ impl Ext4 {
     }
 
     pub(super) fn drop_snapshot(&mut self, snapshot: &str) -> Result<(), VolumeError> {
-        let image = self.snapshot(snapshot);
-        for path in [image.with_extension("new"), image] {
-            match fs::remove_file(&path) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                result => result.during("remove", &path)?,
-            }
-        }
-        Ok(())
+        remove_image(&self.snapshot(snapshot))
     }
 
     pub(super) fn snapshots(&self) -> Result<Vec<String>, VolumeError> {
@@ -278,6 +271,18 @@ fn formatter() -> Result<PathBuf, VolumeError> {
     let places = ["/usr/sbin", "/sbin", "/usr/bin", "/usr/local/sbin"];
     let paths = places.iter().map(|place| Path::new(place).join("mkfs.ext4"));
     paths.into_iter().find(|path| path.exists()).ok_or(VolumeError::NoFormatter)
+}
+
+/// Removes an image, and what there may be of it if it was being copied. One that is gone is no
+/// error.
+fn remove_image(image: &Path) -> Result<(), VolumeError> {
+    for path in [&image.with_extension("new"), image] {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            result => result.during("remove", path)?,
+        }
+    }
+    Ok(())
 }
 
 /// Copies an image, by reference where the filesystem can.

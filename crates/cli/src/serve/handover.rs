@@ -110,6 +110,7 @@ impl Handover {
             strict_images: self.strict_images,
             image_bytes: self.image_bytes,
             pool_bytes: None,
+            disks: None,
             free_space_floor: self.free_space_floor,
             prepared: self.prepared,
             mounts: MountRule::Below(self.host_paths.clone()),

@@ -133,3 +133,28 @@ fn a_copy_that_was_broken_off_leaves_a_disk_that_can_be_thawed() {
         close(dir.path(), volumes);
     });
 }
+
+/// With simple quotas, which Linux has since 6.7, an extent counts where it was written.
+#[test]
+fn what_a_snapshot_keeps_counts_in_the_disk_of_its_writer_and_not_in_restored_ones() {
+    let dir = TempDir::new().unwrap();
+    in_launcher(|| {
+        let mut volumes = Volumes::open(dir.path(), settings(Kind::Btrfs)).unwrap();
+        if !volumes.counts_restored() {
+            let source = assigned(&mut volumes, "a");
+            let half = vec![7; usize::try_from(LIMIT.0 / 2).unwrap()];
+            let write = |name: &str| {
+                let mut file = File::create(source.tree("root").0.join(name))?;
+                file.write_all(&half).and_then(|()| file.sync_all())
+            };
+            write("first").unwrap();
+            keep(&volumes, "a");
+            fs::remove_file(source.tree("root").0.join("first")).unwrap();
+            assert_full(&write("second").unwrap_err());
+            let copy = restored(&mut volumes, "b");
+            assert!(volumes.usage("b").unwrap().used.0 < LIMIT.0 / 4, "{:?}", volumes.usage("b"));
+            assert!(fill(&file(&copy)) > LIMIT.0 / 2, "it has its whole limit");
+        }
+        close(dir.path(), volumes);
+    });
+}
