@@ -359,7 +359,7 @@ mod tests {
             (json!({"extensions": {"poolRef": "p"}}), "SANDBOX::UNSUPPORTED_POOL_REF"),
             (json!({"extensions": {"coracle.lines": "X"}}), "SANDBOX::INVALID_PARAMETER"),
             (json!({"extensions": {"coracle.pids": "0"}}), "SANDBOX::INVALID_PARAMETER"),
-            (json!({"extensions": {"coracle.network": "on"}}), "SANDBOX::API_NOT_SUPPORTED"),
+            (json!({"extensions": {"coracle.network": "filtered"}}), "SANDBOX::API_NOT_SUPPORTED"),
             (json!({"extensions": {"access.renew.extend.seconds": "299"}}), "SANDBOX::INVALID_PARAMETER"),
         ] {
             assert_eq!(create(change.clone()).unwrap_err().code, code, "{change}");
