@@ -10,6 +10,7 @@ use std::path::{Component, Path, PathBuf};
 use linux::fs::Root;
 use tar::{Archive, EntryType};
 
+use super::budget::{self, EVERY_BYTES};
 use super::layer::hostile;
 use super::stream::{Inflated, Part};
 use super::tarball::{MOST_HEADERS, Rationed};
@@ -67,15 +68,13 @@ impl Blobs {
         let length = file.read(&mut start).during("read", path)?;
         file.rewind().during("read", path)?;
         if !is_plain(&start[..length]) {
-            let content = Inflated::open(whole(&file).during("read", path)?, path)?;
+            let mut content = Inflated::open(whole(&file).during("read", path)?, path)?;
             let name = Path::new("spool");
             let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CREATE | rustix::fs::OFlags::EXCL;
             let mut plain = spool.open_with(name, flags, 0o600).during("make", name)?;
-            let written = io::copy(&mut content.take(MOST_SPOOLED), &mut plain).during("unpack", path)?;
+            // It goes with its descriptor, whatever happens.
             spool.remove_file(name).during("remove", name)?;
-            if written == MOST_SPOOLED {
-                return Err(ImageError::TooLarge("64 GiB"));
-            }
+            fill(&mut content, &mut plain)?;
             plain.rewind().during("read", path)?;
             plain.read(&mut start).during("read", path)?;
             plain.rewind().during("read", path)?;
@@ -134,6 +133,21 @@ impl Blobs {
             Self::Tar { file, .. } => Some(file),
         }
     }
+}
+
+/// Unpacks an archive into `plain` as long as there is room.
+fn fill(content: &mut Inflated, plain: &mut File) -> Result<(), ImageError> {
+    let mut left = MOST_SPOOLED;
+    while left > 0 {
+        budget::check_room(&*plain)?;
+        let piece = left.min(EVERY_BYTES);
+        let written = io::copy(&mut content.take(piece), plain).during("unpack", Path::new("the archive"))?;
+        if written < piece {
+            return Ok(());
+        }
+        left -= written;
+    }
+    Err(ImageError::TooLarge("64 GiB"))
 }
 
 fn is_plain(start: &[u8]) -> bool {

@@ -139,7 +139,8 @@ impl Launcher {
                 let none = || ImageError::Malformed("no directory came with it".to_owned());
                 let root = linux::fs::Root::from_descriptor(layout.ok_or_else(none)?);
                 let source = Source::layout(&root)?;
-                let wish = Import { name: &name, source, wanted: Some(wanted), existing: Existing::Replace };
+                let (wanted, most) = (Some(wanted), self.settings.image_bytes);
+                let wish = Import { name: &name, source, wanted, existing: Existing::Replace, most };
                 let record = images::import(state, wish, Unpacker::Worker(&self.thread), &mut |_| {})?;
                 images::collect(state, self.settings.image_bytes)?;
                 Ok(ImageAnswer::Taken(record))

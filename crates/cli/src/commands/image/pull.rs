@@ -34,6 +34,7 @@ pub(super) fn pull(config: &Config, name: &str, username: Option<&str>, printer:
         source: Source::layout(&root)?,
         wanted: Some(Digest::parse(&digest)?),
         existing: Existing::Replace,
+        most: config.images.max_bytes.map(|most| most.0),
     };
     super::take_in(config, wish, printer).with_context(|| format!("`{name}` is not kept"))
 }
