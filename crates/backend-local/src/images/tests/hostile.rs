@@ -199,3 +199,20 @@ fn parents_that_no_entry_made_are_counted() {
     let (_state, result) = import_bytes(&archive(&[(FILE, "usr/f", "", b""), (FILE, &deep, "", b"")]));
     assert_eq!(result.unwrap().bytes(), 43 * budget::ENTRY);
 }
+
+#[test]
+fn a_configuration_that_would_fill_every_record_is_refused() {
+    let layers = vec![archive(&[(FILE, "usr/f", "", b"")])];
+    for (field, value) in [
+        ("Env", serde_json::json!([format!("A={}", "x".repeat(128 << 10))])),
+        ("Entrypoint", serde_json::json!(["x".repeat(128 << 10)])),
+        ("Cmd", serde_json::json!(vec![""; 128 << 10])),
+    ] {
+        let mut long = config(&layers);
+        long["config"][field] = value;
+        let (files, _) = layout(&layers, &long);
+        let state = TempDir::new().unwrap();
+        let result = take_in(state.path(), "test", as_directory(&files).path());
+        assert!(matches!(result, Err(ImageError::TooLarge(_))), "{field} {result:?}");
+    }
+}
