@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
@@ -27,20 +28,24 @@ const MOST_SPOOLED: u64 = 64 << 30;
 
 /// The parts of a layout that lies in a directory, each opened. Whoever unpacks them needs no
 /// directory then, and nothing can be put in their place any more.
-pub(super) fn open_layout(root: &Root) -> Result<BTreeMap<PathBuf, File>, ImageError> {
+pub(super) fn open_layout(root: &Root, owner: Option<u32>) -> Result<BTreeMap<PathBuf, File>, ImageError> {
     let mut files = BTreeMap::new();
+    check_owner(root, Path::new("."), owner)?;
     let mut add = |path: PathBuf| {
         let file = root.read(&path).during("open", &path)?;
         // Only a plain file has an end; a pipe would have us wait for it.
         if !file.metadata().during("look at", &path)?.is_file() {
             return Err(hostile(&path, "it is no plain file"));
         }
+        check_owner(&file, &path, owner)?;
         files.insert(path, file);
         Ok(())
     };
     add(PathBuf::from("index.json"))?;
     let blobs = Path::new("blobs/sha256");
-    let entries = root.directory(blobs).and_then(|blobs| blobs.entries()).during("list", blobs)?;
+    let directory = root.directory(blobs).during("open", blobs)?;
+    check_owner(&directory, blobs, owner)?;
+    let entries = directory.entries().during("list", blobs)?;
     if entries.len() > MOST_FILES {
         return Err(ImageError::TooLarge("1000 blobs"));
     }
@@ -48,6 +53,13 @@ pub(super) fn open_layout(root: &Root) -> Result<BTreeMap<PathBuf, File>, ImageE
         add(blobs.join(OsStr::from_bytes(entry.name.to_bytes())))?;
     }
     Ok(files)
+}
+
+/// Refuses what does not belong to `owner`, by its descriptor.
+fn check_owner(opened: impl AsFd, path: &Path, owner: Option<u32>) -> Result<(), ImageError> {
+    let Some(owner) = owner else { return Ok(()) };
+    let found = rustix::fs::fstat(opened).map_err(io::Error::from).during("look at", path)?;
+    if found.st_uid == owner { Ok(()) } else { Err(hostile(path, "it does not belong to who hands it over")) }
 }
 
 pub(super) enum Blobs {

@@ -49,14 +49,15 @@ impl Source {
         let root = Root::open(path).during("open", path)?;
         let has = |name: &str| root.stat(Path::new(name)).is_ok();
         if has("oci-layout") && has("index.json") {
-            return Self::layout(&root);
+            return Self::layout(&root, None);
         }
         Ok(Self::Tree(std::path::absolute(path).during("open", path)?))
     }
 
-    /// An OCI layout in a directory that somebody else may change.
-    pub fn layout(root: &Root) -> Result<Self, ImageError> {
-        blobs::open_layout(root).map(Self::Layout)
+    /// An OCI layout in a directory that somebody else may change. With `owner`, everything in it
+    /// must belong to that user: who asks for it may not have what it could not read itself.
+    pub fn layout(root: &Root, owner: Option<u32>) -> Result<Self, ImageError> {
+        blobs::open_layout(root, owner).map(Self::Layout)
     }
 }
 

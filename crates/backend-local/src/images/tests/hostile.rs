@@ -216,3 +216,22 @@ fn a_configuration_that_would_fill_every_record_is_refused() {
         assert!(matches!(result, Err(ImageError::TooLarge(_))), "{field} {result:?}");
     }
 }
+
+#[test]
+fn a_layout_with_a_part_of_somebody_else_is_refused() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let layers = vec![archive(&[(FILE, "usr/f", "", b"")])];
+    let (files, _) = layout(&layers, &config(&layers));
+    let own = |path: &Path| std::os::unix::fs::chown(path, Some(4711), None).unwrap();
+    let blob = files.keys().find(|name| name.starts_with("blobs/")).unwrap();
+    for foreign in ["", "index.json", "blobs/sha256", blob, "nothing"] {
+        let directory = as_directory(&files);
+        let names = ["", "blobs", "blobs/sha256"].into_iter().chain(files.keys().map(String::as_str));
+        names.filter(|name| *name != foreign).for_each(|name| own(&directory.path().join(name)));
+        let root = linux::fs::Root::open(directory.path()).unwrap();
+        let opened = Source::layout(&root, Some(4711));
+        assert_eq!(opened.is_ok(), foreign == "nothing", "{foreign}: {opened:?}");
+    }
+}
