@@ -47,6 +47,8 @@ enum Failure {
     Malformed(String),
     #[error("it holds more than {0}")]
     TooLarge(&'static str),
+    #[error("there is no room for it on the disk")]
+    NoRoom,
     #[error("could not write what was fetched")]
     Write(#[source] std::io::Error),
     #[error("it took more than an hour")]
@@ -66,6 +68,7 @@ impl Failure {
                 _ => None,
             },
             Self::Mismatch(_) => Some("do not trust this registry"),
+            Self::NoRoom => Some("remove images with `coracle image rm`, then `coracle image gc`"),
             _ => None,
         }
     }
