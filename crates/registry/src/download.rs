@@ -97,8 +97,9 @@ impl Download<'_> {
     }
 
     async fn document(&self, reference: &Reference) -> Result<(String, Vec<u8>), Failure> {
-        let fetched = self.client.pull_manifest_raw(reference, self.auth, ACCEPTED).await;
-        let (document, _told) = fetched.map_err(|error| Failure::Registry(Box::new(error)))?;
+        let fetching = self.client.pull_manifest_raw(reference, self.auth, ACCEPTED);
+        let (document, _told) = crate::answered(fetching).await?;
+        // The client has read it whole by now; what is refused here goes no further.
         if document.len() as u64 > LARGEST_DOCUMENT {
             return Err(Failure::TooLarge("8 MiB of manifest"));
         }
@@ -135,8 +136,7 @@ impl Download<'_> {
     /// Fetches one blob and compares it with its descriptor while it is written.
     async fn blob(&self, blob: &Descriptor, count: &(dyn Fn(u64) + Send + Sync)) -> Result<(), Failure> {
         let path = self.into.join("blobs/sha256").join(choose::hex(&blob.digest)?);
-        let fetched = self.client.pull_blob_stream(self.reference, blob).await;
-        let mut content = fetched.map_err(|error| Failure::Registry(Box::new(error)))?;
+        let mut content = crate::answered(self.client.pull_blob_stream(self.reference, blob)).await?;
         let mut file = tokio::fs::File::create(&path).await.map_err(Failure::Write)?;
         let mut hash = Sha256::new();
         let mut length = 0;
