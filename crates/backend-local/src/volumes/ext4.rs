@@ -10,7 +10,7 @@
 
 mod named;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -44,6 +44,8 @@ pub struct Ext4 {
     settings: Settings,
     /// Where each image is mounted.
     mounted: BTreeMap<String, PathBuf>,
+    /// Those that could not be mounted at the start. They stay until somebody removes them.
+    broken: BTreeSet<String>,
     numbered: u64,
 }
 
@@ -61,7 +63,8 @@ impl Ext4 {
         formatter()?;
         // Removing a node with each volume would take longer than all the rest of its removal.
         loopdev::forget_unused().during("forget devices of", &directory)?;
-        let mut images = Self { directory, settings, mounted: BTreeMap::new(), numbered: 0 };
+        let (mounted, broken) = (BTreeMap::new(), BTreeSet::new());
+        let mut images = Self { directory, settings, mounted, broken, numbered: 0 };
         images.adopt()?;
         Ok(images)
     }
@@ -79,8 +82,9 @@ impl Ext4 {
             let Some(name) = name.strip_suffix(".img").map(str::to_owned) else { continue };
             if name.starts_with(PREPARED) {
                 fs::remove_file(&path).during("remove", &path)?;
-            } else {
-                self.mount(&name)?;
+            } else if let Err(error) = self.mount(&name) {
+                tracing::error!(image = name, ?error, "an image cannot be mounted and is left as it is");
+                self.broken.insert(name);
             }
         }
         Ok(())
@@ -164,11 +168,14 @@ impl Ext4 {
                 .during("unmount", &target)?;
             fs::remove_dir(&target).during("remove", &target)?;
         }
-        remove_image(&self.image(name))
+        remove_image(&self.image(name))?;
+        self.broken.remove(name);
+        Ok(())
     }
 
     pub(super) fn list(&self) -> Vec<String> {
-        self.mounted.keys().filter(|name| check_name(name).is_ok()).cloned().collect()
+        let all = self.mounted.keys().chain(&self.broken);
+        all.filter(|name| check_name(name).is_ok()).cloned().collect()
     }
 
     pub(super) fn keep(&self, id: &str, snapshot: &str) -> Result<Copying, VolumeError> {
