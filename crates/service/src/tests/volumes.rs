@@ -102,6 +102,7 @@ async fn a_restart_knows_the_volumes_and_who_uses_them() {
     backend.put_volume(stranger);
     let bench = Bench::with(backend, state, Clock::host()).await;
     assert_eq!(names(&bench).await, ["brief", "kept", "stranger"]);
+    assert!(!bench.backend.was_asked_to("remove volume"), "what cannot be read now may be read later");
     let in_use = bench.service.remove_volume(&bench.owner, &name("brief")).await.unwrap_err();
     assert!(matches!(in_use, ServiceError::VolumeInUse { .. }), "{in_use}");
     bench.service.destroy(&bench.owner, &used.id).await.unwrap();
