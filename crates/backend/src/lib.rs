@@ -43,6 +43,8 @@ pub trait Backend: Send + Sync {
     /// Every volume that is whole and can be read, so that a restarted server knows them again. What
     /// a backend has half made it removes by itself.
     async fn volumes(&self) -> Result<Vec<FoundVolume>, BackendError>;
+    /// What these volumes hold now. One of which nobody knows it is missing in the answer.
+    async fn volumes_hold(&self, ids: &[VolumeId]) -> Result<Vec<(VolumeId, Bytes)>, BackendError>;
     /// Gives a living sandbox other limits, those that are left open as at its creation, and says
     /// what holds now. What cannot be enforced fails, and then nobody knows which limits hold.
     async fn resize(&self, id: &SandboxId, resources: &Resources) -> Result<Measures, BackendError>;

@@ -53,6 +53,8 @@ pub enum ServiceError {
     Snapshot { problem: SnapshotProblem, message: String },
     #[error("an owner may have {limit} snapshots")]
     TooManySnapshots { limit: usize },
+    #[error("an owner may have {limit} volumes")]
+    TooManyVolumes { limit: usize },
     #[error("sandbox `{0}` has too much to do")]
     Overloaded(SandboxId),
     #[error("{0}")]
@@ -172,6 +174,7 @@ impl ServiceError {
             | Self::OverQuota { .. }
             | Self::TooManyCommands { .. }
             | Self::TooManySnapshots { .. }
+            | Self::TooManyVolumes { .. }
             | Self::Overloaded(_) => exhausted(),
             Self::NoSnapshot(_) => ErrorKind::NoSnapshot,
             Self::Snapshot { problem, .. } => ErrorKind::Snapshot(*problem),
@@ -225,6 +228,7 @@ impl ServiceError {
             Self::PoolConfigured(_) => Some("change it there and start the server again"),
             Self::OverQuota { .. } => Some("delete sandboxes that are not needed"),
             Self::TooManySnapshots { .. } => Some("delete snapshots that are not needed"),
+            Self::TooManyVolumes { .. } => Some("remove volumes that are not needed"),
             Self::NoOperatorKey => {
                 Some("set `api_key` first: with the first key nobody is let in without one")
             }

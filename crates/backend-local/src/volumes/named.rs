@@ -66,6 +66,17 @@ impl Volumes {
         }
     }
 
+    /// What a volume holds, if there is such a volume and it can be read.
+    pub fn named_usage(&self, id: &str) -> Option<DiskUsage> {
+        check_name(id).ok()?;
+        let usage = match self {
+            Self::Btrfs(pool) => pool.usage_of_named(id),
+            Self::Ext4(images) => images.usage_of_named(id),
+            Self::Tmpfs => return None,
+        };
+        usage.ok()
+    }
+
     /// Where the data of a volume is, if there is such a volume.
     pub fn named_data(&self, id: &str) -> Option<PathBuf> {
         check_name(id).ok()?;

@@ -243,6 +243,12 @@ impl Backend for Pretend {
         Ok(world.volumes.values().map(found).collect())
     }
 
+    async fn volumes_hold(&self, ids: &[VolumeId]) -> Result<Vec<(VolumeId, Bytes)>, BackendError> {
+        let world = self.world.lock().unwrap();
+        let known = ids.iter().filter(|id| world.volumes.contains_key(*id));
+        Ok(known.map(|id| (id.clone(), Bytes::mib(1))).collect())
+    }
+
     async fn resize(&self, _id: &SandboxId, resources: &Resources) -> Result<Measures, BackendError> {
         self.called("resize")?;
         self.resizes.acquire().await.unwrap().forget();

@@ -164,3 +164,18 @@ async fn what_is_attached_is_used_and_remembered() {
     bench.service.destroy(&bench.owner, &sandbox.id).await.unwrap();
     until_names(&bench, &[]).await;
 }
+
+#[tokio::test]
+async fn an_owner_has_so_many_volumes_and_no_more() {
+    let bench = Bench::new().await;
+    for number in 0..3 {
+        bench.service.create_volume(&bench.owner, &name(&format!("v{number}")), None).await.unwrap();
+    }
+    let refused = bench.service.create_volume(&bench.owner, &name("v3"), None).await.unwrap_err();
+    assert!(matches!(refused, ServiceError::TooManyVolumes { limit: 3 }), "{refused}");
+    assert!(matches!(refused.kind(), ErrorKind::Exhausted { .. }) && refused.hint().is_some());
+    bench.service.create_volume(&bench.owner, &name("v0"), None).await.unwrap();
+    bench.service.create_volume(&Owner::named("other"), &name("v0"), None).await.unwrap();
+    let there = bench.service.volumes(&bench.owner).await.unwrap();
+    assert_eq!(there.iter().map(|status| status.used).collect::<Vec<_>>(), [Some(Bytes::mib(1)); 3]);
+}

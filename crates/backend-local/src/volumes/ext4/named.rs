@@ -72,7 +72,7 @@ impl Ext4 {
         Ok(named.filter_map(|(id, target)| readable(id, read(id, target))).collect())
     }
 
-    fn usage_of_named(&self, id: &str) -> Result<DiskUsage, VolumeError> {
+    pub(in super::super) fn usage_of_named(&self, id: &str) -> Result<DiskUsage, VolumeError> {
         self.usage(&format!("{NAMED}{id}"))
     }
 }

@@ -74,7 +74,7 @@ impl Pool {
         read(&self.named_directory(id), id, self.usage_of_named(id)?)
     }
 
-    fn usage_of_named(&self, id: &str) -> Result<DiskUsage, VolumeError> {
+    pub(in super::super) fn usage_of_named(&self, id: &str) -> Result<DiskUsage, VolumeError> {
         let path = self.named_directory(id).join(DATA);
         let subvolume = subvolume_at(&path)?.ok_or_else(|| VolumeError::Unknown(id.to_owned()))?;
         let usage = btrfs::usage(&self.fsid, subvolume).during("read the quota of", &path)?;
