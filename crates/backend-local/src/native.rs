@@ -269,6 +269,17 @@ impl Backend for Native {
         }
     }
 
+    async fn volumes_hold(&self, ids: &[VolumeId]) -> Result<Vec<(VolumeId, Bytes)>, BackendError> {
+        let ids = ids.iter().map(VolumeId::to_string).collect();
+        match self.simple(Question::VolumesHold { ids }).await? {
+            Answer::VolumesHold(held) => {
+                let held = held.into_iter();
+                Ok(held.filter_map(|(id, used)| Some((VolumeId::parse(&id).ok()?, Bytes(used)))).collect())
+            }
+            _ => Err(unexpected()),
+        }
+    }
+
     async fn resize(&self, id: &SandboxId, resources: &Resources) -> Result<Measures, BackendError> {
         let resize = Resize {
             id: id.as_str().to_owned(),

@@ -40,8 +40,11 @@ pub trait Backend: Send + Sync {
     async fn make_volume(&self, volume: &Volume) -> Result<(), BackendError>;
     /// Removes a volume that no sandbox uses, with all it holds. One that is gone already is no error.
     async fn remove_volume(&self, id: &VolumeId) -> Result<(), BackendError>;
-    /// Every volume that is whole, so that a restarted server knows them again.
+    /// Every volume that is whole and can be read, so that a restarted server knows them again. What
+    /// a backend has half made it removes by itself.
     async fn volumes(&self) -> Result<Vec<FoundVolume>, BackendError>;
+    /// What these volumes hold now. One of which nobody knows it is missing in the answer.
+    async fn volumes_hold(&self, ids: &[VolumeId]) -> Result<Vec<(VolumeId, Bytes)>, BackendError>;
     /// Gives a living sandbox other limits, those that are left open as at its creation, and says
     /// what holds now. What cannot be enforced fails, and then nobody knows which limits hold.
     async fn resize(&self, id: &SandboxId, resources: &Resources) -> Result<Measures, BackendError>;

@@ -124,6 +124,8 @@ pub(crate) struct Limits {
     pub max_commands: u32,
     /// Per owner.
     pub max_snapshots: usize,
+    /// Per owner.
+    pub max_volumes: usize,
     pub concurrent_requests: usize,
     pub json_body: Bytes,
 }
@@ -445,6 +447,7 @@ fn check_limits(raw: &RawLimits) -> Result<Limits> {
             .transpose()?,
         max_commands: positive("limits.max_commands", raw.max_commands, 64)?,
         max_snapshots: positive("limits.max_snapshots", raw.max_snapshots, 100)?,
+        max_volumes: positive("limits.max_volumes", raw.max_volumes, 100)?,
         concurrent_requests: positive("limits.concurrent_requests", raw.concurrent_requests, 1024)?,
         json_body: bytes("limits.json_body", raw.json_body.as_ref(), Bytes::mib(1))?,
     })

@@ -55,6 +55,8 @@ pub enum ServiceError {
     Snapshot { problem: SnapshotProblem, message: String },
     #[error("an owner may have {limit} snapshots")]
     TooManySnapshots { limit: usize },
+    #[error("an owner may have {limit} volumes")]
+    TooManyVolumes { limit: usize },
     #[error("sandbox `{0}` has too much to do")]
     Overloaded(SandboxId),
     #[error("{0}")]
@@ -175,6 +177,7 @@ impl ServiceError {
             | Self::TooManyCommands { .. }
             | Self::TooManySnapshots { .. }
             | Self::TooManyPulls
+            | Self::TooManyVolumes { .. }
             | Self::Overloaded(_) => exhausted(),
             Self::NoSnapshot(_) => ErrorKind::NoSnapshot,
             Self::Snapshot { problem, .. } => ErrorKind::Snapshot(*problem),
@@ -229,6 +232,7 @@ impl ServiceError {
             Self::OverQuota { .. } => Some("delete sandboxes that are not needed"),
             Self::TooManyPulls => Some("ask again when one of them is done"),
             Self::TooManySnapshots { .. } => Some("delete snapshots that are not needed"),
+            Self::TooManyVolumes { .. } => Some("remove volumes that are not needed"),
             Self::NoOperatorKey => {
                 Some("set `api_key` first: with the first key nobody is let in without one")
             }

@@ -113,7 +113,7 @@ impl Core {
         self.fetch_image(owner, &spec.image, credentials).await
     }
 
-    /// As [`Core::ensure_image`], for a sandbox of a pool, which has its place already.
+    /// As [`Core::ensure_image`], for a pool, before its next sandbox takes a place.
     pub(crate) async fn ensure_warm_image(self: &Arc<Self>, name: &str) -> Result<(), ServiceError> {
         if !self.must_fetch(name).await? {
             return Ok(());

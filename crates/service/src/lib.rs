@@ -97,6 +97,8 @@ pub struct Config {
     pub commands_per_sandbox: u32,
     /// How many snapshots one owner may have.
     pub snapshots_per_owner: usize,
+    /// How many volumes one owner may have.
+    pub volumes_per_owner: usize,
     /// What each owner may have at once.
     pub quotas: Quotas,
     /// The limits of a sandbox that names none, as quotas count them.

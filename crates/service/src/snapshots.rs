@@ -93,7 +93,9 @@ impl Core {
             let message = format!("the name of a snapshot has 1 to {LONGEST_NAME} bytes");
             return Err(ServiceError::Invalid(message));
         }
-        self.check_quota(owner, id).await?;
+        // What it will hold is set aside for it until it is taken.
+        let usage = self.usage_of(id).await?;
+        let size = usage.disk.unwrap_or(Bytes(handle.cost.disk));
         let snapshot = Snapshot {
             id: SnapshotId::from_entropy(random().map_err(io("draw a random id"))?),
             owner: owner.clone(),
@@ -102,10 +104,10 @@ impl Core {
             state: SnapshotState::Creating(None),
             created: self.clock.now().wall,
             image: handle.current().in_force.image,
-            size: Bytes(0),
+            size,
             disk: Bytes(0),
         };
-        self.snapshots.add(snapshot.clone(), self.config.snapshots_per_owner)?;
+        self.put_on_shelf(snapshot.clone())?;
         let (noted, wait) = oneshot::channel();
         // From here on it goes its way, even if the client does not wait for the answer.
         self.tasks.spawn(making::make(Arc::clone(self), snapshot.clone(), noted));
@@ -126,15 +128,14 @@ impl Core {
     }
 
     /// Refuses a snapshot that would hold more than its owner may have on disk.
-    async fn check_quota(&self, owner: &Owner, id: &SandboxId) -> Result<(), ServiceError> {
-        let Some(most) = self.config.quotas.of(owner).disk else { return Ok(()) };
-        let usage = self.usage_of(id).await?;
-        let holds = usage.disk.map_or(0, |disk| disk.0);
-        let sum = self.registry.disk_of(owner).saturating_add(self.snapshots.size_of(owner));
-        if sum.saturating_add(holds) > most.0 {
-            return Err(ServiceError::OverQuota { owner: owner.clone(), what: "disk" });
-        }
-        Ok(())
+    fn put_on_shelf(&self, snapshot: Snapshot) -> Result<(), ServiceError> {
+        let owner = snapshot.owner.clone();
+        let most = self.config.quotas.of(&owner).disk;
+        let left = || {
+            let others = self.registry.disk_of(&owner).saturating_add(self.volumes.bytes(&owner));
+            most.map(|most| most.0.saturating_sub(others))
+        };
+        self.snapshots.add(snapshot, self.config.snapshots_per_owner, left)
     }
 
     async fn delete_snapshot(

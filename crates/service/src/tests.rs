@@ -95,6 +95,7 @@ fn config(state: &TempDir) -> Config {
         park_after: Duration::from_secs(600),
         commands_per_sandbox: 3,
         snapshots_per_owner: 3,
+        volumes_per_owner: 3,
         quotas: Quotas::default(),
         usual: Resources::default(),
         pools: Vec::new(),

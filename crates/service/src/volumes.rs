@@ -10,10 +10,11 @@
 mod settle;
 mod shelf;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use backend::{BackendError, FoundVolume};
+use backend::BackendError;
 use domain::volume::{Absent, Claim, Lifetime};
 use domain::{Bytes, Mount, Owner, SandboxId, Source, Volume, VolumeId, VolumeName};
 
@@ -205,6 +206,10 @@ impl Core {
     }
 
     fn check_volume_quota(&self, volume: &Volume) -> Result<(), ServiceError> {
+        let limit = self.config.volumes_per_owner;
+        if self.volumes.count(&volume.owner) >= limit {
+            return Err(ServiceError::TooManyVolumes { limit });
+        }
         let Some(most) = self.config.quotas.of(&volume.owner).disk else { return Ok(()) };
         let parts = [
             self.registry.cost(&volume.owner).disk,
@@ -266,18 +271,28 @@ impl crate::Service {
     }
 
     pub async fn volume(&self, owner: &Owner, name: &VolumeName) -> Result<VolumeStatus, ServiceError> {
-        let all = self.volumes(owner).await?;
-        all.into_iter().find(|status| status.volume.name == *name).ok_or_else(|| no_volume(name))
+        let mut statuses = self.0.volumes.list(owner);
+        statuses.retain(|status| status.volume.name == *name);
+        self.measured(statuses).await?.pop().ok_or_else(|| no_volume(name))
     }
 
     /// All volumes of an owner, by name.
     pub async fn volumes(&self, owner: &Owner) -> Result<Vec<VolumeStatus>, ServiceError> {
-        let found = self.0.ask_for_volume("list the volumes", self.0.backend.volumes()).await?;
-        let used = |id: &VolumeId| found.iter().find(|found: &&FoundVolume| found.volume.id == *id);
-        let statuses = self.0.volumes.list(owner).into_iter();
-        Ok(statuses
-            .map(|status| VolumeStatus { used: used(&status.volume.id).map(|found| found.used), ..status })
-            .collect())
+        self.measured(self.0.volumes.list(owner)).await
+    }
+
+    /// Adds what the volumes hold. Only these are asked for: others may have many.
+    async fn measured(&self, mut statuses: Vec<VolumeStatus>) -> Result<Vec<VolumeStatus>, ServiceError> {
+        let ids: Vec<VolumeId> = statuses.iter().map(|status| status.volume.id.clone()).collect();
+        if ids.is_empty() {
+            return Ok(statuses);
+        }
+        let held = self.0.ask_for_volume("measure volumes", self.0.backend.volumes_hold(&ids)).await?;
+        let held: HashMap<VolumeId, Bytes> = held.into_iter().collect();
+        for status in &mut statuses {
+            status.used = held.get(&status.volume.id).copied();
+        }
+        Ok(statuses)
     }
 
     /// Removes a volume with all it holds. One that a sandbox uses is refused.

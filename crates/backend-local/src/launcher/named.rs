@@ -44,6 +44,13 @@ impl Launcher {
         Ok(found.into_iter().map(|found| (plan(found.volume), found.used.0)).collect())
     }
 
+    /// What these hold, as far as it can be read.
+    pub fn volumes_hold(&self, ids: Vec<String>) -> Vec<(String, u64)> {
+        let Rights::Root(root) = &self.rights else { return Vec::new() };
+        let held = |id: String| root.volumes.named_usage(&id).map(|usage| (id, usage.used.0));
+        ids.into_iter().filter_map(held).collect()
+    }
+
     fn root(&mut self) -> Result<&mut Root, Refusal> {
         match &mut self.rights {
             Rights::Root(root) => Ok(root),

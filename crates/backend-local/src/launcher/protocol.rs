@@ -48,6 +48,10 @@ pub enum Question {
         id: String,
     },
     Volumes,
+    /// What some of them hold.
+    VolumesHold {
+        ids: Vec<String>,
+    },
     List,
     Usage {
         id: String,
@@ -95,6 +99,7 @@ impl Question {
             | Self::MakeVolume(_)
             | Self::RemoveVolume { .. }
             | Self::Volumes
+            | Self::VolumesHold { .. }
             | Self::List
             | Self::Usage { .. }
             | Self::Resize(_)
@@ -139,6 +144,7 @@ pub enum Answer {
     Used(Used),
     /// Each with the bytes it holds.
     Volumes(Vec<(VolumePlan, u64)>),
+    VolumesHold(Vec<(String, u64)>),
     /// Nothing is left of the sandbox.
     Ended {
         cpu_micros: Option<u64>,

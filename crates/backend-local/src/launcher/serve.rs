@@ -340,6 +340,7 @@ impl Loop {
             }
             Question::Usage { id } => self.launcher.usage(&id).map(Answer::Used).ok_or_else(Refusal::gone),
             Question::Volumes => self.launcher.volumes().map(Answer::Volumes),
+            Question::VolumesHold { ids } => Ok(Answer::VolumesHold(self.launcher.volumes_hold(ids))),
             Question::WasOutOfMemory { id } => Ok(Answer::Yes(self.launcher.was_out_of_memory(&id))),
             Question::Report => Ok(self.report()),
             Question::Resolve { image } => self.launcher.image_named(&image).map(Answer::Resolved),
@@ -464,6 +465,7 @@ fn names_a_sandbox(question: &Question) -> bool {
             return SandboxId::parse(id).is_ok() && SnapshotId::parse(snapshot).is_ok();
         }
         Question::ForgetSnapshot { snapshot } => return SnapshotId::parse(snapshot).is_ok(),
+        Question::VolumesHold { ids } => return ids.iter().all(|id| SandboxId::parse(id).is_ok()),
         Question::List
         | Question::Snapshots
         | Question::Volumes

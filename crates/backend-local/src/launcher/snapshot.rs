@@ -76,14 +76,13 @@ impl Snapshots {
         let failed = |source| LauncherError::Io { action: "tidy up", path: path.clone(), source };
         make_directory(&path, 0o700).map_err(failed)?;
         let drafts = records.drafts().map_err(failed)?;
-        for draft in drafts.iter().filter_map(|id| records.draft(id)) {
-            if !draft.paused {
-                thaw(groups, &draft.sandbox).map_err(failed)?;
-            }
-            volumes.thaw(&draft.sandbox)?;
-        }
+        let drafted: Vec<Draft> = drafts.iter().filter_map(|id| records.draft(id)).collect();
         let errands = Errands::open(&settings.state_dir).map_err(failed)?;
+        // At once, since nobody should stand still for a moment too long, and again when no former
+        // errand can stop anything any more.
+        go_on(&drafted, groups, volumes, &failed)?;
         errands.wait_for_former().map_err(failed)?;
+        go_on(&drafted, groups, volumes, &failed)?;
         remove_halves(&records, volumes, &failed)?;
         for id in &drafts {
             records.end(id).map_err(failed)?;
@@ -95,6 +94,22 @@ impl Snapshots {
     pub(super) fn paused_before(&self, id: &str) -> Option<bool> {
         self.still.iter().find(|(still, _)| still == id).map(|(_, paused)| *paused)
     }
+}
+
+/// Lets the sandboxes of drafts go on.
+fn go_on(
+    drafts: &[Draft],
+    groups: &Hierarchies,
+    volumes: &Volumes,
+    failed: &impl Fn(io::Error) -> LauncherError,
+) -> Result<(), LauncherError> {
+    for draft in drafts {
+        if !draft.paused {
+            thaw(groups, &draft.sandbox).map_err(failed)?;
+        }
+        volumes.thaw(&draft.sandbox)?;
+    }
+    Ok(())
 }
 
 /// A copy without a record was never finished, and a record without its copy is of no use.

@@ -10,17 +10,19 @@
 
 mod named;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use domain::Bytes;
 use linux::loopdev::{self, LoopDevice};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::SeekFrom;
 use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::keeping::Copying;
 use super::{
@@ -30,6 +32,8 @@ use super::{
 
 /// Below this a filesystem has no room for its own tables.
 const LEAST: u64 = 8 << 20;
+/// How many seconds `mkfs.ext4` may take, while everybody else waits. It writes a few blocks.
+const FORMATTING: i64 = 10;
 /// Where copies of images are kept.
 const SNAPSHOTS: &str = "snapshots";
 /// One inode for this many bytes: the limit on files that goes with the limit on bytes.
@@ -44,6 +48,8 @@ pub struct Ext4 {
     settings: Settings,
     /// Where each image is mounted.
     mounted: BTreeMap<String, PathBuf>,
+    /// Those that could not be mounted at the start. They stay until somebody removes them.
+    broken: BTreeSet<String>,
     numbered: u64,
 }
 
@@ -61,7 +67,8 @@ impl Ext4 {
         formatter()?;
         // Removing a node with each volume would take longer than all the rest of its removal.
         loopdev::forget_unused().during("forget devices of", &directory)?;
-        let mut images = Self { directory, settings, mounted: BTreeMap::new(), numbered: 0 };
+        let (mounted, broken) = (BTreeMap::new(), BTreeSet::new());
+        let mut images = Self { directory, settings, mounted, broken, numbered: 0 };
         images.adopt()?;
         Ok(images)
     }
@@ -79,8 +86,9 @@ impl Ext4 {
             let Some(name) = name.strip_suffix(".img").map(str::to_owned) else { continue };
             if name.starts_with(PREPARED) {
                 fs::remove_file(&path).during("remove", &path)?;
-            } else {
-                self.mount(&name)?;
+            } else if let Err(error) = self.mount(&name) {
+                tracing::error!(image = name, ?error, "an image cannot be mounted and is left as it is");
+                self.broken.insert(name);
             }
         }
         Ok(())
@@ -164,11 +172,14 @@ impl Ext4 {
                 .during("unmount", &target)?;
             fs::remove_dir(&target).during("remove", &target)?;
         }
-        remove_image(&self.image(name))
+        remove_image(&self.image(name))?;
+        self.broken.remove(name);
+        Ok(())
     }
 
     pub(super) fn list(&self) -> Vec<String> {
-        self.mounted.keys().filter(|name| check_name(name).is_ok()).cloned().collect()
+        let all = self.mounted.keys().chain(&self.broken);
+        all.filter(|name| check_name(name).is_ok()).cloned().collect()
     }
 
     pub(super) fn keep(&self, id: &str, snapshot: &str) -> Result<Copying, VolumeError> {
@@ -252,19 +263,34 @@ fn format(path: &Path, limit: Bytes, features: &str) -> Result<(), VolumeError> 
     let mut options = OpenOptions::new();
     let file = options.write(true).create(true).truncate(true).mode(0o600).open(path);
     file.and_then(|file| file.set_len(limit.0)).during("make the template", path)?;
-    let output = Command::new(formatter()?)
+    let mut formatting = Command::new(formatter()?)
         .args(["-q", "-F", "-b", "4096", "-m", "0", "-O", features])
         .args(["-E", "lazy_itable_init=1,nodiscard,root_owner=0:0", "-i", &BYTES_PER_INODE.to_string()])
         .arg(path)
         .env_clear()
         .stdin(Stdio::null())
-        .output()
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
         .during("run mkfs.ext4 on", path)?;
+    if !ends_in_time(&formatting).during("wait for mkfs.ext4 on", path)? {
+        formatting.kill().during("end mkfs.ext4 on", path)?;
+        formatting.wait().during("end mkfs.ext4 on", path)?;
+        return Err(VolumeError::Format(format!("it took longer than {FORMATTING} s")));
+    }
+    let output = formatting.wait_with_output().during("wait for mkfs.ext4 on", path)?;
     if output.status.success() {
         return Ok(());
     }
     let said: String = String::from_utf8_lossy(&output.stderr).chars().take(500).collect();
     Err(VolumeError::Format(said.trim().to_owned()))
+}
+
+fn ends_in_time(child: &Child) -> io::Result<bool> {
+    let pidfd = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
+    let patience = Timespec { tv_sec: FORMATTING, tv_nsec: 0 };
+    let mut watched = [PollFd::new(&pidfd, PollFlags::IN)];
+    Ok(rustix::io::retry_on_intr(|| poll(&mut watched, Some(&patience)))? > 0)
 }
 
 fn formatter() -> Result<PathBuf, VolumeError> {

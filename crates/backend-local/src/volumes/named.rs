@@ -6,10 +6,12 @@
 //! ```
 //!
 //! A volume is made under another name and renamed when it is whole, and renamed before it is
-//! taken apart. So what has its own name is whole, and everything else is removed at a start.
+//! taken apart. So what has its own name is whole, and everything else is removed at a start. All
+//! is on the disk before the rename, since a volume outlives a power loss. One that cannot be read
+//! all the same is left where it is, and told to nobody but the log.
 
 use std::fs;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use backend::FoundVolume;
@@ -64,6 +66,17 @@ impl Volumes {
         }
     }
 
+    /// What a volume holds, if there is such a volume and it can be read.
+    pub fn named_usage(&self, id: &str) -> Option<DiskUsage> {
+        check_name(id).ok()?;
+        let usage = match self {
+            Self::Btrfs(pool) => pool.usage_of_named(id),
+            Self::Ext4(images) => images.usage_of_named(id),
+            Self::Tmpfs => return None,
+        };
+        usage.ok()
+    }
+
     /// Where the data of a volume is, if there is such a volume.
     pub fn named_data(&self, id: &str) -> Option<PathBuf> {
         check_name(id).ok()?;
@@ -76,7 +89,7 @@ impl Volumes {
     }
 }
 
-/// Writes down whose the volume in `directory` is.
+/// Writes down whose the volume in `directory` is, and waits until that cannot be lost.
 pub(super) fn write_label(directory: &Path, volume: &Volume) -> Result<(), VolumeError> {
     let label = Label {
         owner: volume.owner.as_str().to_owned(),
@@ -86,7 +99,20 @@ pub(super) fn write_label(directory: &Path, volume: &Volume) -> Result<(), Volum
     };
     let path = directory.join(LABEL);
     let text = serde_json::to_vec(&label).expect("a label is text and numbers");
-    fs::write(&path, text).during("write", &path)
+    let mut file = fs::File::create(&path).during("make", &path)?;
+    file.write_all(&text).and_then(|()| file.sync_all()).during("write", &path)?;
+    sync(directory)
+}
+
+/// Waits until the names in a directory cannot be lost.
+pub(super) fn sync(directory: &Path) -> Result<(), VolumeError> {
+    fs::File::open(directory).and_then(|directory| directory.sync_all()).during("flush", directory)
+}
+
+/// Leaves out a volume that cannot be read: it must not keep anybody from all the others.
+pub(super) fn readable<T>(id: &str, read: Result<T, VolumeError>) -> Option<T> {
+    let complain = |error: &VolumeError| tracing::error!(volume = id, ?error, "a volume cannot be read");
+    read.inspect_err(complain).ok()
 }
 
 /// Reads the volume in `directory` back.

@@ -264,6 +264,9 @@ async fn a_volume_outlives_its_sandboxes_or_is_refused(subject: &dyn Subject) {
     let backend = subject.open().await;
     let found = backend.volumes().await.expect("volumes can be listed");
     assert_eq!(found.iter().map(|found| &found.volume).collect::<Vec<_>>(), [&volume]);
+    let unknown = VolumeId::parse(fresh_id().as_str()).expect("both have one form");
+    let held = backend.volumes_hold(&[unknown, volume.id.clone()]).await.expect("volumes are measured");
+    assert_eq!(held.iter().map(|(id, _)| id).collect::<Vec<_>>(), [&volume.id]);
     let second = Made::of(&backend, &spec).await;
     assert_eq!(second.run("cat /data/file").await.output.trim(), "kept");
     second.destroy().await;

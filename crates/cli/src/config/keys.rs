@@ -50,6 +50,7 @@ const SETTINGS: &[(&str, Kind)] = &[
     ("limits.soft_sandboxes", Kind::Count),
     ("limits.max_commands", Kind::Count),
     ("limits.max_snapshots", Kind::Count),
+    ("limits.max_volumes", Kind::Count),
     ("limits.concurrent_requests", Kind::Count),
     ("limits.json_body", Kind::Text),
     ("prepared.volumes", Kind::Count),

@@ -67,6 +67,7 @@ pub(super) struct RawLimits {
     pub soft_sandboxes: Option<usize>,
     pub max_commands: Option<u32>,
     pub max_snapshots: Option<usize>,
+    pub max_volumes: Option<usize>,
     pub concurrent_requests: Option<usize>,
     pub json_body: Option<Amount>,
 }

@@ -36,7 +36,7 @@ fn every_setting_can_be_written() {
         longest_timeout = "1d"
         images.strict = true
         images.aliases = { "python:3.12" = "debian" }
-        limits = { memory = "256m", cpus = 0.5, pids = 64, disk = 104857600, max_memory = "1g", max_cpus = 2, max_pids = 64, max_disk = "10g", max_sandboxes = 10, max_commands = 5, max_snapshots = 7, concurrent_requests = 20, json_body = "1m" }
+        limits = { memory = "256m", cpus = 0.5, pids = 64, disk = 104857600, max_memory = "1g", max_cpus = 2, max_pids = 64, max_disk = "10g", max_sandboxes = 10, max_commands = 5, max_snapshots = 7, max_volumes = 8, concurrent_requests = 20, json_body = "1m" }
         prepared = { volumes = 0, namespaces = 3 }
         [[pool]]
         name = "warm"

@@ -164,6 +164,7 @@ async fn start_service(handover: &Handover) -> Result<Service> {
         park_after: handover.park_after,
         commands_per_sandbox: handover.max_commands,
         snapshots_per_owner: handover.max_snapshots,
+        volumes_per_owner: handover.max_volumes,
         quotas: quotas(&handover.owners),
         usual: domain::Resources {
             memory: Some(domain::Bytes(handover.limits.memory)),

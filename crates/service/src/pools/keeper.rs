@@ -3,6 +3,9 @@
 //! A new one is begun only after a pause, so that whoever has just taken one has the processor
 //! for the first command, and creates of others are never crowded out. After a failure the pauses
 //! grow until something succeeds.
+//!
+//! The image is fetched first, which may take long, and a place is taken only then: whoever waits
+//! for room waits for what is being made.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,6 +35,8 @@ enum Need {
 struct Keeper {
     core: Arc<Core>,
     kept: Arc<Kept>,
+    /// Those for which the image is being fetched. They have no place yet.
+    fetching: JoinSet<Result<(), ServiceError>>,
     making: JoinSet<Result<(), ServiceError>>,
     /// When the next may be begun, once one is needed.
     due: Option<Instant>,
@@ -43,8 +48,8 @@ struct Keeper {
 
 /// Runs until the pool is closed or the service stops.
 pub(super) async fn keep(core: Arc<Core>, kept: Arc<Kept>) {
-    let making = JoinSet::new();
-    let mut keeper = Keeper { core, kept, making, due: None, failing: None, full: false };
+    let (fetching, making) = (JoinSet::new(), JoinSet::new());
+    let mut keeper = Keeper { core, kept, fetching, making, due: None, failing: None, full: false };
     while !keeper.kept.closed.is_cancelled() && !keeper.core.stop.is_cancelled() {
         keeper.turn().await;
     }
@@ -72,8 +77,12 @@ impl Keeper {
             () = self.kept.closed.cancelled() => {}
             () = self.core.stop.cancelled() => {}
             Some(made) = self.making.join_next() => self.judge(made.ok()),
+            Some(fetched) = self.fetching.join_next() => match fetched.ok() {
+                Some(Ok(())) => self.begin(),
+                failed => self.judge(failed),
+            },
             () = self.kept.changed.notified() => self.full = false,
-            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => self.begin(),
+            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => self.fetch(),
         }
     }
 
@@ -81,18 +90,24 @@ impl Keeper {
         let taken = self.core.registry.taken_from(&self.kept.pool.name);
         let state = self.kept.lock();
         let (wanted, ready) = (state.capacity.wanted(taken), state.ready.len());
+        let begun = self.fetching.len() + self.making.len();
         let at_once = usize::try_from(self.kept.pool.refill.at_once).unwrap_or(usize::MAX);
         if ready > wanted {
             Need::Fewer
-        } else if ready + self.making.len() < wanted && self.making.len() < at_once {
+        } else if ready + begun < wanted && begun < at_once {
             Need::Another
         } else {
             Need::Nothing
         }
     }
 
-    fn begin(&mut self) {
+    fn fetch(&mut self) {
         self.due = None;
+        let (core, image) = (Arc::clone(&self.core), self.kept.pool.template.image.clone());
+        self.fetching.spawn(async move { core.ensure_warm_image(&image).await });
+    }
+
+    fn begin(&mut self) {
         match self.core.begin_warm(&self.kept) {
             Ok(Some(record)) => {
                 let (core, kept) = (Arc::clone(&self.core), Arc::clone(&self.kept));

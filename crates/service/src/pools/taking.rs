@@ -10,16 +10,22 @@ use crate::store::Record;
 use crate::{Create, ServiceError, measure};
 
 /// A warm sandbox in one pair of hands. If nothing comes of it, it goes back: nothing was bound.
+/// Where its pool was closed meanwhile it is removed.
 pub(crate) struct Taken {
+    core: Arc<Core>,
     kept: Arc<Kept>,
     warm: Option<Warm>,
 }
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        if let Some(warm) = self.warm.take() {
-            self.kept.push(warm);
-            self.kept.changed.notify_one();
+        let Some(warm) = self.warm.take() else { return };
+        match self.kept.put_back(warm) {
+            None => self.kept.changed.notify_one(),
+            Some(warm) => {
+                let core = Arc::clone(&self.core);
+                self.core.tasks.spawn(async move { core.remove_warm(&warm.id).await });
+            }
         }
     }
 }
@@ -109,7 +115,7 @@ impl Core {
 
     /// A warm sandbox of the pool that the wish names, or of one that fits. There may be none, and
     /// that is no error.
-    pub(crate) async fn take_warm(&self, wish: &Create) -> Option<Taken> {
+    pub(crate) async fn take_warm(self: &Arc<Self>, wish: &Create) -> Option<Taken> {
         let kept = match &wish.pool {
             Some(name) => self.pools.find(name)?,
             None => self.fitting(wish).await?,
@@ -122,7 +128,7 @@ impl Core {
             kept.count_cold();
             return None;
         };
-        Some(Taken { kept, warm: Some(warm) })
+        Some(Taken { core: Arc::clone(self), kept, warm: Some(warm) })
     }
 
     /// The pool with the most warm sandboxes of this image, by whatever name.
@@ -174,6 +180,17 @@ impl Core {
 }
 
 impl Kept {
+    /// Puts one back, or answers it if the pool is closed: nobody may empty it any more then.
+    fn put_back(&self, warm: Warm) -> Option<Warm> {
+        let mut state = self.lock();
+        if self.closed.is_cancelled() {
+            return Some(warm);
+        }
+        state.ready.push_back(warm);
+        measure::warm(&self.pool.name, state.ready.len());
+        None
+    }
+
     /// The image that the warm ones really have.
     fn image(&self) -> Option<String> {
         self.lock().ready.front().map(|warm| warm.in_force.image.clone())

@@ -59,11 +59,7 @@ impl Core {
 
     async fn warm_up(self: &Arc<Self>, kept: &Kept, mut record: Record) -> Result<(), ServiceError> {
         let id = record.sandbox.id.clone();
-        let fetched = self.ensure_warm_image(&record.sandbox.spec.image).await;
-        let made = match fetched {
-            Ok(()) => self.bring_up_warm(&mut record).await,
-            Err(error) => Err(error),
-        };
+        let made = self.bring_up_warm(&mut record).await;
         let warm = Warm { id: id.clone(), in_force: record.sandbox.in_force };
         if kept.settle(warm, made.is_ok()) {
             return Ok(());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backend::{KeptFiles, Stage};
-use domain::{Phase, Snapshot, SnapshotId, SnapshotState};
+use domain::{Bytes, Phase, Snapshot, SnapshotId, SnapshotState};
 use tokio::sync::oneshot;
 
 use super::FORGET;
@@ -47,6 +47,7 @@ async fn finish(core: Arc<Core>, mut snapshot: Snapshot) {
             core.failed("snapshot", &snapshot.owner, Some(&snapshot.sandbox))(&error);
             tracing::warn!(snapshot = %snapshot.id, error = %chain(&error), "a snapshot was not taken");
             snapshot.state = SnapshotState::Failed(error.told_to(&snapshot.owner));
+            snapshot.size = Bytes(0);
             forget(&core, &snapshot.id).await;
         }
     }
@@ -136,11 +137,12 @@ async fn settle_one(core: &Arc<Core>, mut snapshot: Snapshot, stage: Option<Stag
             core.snapshots.put(snapshot.clone());
             core.tasks.spawn(finish(Arc::clone(core), snapshot));
         }
-        (state, stage) => {
+        (_, stage) => {
             if stage.is_some() {
                 forget(core, &snapshot.id).await;
             }
-            snapshot.state = SnapshotState::Failed(match state {
+            snapshot.size = Bytes(0);
+            snapshot.state = SnapshotState::Failed(match &snapshot.state {
                 SnapshotState::Failed(why) => why.clone(),
                 SnapshotState::Creating(_) => "its sandbox ended before it was taken".to_owned(),
                 SnapshotState::Ready | SnapshotState::Deleting => "its files are gone".to_owned(),

@@ -33,8 +33,14 @@ impl Drop for Using {
 }
 
 impl Shelf {
-    /// Adds a new one, if its owner may have another and none of its sandbox is being taken.
-    pub(super) fn add(&self, snapshot: Snapshot, limit: usize) -> Result<(), ServiceError> {
+    /// Adds a new one, if its owner may have another and none of its sandbox is being taken, and
+    /// if all together hold no more than what is left for them, where that is bounded.
+    pub(super) fn add(
+        &self,
+        snapshot: Snapshot,
+        limit: usize,
+        left: impl FnOnce() -> Option<u64>,
+    ) -> Result<(), ServiceError> {
         let mut all = self.lock();
         let owned = all.values().filter(|entry| entry.snapshot.owner == snapshot.owner);
         if owned.clone().count() >= limit {
@@ -47,6 +53,10 @@ impl Shelf {
         if owned.clone().any(taking) {
             let message = format!("a snapshot of sandbox `{}` is being taken already", snapshot.sandbox);
             return Err(ServiceError::Snapshot { problem: SnapshotProblem::Taking, message });
+        }
+        let sum = sum(owned).saturating_add(snapshot.size.0);
+        if left().is_some_and(|left| sum > left) {
+            return Err(ServiceError::OverQuota { owner: snapshot.owner, what: "disk" });
         }
         all.insert(snapshot.id.clone(), Entry { snapshot, uses: 0 });
         Ok(())
@@ -85,11 +95,12 @@ impl Shelf {
         SnapshotPage { items, total: found.len() }
     }
 
-    /// What all snapshots of an owner hold together.
+    /// What all snapshots of an owner hold together, with what is set aside for those that are
+    /// being taken.
     pub(crate) fn size_of(&self, owner: &Owner) -> u64 {
         let all = self.lock();
         let owned = all.values().filter(|entry| entry.snapshot.owner == *owner);
-        owned.fold(0, |sum, entry| sum.saturating_add(entry.snapshot.size.0))
+        sum(owned)
     }
 
     /// Marks one for deletion. What is half made or in use stays.
@@ -129,4 +140,8 @@ impl Shelf {
     fn lock(&self) -> MutexGuard<'_, HashMap<SnapshotId, Entry>> {
         self.0.lock().expect("nobody panics while moving a snapshot")
     }
+}
+
+fn sum<'a>(entries: impl Iterator<Item = &'a Entry>) -> u64 {
+    entries.fold(0, |sum, entry| sum.saturating_add(entry.snapshot.size.0))
 }

@@ -12,7 +12,7 @@ use futures_util::future::join_all;
 use tempfile::TempDir;
 use wire::Request;
 
-use super::pretend::Pretend;
+use super::pretend::{ABSENT, Pretend};
 use super::restart::snapshot_of;
 use super::{Bench, config, plain, with_entrypoint};
 use crate::clock::Clock;
@@ -476,4 +476,29 @@ async fn a_server_that_ends_in_peace_leaves_nothing_warm() {
     bench.service.drain_pools().await;
     bench.service.stop().await;
     assert_eq!(bench.backend.ids(), [taken.id]);
+}
+
+#[tokio::test]
+async fn nobody_waits_for_the_image_of_a_pool() {
+    let (backend, state) = (Pretend::new(), tempfile::tempdir().unwrap());
+    let mut absent = pool("p", 2);
+    absent.template.image = ABSENT.to_owned();
+    let bench = Bench::over(vec![absent], 1, backend, state).await;
+    while !bench.backend.was_asked_to("pull") {
+        a_moment().await;
+    }
+    bench.create().await;
+    let error = bench.service.create(&bench.owner, plain()).await.unwrap_err();
+    assert!(matches!(error, ServiceError::TooManySandboxes { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_warm_one_that_comes_back_to_a_closed_pool_is_removed() {
+    let bench = Bench::pooled(Vec::new(), 20).await;
+    bench.service.create_pool(pool("p", 1)).await.unwrap();
+    bench.until_warm("p", 1).await;
+    let taken = bench.service.0.take_warm(&of("p")).await.unwrap();
+    bench.service.remove_pool("p").await.unwrap();
+    drop(taken);
+    bench.until_population(0).await;
 }

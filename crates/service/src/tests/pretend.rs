@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use backend::{
     AgentStream, Backend, BackendError, Capabilities, Condition, Death, Found, FoundSnapshot, FoundVolume,
-    InForce, KeptFiles, Measures, Stage, Usage,
+    Freed, ImageInfo, Images, InForce, KeptFiles, Measures, Pull, Stage, Usage,
 };
 use domain::{Bytes, Cause, Mount, Network, Resources, SandboxId, SnapshotId, Spec, Volume, VolumeId};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
@@ -43,6 +43,9 @@ struct World {
     script: Option<Script>,
     volumes: BTreeMap<VolumeId, Volume>,
 }
+
+/// The image that is not there.
+pub(super) const ABSENT: &str = "absent";
 
 /// What the agent sends after its greeting, if it answers this request by a script; nothing at
 /// all is silence.
@@ -240,6 +243,12 @@ impl Backend for Pretend {
         Ok(world.volumes.values().map(found).collect())
     }
 
+    async fn volumes_hold(&self, ids: &[VolumeId]) -> Result<Vec<(VolumeId, Bytes)>, BackendError> {
+        let world = self.world.lock().unwrap();
+        let known = ids.iter().filter(|id| world.volumes.contains_key(*id));
+        Ok(known.map(|id| (id.clone(), Bytes::mib(1))).collect())
+    }
+
     async fn resize(&self, _id: &SandboxId, resources: &Resources) -> Result<Measures, BackendError> {
         self.called("resize")?;
         self.resizes.acquire().await.unwrap().forget();
@@ -276,10 +285,43 @@ impl Backend for Pretend {
         Ok(self.kept().into_iter().map(complete).collect())
     }
 
+    fn images(&self) -> Option<&dyn Images> {
+        Some(self)
+    }
+
     fn deaths(&self) -> mpsc::UnboundedReceiver<Death> {
         // After a restart there are no deaths to tell in these tests.
         let first = self.deaths.1.lock().unwrap().take();
         first.unwrap_or_else(|| mpsc::unbounded_channel().1)
+    }
+}
+
+/// Every image is there but one, whose pull never ends.
+#[async_trait::async_trait]
+impl Images for Pretend {
+    async fn list(&self) -> Result<Vec<ImageInfo>, BackendError> {
+        Ok(Vec::new())
+    }
+
+    async fn find(&self, name: &str) -> Result<Option<ImageInfo>, BackendError> {
+        Ok((name != ABSENT).then(ImageInfo::default))
+    }
+
+    fn may_fetch(&self, _name: &str) -> bool {
+        true
+    }
+
+    async fn pull(&self, _pull: Pull<'_>) -> Result<ImageInfo, BackendError> {
+        self.called("pull")?;
+        std::future::pending().await
+    }
+
+    async fn remove(&self, _name: &str) -> Result<Freed, BackendError> {
+        Ok(Freed::default())
+    }
+
+    async fn collect(&self) -> Result<Freed, BackendError> {
+        Ok(Freed::default())
     }
 }
 

@@ -262,3 +262,42 @@ async fn a_restart_removes_strangers_and_finishes_what_was_being_deleted() {
     let state = bench.service.snapshot(&bench.owner, &lost.id).unwrap().state;
     assert!(matches!(state, SnapshotState::Failed(_)), "its files are gone: {state:?}");
 }
+
+fn on_quota(mib: u64, state: &tempfile::TempDir) -> crate::Config {
+    let others = Quota { disk: Some(Bytes::mib(mib)), ..Quota::default() };
+    crate::Config { quotas: Quotas { others, ..Quotas::default() }, ..config(state) }
+}
+
+fn of_ten() -> Create {
+    let resources = Resources { disk: Some(Bytes::mib(10)), ..Resources::default() };
+    Create { spec: Spec { resources, ..Spec::plain() }, ..plain() }
+}
+
+#[tokio::test]
+async fn those_that_are_being_taken_count_and_what_fails_gives_it_back() {
+    let state = tempfile::tempdir().unwrap();
+    let bench = Bench::configured(on_quota(35, &state), Pretend::new(), state).await;
+    let one = bench.service.create(&bench.owner, of_ten()).await.unwrap();
+    let two = bench.service.create(&bench.owner, of_ten()).await.unwrap();
+    let permits = bench.backend.snapshot_gate.forget_permits(usize::MAX);
+    let begun = bench.take(&one.id).await.unwrap();
+    let refused = bench.take(&two.id).await.unwrap_err();
+    assert!(matches!(refused, ServiceError::OverQuota { what: "disk", .. }), "{refused}");
+    bench.backend.fail("snapshot", 1);
+    bench.backend.snapshot_gate.add_permits(permits);
+    assert!(matches!(bench.settled(&begun.id).await.state, SnapshotState::Failed(_)));
+    assert_eq!(bench.ready(&two.id).await.state, SnapshotState::Ready);
+}
+
+#[tokio::test]
+async fn volumes_leave_less_for_snapshots() {
+    let state = tempfile::tempdir().unwrap();
+    let bench = Bench::configured(on_quota(30, &state), Pretend::new(), state).await;
+    let source = bench.service.create(&bench.owner, of_ten()).await.unwrap();
+    let name = domain::VolumeName::parse("data").unwrap();
+    bench.service.create_volume(&bench.owner, &name, Some(Bytes::mib(11))).await.unwrap();
+    let refused = bench.take(&source.id).await.unwrap_err();
+    assert!(matches!(refused, ServiceError::OverQuota { what: "disk", .. }), "{refused}");
+    bench.service.remove_volume(&bench.owner, &name).await.unwrap();
+    bench.ready(&source.id).await;
+}

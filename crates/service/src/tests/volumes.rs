@@ -102,6 +102,7 @@ async fn a_restart_knows_the_volumes_and_who_uses_them() {
     backend.put_volume(stranger);
     let bench = Bench::with(backend, state, Clock::host()).await;
     assert_eq!(names(&bench).await, ["brief", "kept", "stranger"]);
+    assert!(!bench.backend.was_asked_to("remove volume"), "what cannot be read now may be read later");
     let in_use = bench.service.remove_volume(&bench.owner, &name("brief")).await.unwrap_err();
     assert!(matches!(in_use, ServiceError::VolumeInUse { .. }), "{in_use}");
     bench.service.destroy(&bench.owner, &used.id).await.unwrap();
@@ -162,4 +163,19 @@ async fn what_is_attached_is_used_and_remembered() {
     until_names(&bench, &["data"]).await;
     bench.service.destroy(&bench.owner, &sandbox.id).await.unwrap();
     until_names(&bench, &[]).await;
+}
+
+#[tokio::test]
+async fn an_owner_has_so_many_volumes_and_no_more() {
+    let bench = Bench::new().await;
+    for number in 0..3 {
+        bench.service.create_volume(&bench.owner, &name(&format!("v{number}")), None).await.unwrap();
+    }
+    let refused = bench.service.create_volume(&bench.owner, &name("v3"), None).await.unwrap_err();
+    assert!(matches!(refused, ServiceError::TooManyVolumes { limit: 3 }), "{refused}");
+    assert!(matches!(refused.kind(), ErrorKind::Exhausted { .. }) && refused.hint().is_some());
+    bench.service.create_volume(&bench.owner, &name("v0"), None).await.unwrap();
+    bench.service.create_volume(&Owner::named("other"), &name("v0"), None).await.unwrap();
+    let there = bench.service.volumes(&bench.owner).await.unwrap();
+    assert_eq!(there.iter().map(|status| status.used).collect::<Vec<_>>(), [Some(Bytes::mib(1)); 3]);
 }

@@ -22,10 +22,12 @@ pub(crate) async fn settle(
         found.into_iter().map(|found| (found.volume.id.clone(), found)).collect();
     for kept in kept {
         let there = found.remove(&kept.volume.id).is_some();
-        if there && !kept.removing {
+        if kept.removing {
+            finish(core, &kept.volume.id).await;
+        } else if there {
             core.volumes.add(kept.volume, kept.created, None);
         } else {
-            finish(core, &kept.volume.id).await;
+            forget(core, &kept.volume).await;
         }
     }
     for (_, stranger) in found {
@@ -42,12 +44,21 @@ pub(crate) async fn settle(
     Ok(())
 }
 
-/// Removes what is left of a volume that was being made or removed.
+/// Removes what is left of a volume that was being removed.
 async fn finish(core: &Arc<Core>, id: &VolumeId) {
-    tracing::info!(volume = %id, "a volume was half made or half removed");
+    tracing::info!(volume = %id, "a volume was half removed");
     if let Err(error) = core.drop_volume(id).await {
         // Its row stays, so the next start finds it again.
         tracing::error!(volume = %id, error = %chain(&error), "it is removed at the next start");
+    }
+}
+
+/// Forgets a volume that the backend does not show. It was never made, or it cannot be read now:
+/// nothing is removed, so that one that can be read at a later start is known again.
+async fn forget(core: &Arc<Core>, volume: &Volume) {
+    tracing::error!(volume = %volume.id, name = %volume.name, "a volume is not there, or cannot be read");
+    if let Err(error) = core.note_volume(VolumeChange::Forget(volume.id.clone())).await {
+        tracing::warn!(volume = %volume.id, error = %chain(&error), "its row stays for now");
     }
 }
 

@@ -130,6 +130,10 @@ impl Volumes {
         self.lock().remove(id);
     }
 
+    pub(super) fn count(&self, owner: &Owner) -> usize {
+        self.lock().values().filter(|entry| entry.volume.owner == *owner).count()
+    }
+
     /// What an owner's volumes may hold together.
     pub(crate) fn bytes(&self, owner: &Owner) -> u64 {
         let shelf = self.lock();

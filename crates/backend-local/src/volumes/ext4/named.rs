@@ -1,14 +1,14 @@
 //! Volumes with a name as image files: `ext4/volume-<id>.img`, formatted with a journal, since
 //! they outlive a power loss.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::PathBuf;
 
 use backend::FoundVolume;
 use domain::Volume;
 
-use super::super::named::{DATA, read, write_label};
+use super::super::named::{DATA, read, readable, sync, write_label};
 use super::super::{DiskUsage, During, PREPARED, VolumeError, check_room, make_directory};
 use super::{Ext4, LEAST, format};
 
@@ -43,7 +43,7 @@ impl Ext4 {
         fs::rename(self.image(&partial), &whole).during("finish the volume", &whole)?;
         let target = self.mounted.remove(&partial).expect("it was mounted just now");
         self.mounted.insert(name, target);
-        Ok(())
+        sync(&self.directory)
     }
 
     fn fill_named(&mut self, partial: &str, volume: &Volume) -> Result<(), VolumeError> {
@@ -56,7 +56,9 @@ impl Ext4 {
         let target = self.mount(partial)?;
         make_directory(&target, 0o700)?;
         make_directory(&target.join(DATA), 0o755)?;
-        write_label(&target, volume)
+        write_label(&target, volume)?;
+        // The label is in the image by now, but the image need not be on the disk.
+        File::open(&image).and_then(|file| file.sync_all()).during("flush", &image)
     }
 
     pub(in super::super) fn remove_named(&mut self, id: &str) -> Result<(), VolumeError> {
@@ -66,10 +68,11 @@ impl Ext4 {
     pub(in super::super) fn named(&self) -> Result<Vec<FoundVolume>, VolumeError> {
         let named =
             self.mounted.iter().filter_map(|(name, target)| Some((name.strip_prefix(NAMED)?, target)));
-        named.map(|(id, target)| read(target, id, self.usage_of_named(id)?)).collect()
+        let read = |id, target| read(target, id, self.usage_of_named(id)?);
+        Ok(named.filter_map(|(id, target)| readable(id, read(id, target))).collect())
     }
 
-    fn usage_of_named(&self, id: &str) -> Result<DiskUsage, VolumeError> {
+    pub(in super::super) fn usage_of_named(&self, id: &str) -> Result<DiskUsage, VolumeError> {
         self.usage(&format!("{NAMED}{id}"))
     }
 }

@@ -3,13 +3,13 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use backend::FoundVolume;
 use domain::{Bytes, Volume};
 use linux::btrfs;
 
-use super::super::named::{DATA, read, write_label};
+use super::super::named::{DATA, read, readable, sync, write_label};
 use super::super::{DiskUsage, During, VolumeError, check_name, check_room, make_directory};
 use super::{Pool, check_limit, subvolume_at};
 
@@ -34,14 +34,24 @@ impl Pool {
         make_directory(&self.root.join(NAMED), 0o700)?;
         let partial = self.named_directory(&format!("{PARTIAL}{}", volume.id));
         self.drop_named(&partial)?;
-        make_directory(&partial, 0o700)?;
-        let parent = File::open(&partial).during("open", &partial)?;
+        if let Err(error) = self.fill_named(&partial, volume) {
+            self.drop_named(&partial)?;
+            return Err(error);
+        }
+        fs::rename(&partial, &whole).during("finish the volume", &whole)?;
+        sync(&self.root.join(NAMED))
+    }
+
+    /// The label comes last. Flushing a directory with a new subvolume commits all that was done
+    /// until then, the quota too.
+    fn fill_named(&self, partial: &Path, volume: &Volume) -> Result<(), VolumeError> {
+        make_directory(partial, 0o700)?;
+        let parent = File::open(partial).during("open", partial)?;
         let data = partial.join(DATA);
         btrfs::create_subvolume(&parent, DATA).during("make the subvolume", &data)?;
         self.set_limit(&data, volume.size.0)?;
         fs::set_permissions(&data, fs::Permissions::from_mode(0o755)).during("set the mode of", &data)?;
-        write_label(&partial, volume)?;
-        fs::rename(&partial, &whole).during("finish the volume", &whole)
+        write_label(partial, volume)
     }
 
     pub(in super::super) fn remove_named(&mut self, id: &str) -> Result<(), VolumeError> {
@@ -57,10 +67,14 @@ impl Pool {
     pub(in super::super) fn named(&self) -> Result<Vec<FoundVolume>, VolumeError> {
         let names = self.names_of_named()?;
         let whole = names.iter().filter(|name| check_name(name).is_ok());
-        whole.map(|id| read(&self.named_directory(id), id, self.usage_of_named(id)?)).collect()
+        Ok(whole.filter_map(|id| readable(id, self.read_named(id))).collect())
     }
 
-    fn usage_of_named(&self, id: &str) -> Result<DiskUsage, VolumeError> {
+    fn read_named(&self, id: &str) -> Result<FoundVolume, VolumeError> {
+        read(&self.named_directory(id), id, self.usage_of_named(id)?)
+    }
+
+    pub(in super::super) fn usage_of_named(&self, id: &str) -> Result<DiskUsage, VolumeError> {
         let path = self.named_directory(id).join(DATA);
         let subvolume = subvolume_at(&path)?.ok_or_else(|| VolumeError::Unknown(id.to_owned()))?;
         let usage = btrfs::usage(&self.fsid, subvolume).during("read the quota of", &path)?;
@@ -69,7 +83,9 @@ impl Pool {
 
     pub(super) fn remove_named_leftovers(&mut self) -> Result<(), VolumeError> {
         for name in self.names_of_named()?.iter().filter(|name| name.starts_with(PARTIAL)) {
-            self.drop_named(&self.named_directory(name))?;
+            if let Err(error) = self.drop_named(&self.named_directory(name)) {
+                tracing::error!(volume = name, %error, "what is left of it is removed at the next start");
+            }
         }
         Ok(())
     }
@@ -86,7 +102,7 @@ impl Pool {
     }
 
     /// Takes a directory apart that is not whole. None there is no error.
-    fn drop_named(&mut self, directory: &std::path::Path) -> Result<(), VolumeError> {
+    fn drop_named(&mut self, directory: &Path) -> Result<(), VolumeError> {
         let parent = match File::open(directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             result => result.during("open", directory)?,

@@ -83,3 +83,40 @@ fn what_is_whole_survives_a_killed_launcher_and_what_is_not_goes() {
         });
     }
 }
+
+#[test]
+fn one_that_cannot_be_read_stays_and_hides_no_other() {
+    for_both(|dir, volumes| {
+        let (good, bad) = (volume(8), volume(9));
+        volumes.make_named(&good).unwrap();
+        volumes.make_named(&bad).unwrap();
+        let data = volumes.named_data(bad.id.as_str()).unwrap();
+        // As a power loss leaves a file that was never flushed.
+        std::fs::write(data.with_file_name("label"), "").unwrap();
+        assert_eq!(found(volumes), std::slice::from_ref(&good));
+        assert_eq!(volumes.named_data(bad.id.as_str()), Some(data), "{}", dir.display());
+    });
+}
+
+#[test]
+fn an_image_that_cannot_be_mounted_stays_and_stops_no_start() {
+    let dir = TempDir::new().unwrap();
+    in_launcher(|| {
+        let mut volumes = Volumes::open(dir.path(), settings(Kind::Ext4)).unwrap();
+        let (good, bad) = (volume(8), volume(9));
+        volumes.make_named(&good).unwrap();
+        close(dir.path(), volumes);
+        let images = dir.path().join("ext4");
+        let broken = images.join(format!("volume-{}.img", bad.id));
+        for path in [&broken, &images.join("a.img")] {
+            std::fs::write(path, vec![0; 1 << 20]).unwrap();
+        }
+        let mut volumes = Volumes::open(dir.path(), settings(Kind::Ext4)).unwrap();
+        assert_eq!(found(&volumes), std::slice::from_ref(&good));
+        assert!(broken.exists());
+        assert_eq!(volumes.list().unwrap(), ["a"], "nobody could remove the disk of the sandbox");
+        volumes.remove("a").unwrap();
+        assert!(volumes.list().unwrap().is_empty() && !images.join("a.img").exists());
+        close(dir.path(), volumes);
+    });
+}
