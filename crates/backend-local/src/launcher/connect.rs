@@ -63,11 +63,15 @@ impl Launcher {
     }
 
     /// Takes over the packet filter that an earlier launcher left, and says once if sandboxes
-    /// that leave the choice open stay without a network.
+    /// that leave the choice open stay without a network. A network that is down keeps nobody
+    /// from reaching the sandboxes that live.
     pub(super) fn open_network(&mut self) -> io::Result<()> {
         let lives = self.some_live()?;
-        if let Rights::Root(root) = &mut self.rights {
-            root.nets.uplink.take_over(lives).map_err(io::Error::other)?;
+        if let Rights::Root(root) = &mut self.rights
+            && let Err(down) = root.nets.uplink.take_over(lives)
+        {
+            let (reason, hint) = (chain(&down), down.hint());
+            tracing::error!(reason, hint, "the network of living sandboxes could not be taken over");
         }
         if self.settings.network.default != Wish::Off
             && let Err(down) = self.way_out()

@@ -66,35 +66,26 @@ impl Uplink {
         &self.settings
     }
 
-    /// Whether sandboxes can be given a link now, and why not. The first time this puts the
-    /// table in place; later it does so only when the host has other name servers.
+    /// Whether sandboxes can be given a link now, and why not. This puts the table in place where
+    /// it is not: the first time, after somebody emptied the host's filters, or when the host has
+    /// other name servers.
     pub fn ready(&mut self) -> Result<(), Down> {
         if !forwards("ipv4/ip_forward") {
             return Err(Down::NoForwarding);
         }
-        let stamp = resolver::stamp();
-        match &mut self.up {
-            Some(up) if up.stamp == stamp => return Ok(()),
+        let stands = match &mut self.up {
             Some(up) => {
-                up.stamp = stamp;
-                let upstreams = resolver::upstreams(&self.settings.resolvers);
-                if upstreams == up.upstreams {
-                    return Ok(());
-                }
-                up.upstreams = upstreams;
+                let same = !up.renew(&self.settings.resolvers);
+                same && filter::table_exists(&self.table).map_err(Down::Filter)?
             }
             None => {
                 let mut routing = Routing::open().map_err(Down::Links)?;
                 let range = self.choose_range(&mut routing)?;
-                let upstreams = resolver::upstreams(&self.settings.resolvers);
-                self.up = Some(Up { routing, range, upstreams, stamp });
+                self.up = Some(Up::new(routing, range, &self.settings.resolvers));
+                false
             }
-        }
-        let installed = self.install();
-        if installed.is_err() {
-            self.up = None;
-        }
-        installed
+        };
+        if stands { Ok(()) } else { self.install() }
     }
 
     /// As [`Uplink::ready`], without a change to the host.
@@ -107,10 +98,15 @@ impl Uplink {
         self.choose_range(&mut routing).map(drop)
     }
 
-    fn install(&self) -> Result<(), Down> {
+    /// Puts the table in place. Where that fails, nothing is taken for granted any more.
+    fn install(&mut self) -> Result<(), Down> {
         let Some(up) = &self.up else { return Ok(()) };
         let table = guard::for_host(&self.table, &self.links, &self.settings, &up.range, &up.upstreams);
-        table.install().map_err(Down::Filter)
+        let installed = table.install().map_err(Down::Filter);
+        if installed.is_err() {
+            self.up = None;
+        }
+        installed
     }
 
     /// Takes the range that was set, or the first of the usual ones that this host does not use.
@@ -132,15 +128,20 @@ impl Uplink {
         if !free(&v6) {
             return Err(Down::RangeTaken(v6.to_string()));
         }
-        let choices = match self.settings.range {
-            Some(range) => vec![range],
-            None => RANGES.into_iter().map(parsed).collect(),
-        };
+        let choices = self.choices();
         match choices.iter().find(|range| free(range)) {
             Some(v4) => Ok(Range { v4: *v4, v6 }),
             None => {
                 Err(Down::RangeTaken(choices.iter().map(Prefix::to_string).collect::<Vec<_>>().join(", ")))
             }
+        }
+    }
+
+    /// The ranges of IPv4 that may be taken, in their order.
+    fn choices(&self) -> Vec<Prefix> {
+        match self.settings.range {
+            Some(range) => vec![range],
+            None => RANGES.into_iter().map(parsed).collect(),
         }
     }
 
@@ -175,14 +176,29 @@ impl Uplink {
         format!("on, by NAT of {}{resolver}", families())
     }
 
-    /// Looks at what an earlier launcher left: while sandboxes live its table is put in place
-    /// anew, with today's settings; otherwise it goes.
+    /// Looks at what an earlier launcher left: while sandboxes live that have links, the table is
+    /// put in place anew with today's settings, whether somebody removed it or not; when none
+    /// lives it goes.
     pub fn take_over(&mut self, sandboxes_live: bool) -> Result<(), Down> {
-        // A kernel without packet filters has no table either.
-        if !filter::table_exists(&self.table).unwrap_or(false) {
+        if !sandboxes_live {
+            return self.remove();
+        }
+        let mut routing = Routing::open().map_err(Down::Links)?;
+        let links = routing.links().map_err(Down::Links)?;
+        if !links.iter().any(|(_, name)| name.starts_with(&self.links)) {
             return Ok(());
         }
-        if sandboxes_live { self.ready() } else { self.remove() }
+        // No new sandbox gets a link while the range is taken or nothing is forwarded, but those
+        // that have one reach this host all the same: they are guarded first.
+        let (range, taken) = match self.choose_range(&mut routing) {
+            Ok(range) => (range, None),
+            Err(down) => (Range { v4: self.choices()[0], v6: self.settings.range6 }, Some(down)),
+        };
+        self.up = Some(Up::new(routing, range, &self.settings.resolvers));
+        self.install()?;
+        let Some(down) = taken else { return Ok(()) };
+        self.up = None;
+        Err(down)
     }
 
     /// Takes the table away. Only when no sandbox lives.
@@ -196,6 +212,22 @@ impl Uplink {
 }
 
 impl Up {
+    fn new(routing: Routing, range: Range, resolvers: &[IpAddr]) -> Self {
+        let stamp = resolver::stamp();
+        Self { routing, range, upstreams: resolver::upstreams(resolvers), stamp }
+    }
+
+    /// Looks for other name servers of the host; `true` if there are.
+    fn renew(&mut self, resolvers: &[IpAddr]) -> bool {
+        let stamp = resolver::stamp();
+        if stamp == self.stamp {
+            return false;
+        }
+        self.stamp = stamp;
+        let former = std::mem::replace(&mut self.upstreams, resolver::upstreams(resolvers));
+        former != self.upstreams
+    }
+
     /// Makes the link and sets both ends up. One that fails half-way stays with the namespace; the
     /// next attempt removes it.
     fn connect(
