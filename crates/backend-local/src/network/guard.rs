@@ -132,7 +132,9 @@ fn forbid(table: &mut Table, chain: &str, settings: &NetworkSettings, own: &[Pre
     }
     let never = NEVER.into_iter().map(parsed);
     // Groups and broadcasts get no answer, as everywhere; the lists do.
-    for prefix in never.chain(own.iter().copied()).chain(settings.deny.iter().copied()) {
+    let forbidden = never.chain(own.iter().copied()).chain(settings.deny.iter().copied());
+    // Where the network translates addresses, each of IPv4 has a second name.
+    for prefix in forbidden.flat_map(|prefix| [Some(prefix), prefix.translated()]).flatten() {
         table.rule(chain, &Rule::new().destination(prefix.address, prefix.bits).reject());
     }
     table.rule(chain, &Rule::new().destination_is_not_elsewhere().reject());
