@@ -1,6 +1,7 @@
 //! The network of a sandbox: deciding how it reaches other machines, and giving a living one its
 //! link late.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -73,11 +74,26 @@ impl Launcher {
             let (reason, hint) = (chain(&down), down.hint());
             tracing::error!(reason, hint, "the network of living sandboxes could not be taken over");
         }
+        self.guard_again()?;
         if self.settings.network.default != Wish::Off
             && let Err(down) = self.way_out()
         {
             let (reason, hint) = (chain(&down), down.hint());
             tracing::warn!(reason, hint, "sandboxes that leave the choice open get no network");
+        }
+        Ok(())
+    }
+
+    /// Gives the guards inside living sandboxes today's settings.
+    fn guard_again(&self) -> io::Result<()> {
+        let Rights::Root(root) = &self.rights else { return Ok(()) };
+        for id in self.records.list()? {
+            let Some(record) = self.records.read(&id).filter(|record| record.connected) else { continue };
+            let (Some(pidfd), Some(process)) = (record.pidfd(), record.process) else { continue };
+            let namespace = net_namespace(process.pid, &pidfd);
+            if let Err(error) = namespace.and_then(|namespace| root.nets.guard(namespace.as_fd())) {
+                tracing::warn!(id, %error, "the guard inside a sandbox keeps its settings");
+            }
         }
         Ok(())
     }
@@ -141,11 +157,7 @@ impl Launcher {
     }
 
     fn link(&mut self, pid: i32, pidfd: &OwnedFd) -> Result<(), JailError> {
-        let namespace = std::fs::File::open(format!("/proc/{pid}/ns/net")).at(Step::NetNamespace)?;
-        // The number meant this process all the time, or the process has ended by now.
-        if super::record::ended(pidfd) {
-            return Err(JailError::new(Step::NetNamespace, io::Error::other("the sandbox has ended")));
-        }
+        let namespace = net_namespace(pid, pidfd).at(Step::NetNamespace)?;
         let Rights::Root(root) = &mut self.rights else { return Ok(()) };
         root.nets.connect(namespace.as_fd()).at(Step::NetNamespace)
     }
@@ -167,6 +179,13 @@ impl Launcher {
             Forked::Parent { pidfd: child, .. } => wait_briefly(&child),
         }
     }
+}
+
+/// The net namespace of a living process.
+fn net_namespace(pid: i32, pidfd: &OwnedFd) -> io::Result<File> {
+    let namespace = File::open(format!("/proc/{pid}/ns/net"))?;
+    // The number meant this process all the time, or the process has ended by now.
+    if super::record::ended(pidfd) { Err(io::Error::other("the sandbox has ended")) } else { Ok(namespace) }
 }
 
 /// Waits for a child that must not keep us: one that takes too long is killed.

@@ -82,6 +82,7 @@ impl NetStock {
 
     fn make_linked(&mut self) -> io::Result<OwnedFd> {
         let (namespace, mut inside) = self.make()?;
+        self.guard(namespace.as_fd())?;
         self.uplink.connect(namespace.as_fd(), &mut inside)?;
         Ok(namespace)
     }
@@ -89,7 +90,13 @@ impl NetStock {
     /// Gives a namespace that is in use a link, if it has none.
     pub fn connect(&mut self, namespace: BorrowedFd<'_>) -> io::Result<()> {
         let mut inside = self.within(namespace, Routing::open)?;
+        self.guard(namespace)?;
         self.uplink.connect(namespace, &mut inside)
+    }
+
+    /// Puts a guard into a namespace, in the place of one with older settings.
+    pub fn guard(&self, namespace: BorrowedFd<'_>) -> io::Result<()> {
+        self.within(namespace, || self.uplink.guard_within())
     }
 
     /// Makes a namespace with its loopback up. It belongs to us, so root inside the sandbox has
@@ -130,5 +137,52 @@ fn prepare() -> io::Result<(OwnedFd, Routing)> {
 }
 
 fn current() -> io::Result<OwnedFd> {
-    fs::File::open("/proc/self/ns/net").map(Into::into)
+    fs::File::open("/proc/thread-self/ns/net").map(Into::into)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, UdpSocket};
+
+    use linux::netlink::filter;
+
+    use super::*;
+    use crate::network::NetworkSettings;
+
+    /// Runs a test in a net namespace that stands for a host of its own; only root can make one.
+    fn on_another_host(test: fn() -> io::Result<()>) {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let host = std::thread::spawn(move || {
+            namespaces::unshare(Namespaces::NET)?;
+            namespaces::raise_loopback()?;
+            fs::write("/proc/sys/net/ipv4/ip_forward", "1")?;
+            test()
+        });
+        host.join().expect("it does not panic").expect("it succeeds");
+    }
+
+    fn send(to: Ipv4Addr) -> io::Result<usize> {
+        UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?.send_to(b"?", (to, 9))
+    }
+
+    #[test]
+    fn a_sandbox_is_guarded_although_the_host_lost_its_filters() {
+        on_another_host(|| {
+            let mut nets = NetStock::open(0, Uplink::new(NetworkSettings::default(), "test"))?;
+            nets.uplink.ready().map_err(io::Error::other)?;
+            let namespace = nets.take(Reach::Link)?;
+            filter::remove_table("coracle-test")?;
+            nets.within(namespace.as_fd(), || {
+                for refused in [[10, 0, 0, 1], [169, 254, 169, 254], [198, 19, 0, 1], [198, 19, 0, 200]] {
+                    assert!(send(refused.into()).is_err(), "{refused:?}");
+                }
+                send([203, 0, 113, 1].into()).map(drop)
+            })?;
+            nets.uplink.ready().map_err(io::Error::other)?;
+            assert!(filter::table_exists("coracle-test")?);
+            Ok(())
+        });
+    }
 }

@@ -107,20 +107,22 @@ fn bound_sources(table: &mut Table) {
     }
 }
 
-/// The table inside a sandbox of an ordinary user, where the host cannot be asked to filter.
-/// `here` are the addresses of this host, and `resolvers` what the program that carries the
-/// packets answers itself.
-pub fn for_sandbox(settings: &NetworkSettings, here: &[Prefix], resolvers: &[IpAddr]) -> Table {
+/// The table inside a sandbox's own namespace: the only one where the host cannot be asked to
+/// filter, and a second one behind the host's, which others can remove there by mistake. `own` is
+/// refused beside the lists; `resolvers` are asked for names.
+///
+/// No connection is tracked for it. Nobody opens one to a sandbox, so the lists decide alone, and
+/// the kernel keeps nothing for what a sandbox does on its loopback.
+pub fn for_sandbox(settings: &NetworkSettings, own: &[Prefix], resolvers: &[IpAddr]) -> Table {
     let mut table = Table::new("coracle");
     table.base_chain("output", Hook::Output);
     table.rule("output", &Rule::new().to_link("lo\0").accept());
-    table.rule("output", &Rule::new().state(State::Known).accept());
     for resolver in resolvers {
         for rule in to(&Target { prefix: (*resolver).into(), port: Some(DNS) }, &Rule::new()) {
             table.rule("output", &rule.accept());
         }
     }
-    forbid(&mut table, "output", settings, here);
+    forbid(&mut table, "output", settings, own);
     table
 }
 

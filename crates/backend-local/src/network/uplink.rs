@@ -163,6 +163,16 @@ impl Uplink {
         Err(io::Error::new(io::ErrorKind::AddrNotAvailable, "every address of the range is taken"))
     }
 
+    /// Puts the second guard into the namespace that this process is in. It knows no address of
+    /// this host, since those change; but nobody who empties the host's filters touches it.
+    pub fn guard_within(&self) -> io::Result<()> {
+        let Some(up) = &self.up else { return Ok(()) };
+        let resolvers: Vec<IpAddr> = (0..resolver::MOST)
+            .flat_map(|number| [false, true].map(|v6| up.range.resolver(v6, number)))
+            .collect();
+        guard::for_sandbox(&self.settings, &[up.range.v4, up.range.v6], &resolvers).install()
+    }
+
     /// What a sandbox writes into its resolv.conf.
     pub fn resolv_conf(&self) -> String {
         let file = |up: &Up| resolver::file_for(&up.range, &up.upstreams, has_v6());
