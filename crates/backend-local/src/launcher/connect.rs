@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use linux::namespaces::{self, Namespaces, Setgroups};
 use linux::spawn::{self, End, Forked};
@@ -96,6 +96,23 @@ impl Launcher {
             }
         }
         Ok(())
+    }
+
+    /// What is readable when the network of the host has changed.
+    pub(super) fn watched_network(&self) -> Vec<BorrowedFd<'_>> {
+        match &self.rights {
+            Rights::Root(root) => root.nets.uplink.watched(),
+            Rights::User { .. } => Vec::new(),
+        }
+    }
+
+    /// Hears what changed there; `true` if a restock has something to tidy up.
+    pub(super) fn hear_network(&mut self) -> bool {
+        let Rights::Root(root) = &mut self.rights else { return false };
+        root.nets.uplink.hear().unwrap_or_else(|error| {
+            tracing::error!(%error, "sandboxes may be without the guard on the host");
+            false
+        })
     }
 
     /// Takes the packet filter away, unless a sandbox lives that needs it.

@@ -358,7 +358,7 @@ impl Root {
     }
 
     fn restock(&mut self, wanted: usize) -> io::Result<bool> {
-        if self.nets.refill()? {
+        if self.nets.uplink.forget_some()? || self.nets.refill()? {
             return Ok(true);
         }
         if self.disks.len() < wanted {

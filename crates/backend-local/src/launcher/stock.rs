@@ -142,12 +142,14 @@ fn current() -> io::Result<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{Ipv4Addr, UdpSocket};
+    use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+    use std::time::Duration;
 
     use linux::netlink::filter;
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
     use super::*;
-    use crate::network::NetworkSettings;
+    use crate::network::{NetworkSettings, Target};
 
     /// Runs a test in a net namespace that stands for a host of its own; only root can make one.
     fn on_another_host(test: fn() -> io::Result<()>) {
@@ -182,6 +184,60 @@ mod tests {
             })?;
             nets.uplink.ready().map_err(io::Error::other)?;
             assert!(filter::table_exists("coracle-test")?);
+            Ok(())
+        });
+    }
+
+    /// Waits until the uplink has heard something.
+    fn wait_for_news(uplink: &Uplink) -> io::Result<()> {
+        let watched = uplink.watched();
+        let mut watched: Vec<_> = watched.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        let patience = Timespec { tv_sec: 20, tv_nsec: 0 };
+        let ready = rustix::io::retry_on_intr(|| poll(&mut watched, Some(&patience)))?;
+        if ready == 0 { Err(io::ErrorKind::TimedOut.into()) } else { Ok(()) }
+    }
+
+    #[test]
+    fn a_filter_that_somebody_removes_is_put_back() {
+        on_another_host(|| {
+            let mut nets = NetStock::open(0, Uplink::new(NetworkSettings::default(), "test"))?;
+            nets.uplink.ready().map_err(io::Error::other)?;
+            nets.uplink.hear()?;
+            filter::remove_table("coracle-test")?;
+            wait_for_news(&nets.uplink)?;
+            nets.uplink.hear()?;
+            assert!(filter::table_exists("coracle-test")?);
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn connections_are_forgotten_with_their_sandbox() {
+        on_another_host(|| {
+            let here = IpAddr::from([203, 0, 113, 7]);
+            let mut routing = Routing::open()?;
+            let loopback = routing.find("lo")?.ok_or(io::ErrorKind::NotFound)?.index;
+            routing.add_address(loopback, here)?;
+            let allow = vec![Target { prefix: here.into(), port: None }];
+            let settings = NetworkSettings { allow, ..NetworkSettings::default() };
+            let mut nets = NetStock::open(0, Uplink::new(settings, "test"))?;
+            nets.uplink.ready().map_err(io::Error::other)?;
+            let namespace = nets.take(Reach::Link)?;
+            let listener = UdpSocket::bind((here, 9))?;
+            listener.set_read_timeout(Some(Duration::from_secs(20)))?;
+            nets.within(namespace.as_fd(), || send([203, 0, 113, 7].into()))?;
+            let (_, sandbox) = listener.recv_from(&mut [0; 8])?;
+            let known = || {
+                let all = fs::read_to_string("/proc/thread-self/net/nf_conntrack")?;
+                io::Result::Ok(all.contains(&format!("src={} ", sandbox.ip())))
+            };
+            assert!(known()?);
+            drop(namespace);
+            while !nets.uplink.hear()? {
+                wait_for_news(&nets.uplink)?;
+            }
+            assert!(!nets.uplink.forget_some()?);
+            assert!(!known()?);
             Ok(())
         });
     }

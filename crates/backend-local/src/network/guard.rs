@@ -12,6 +12,7 @@
 //! must not become a way around the guard. A refusal is told to the sender, who would otherwise
 //! wait for an answer.
 
+use std::fs;
 use std::net::IpAddr;
 
 use linux::netlink::filter::{Bound, Hook, Rule, State, Table};
@@ -26,6 +27,8 @@ const DNS: u16 = 53;
 
 /// Connections of one sandbox at once.
 const CONNECTIONS: u32 = 4096;
+/// Into how many shares all sandboxes are divided: a power of two.
+const SHARES: u8 = 8;
 const NEW_CONNECTIONS: Bound = Bound::NewEachSecond { rate: 500, burst: 4000 };
 
 /// The start of the names of all links of all servers.
@@ -95,7 +98,10 @@ pub fn for_host(
 }
 
 /// The host keeps track of every connection, in a table that all of its own connections need too.
-/// So each sandbox has a share of it and no more.
+/// So each sandbox has its part of it and no more, and all together have a quarter.
+///
+/// The kernel counts by walking a list. One list of a quarter would take too long, so sandboxes
+/// are put into shares by the ends of their addresses, and each share is counted for itself.
 fn bound_sources(table: &mut Table) {
     let bounds = [("open", Bound::Connections(CONNECTIONS)), ("new", NEW_CONNECTIONS)];
     for (word, bound) in bounds {
@@ -105,6 +111,19 @@ fn bound_sources(table: &mut Table) {
             table.rule("guard", &Rule::new().source_exceeds(&set, v6, bound).drop());
         }
     }
+    table.shares("share");
+    let bound = Bound::Connections(most_tracked() / 4 / u32::from(SHARES));
+    for v6 in [false, true] {
+        table.rule("guard", &Rule::new().share_exceeds("share", v6, SHARES - 1, bound).drop());
+    }
+}
+
+/// How many connections this host keeps track of.
+fn most_tracked() -> u32 {
+    /// What the kernel takes on small machines.
+    const FEW: u32 = 65_536;
+    let text = fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_max");
+    text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(FEW)
 }
 
 /// The table inside a sandbox's own namespace: the only one where the host cannot be asked to

@@ -11,8 +11,9 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use linux::netlink::filter;
 use linux::netlink::route::{End, Mac, Routing};
+use linux::netlink::watch::{FilterWatch, LinkWatch};
+use linux::netlink::{filter, tracking};
 
 use super::address::{Prefix, Range};
 use super::settings::{NetworkSettings, RANGES, parsed};
@@ -27,6 +28,8 @@ const SANDBOX_MAC: Mac = [0x02, 0xc0, 0x7a, 0xc1, 0xe0, 0x02];
 
 /// How often another address is tried when one is taken, by another server for instance.
 const TRIES: u32 = 64;
+/// Of how many former sandboxes connections are forgotten at once.
+const FORGOTTEN_AT_ONCE: usize = 8;
 
 pub struct Uplink {
     settings: NetworkSettings,
@@ -36,6 +39,8 @@ pub struct Uplink {
     up: Option<Up>,
     /// The place that is tried next.
     next: u32,
+    /// Places whose links went away and whose connections the kernel still knows.
+    left: Vec<u32>,
 }
 
 /// What holds once the table is there.
@@ -44,6 +49,8 @@ struct Up {
     range: Range,
     upstreams: Vec<IpAddr>,
     stamp: Vec<(u64, i64, i64)>,
+    links: LinkWatch,
+    filters: FilterWatch,
 }
 
 impl Uplink {
@@ -59,6 +66,7 @@ impl Uplink {
             table: format!("coracle-{instance}"),
             up: None,
             next: u32::from_ne_bytes(start),
+            left: Vec::new(),
         }
     }
 
@@ -81,7 +89,7 @@ impl Uplink {
             None => {
                 let mut routing = Routing::open().map_err(Down::Links)?;
                 let range = self.choose_range(&mut routing)?;
-                self.up = Some(Up::new(routing, range, &self.settings.resolvers));
+                self.up = Some(Up::new(routing, range, &self.settings.resolvers).map_err(Down::Links)?);
                 false
             }
         };
@@ -153,7 +161,7 @@ impl Uplink {
         for _ in 0..TRIES {
             let place = self.next % up.range.places();
             self.next = place + 1;
-            let name = format!("{}{place:04x}", self.links);
+            let name = link_name(&self.links, place);
             match up.connect(&name, place, v6, namespace, inside) {
                 // Another link has the name, or another server gave the address away.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -161,6 +169,44 @@ impl Uplink {
             }
         }
         Err(io::Error::new(io::ErrorKind::AddrNotAvailable, "every address of the range is taken"))
+    }
+
+    /// What is readable when others have changed something; see [`Uplink::hear`].
+    pub fn watched(&self) -> Vec<BorrowedFd<'_>> {
+        self.up.iter().flat_map(|up| [up.links.as_fd(), up.filters.as_fd()]).collect()
+    }
+
+    /// Hears what changed on this host: a table that somebody removed is put back. `true` if
+    /// links went away, and [`Uplink::forget_some`] has something to do.
+    pub fn hear(&mut self) -> io::Result<bool> {
+        let Some(up) = &mut self.up else { return Ok(false) };
+        let removed = up.links.removed()?;
+        let places = removed.iter().filter_map(|name| name.strip_prefix(&self.links));
+        self.left.extend(places.filter_map(|place| u32::from_str_radix(place, 16).ok()));
+        if up.filters.changed()? && !filter::table_exists(&self.table)? {
+            tracing::warn!(table = self.table, "somebody removed the packet filter: it is put back");
+            self.install().map_err(io::Error::other)?;
+        }
+        Ok(!self.left.is_empty())
+    }
+
+    /// Forgets connections of some sandboxes that are gone; `true` if there are more. The kernel
+    /// walks all connections of the host for that, so it is for quiet moments.
+    pub fn forget_some(&mut self) -> io::Result<bool> {
+        let Some(up) = &mut self.up else { return Ok(false) };
+        let rest = self.left.split_off(self.left.len().min(FORGOTTEN_AT_ONCE));
+        let mut places = std::mem::replace(&mut self.left, rest);
+        // Who has the place by now keeps his connections.
+        let mut taken = Vec::new();
+        for place in &places {
+            taken.push(up.routing.find(&link_name(&self.links, *place))?.is_some());
+        }
+        let mut taken = taken.into_iter();
+        places.retain(|_| taken.next() == Some(false));
+        if !places.is_empty() {
+            up.forget(&places);
+        }
+        Ok(!self.left.is_empty())
     }
 
     /// Puts the second guard into the namespace that this process is in. It knows no address of
@@ -204,7 +250,7 @@ impl Uplink {
             Ok(range) => (range, None),
             Err(down) => (Range { v4: self.choices()[0], v6: self.settings.range6 }, Some(down)),
         };
-        self.up = Some(Up::new(routing, range, &self.settings.resolvers));
+        self.up = Some(Up::new(routing, range, &self.settings.resolvers).map_err(Down::Links)?);
         self.install()?;
         let Some(down) = taken else { return Ok(()) };
         self.up = None;
@@ -222,9 +268,23 @@ impl Uplink {
 }
 
 impl Up {
-    fn new(routing: Routing, range: Range, resolvers: &[IpAddr]) -> Self {
+    fn new(routing: Routing, range: Range, resolvers: &[IpAddr]) -> io::Result<Self> {
+        let (links, filters) = (LinkWatch::open()?, FilterWatch::open()?);
         let stamp = resolver::stamp();
-        Self { routing, range, upstreams: resolver::upstreams(resolvers), stamp }
+        Ok(Self { routing, range, upstreams: resolver::upstreams(resolvers), stamp, links, filters })
+    }
+
+    /// Has the kernel forget the connections of whoever had these places. A link without that is
+    /// better than none: a kernel without this interface has few uses, but they exist.
+    fn forget(&self, places: &[u32]) {
+        let families = if knows_v6() { &[false, true][..] } else { &[false] };
+        let addresses: Vec<IpAddr> = places
+            .iter()
+            .flat_map(|place| families.iter().map(|v6| self.range.sandbox(*v6, *place)))
+            .collect();
+        if let Err(error) = tracking::forget(&addresses) {
+            tracing::warn!(%error, "connections of former sandboxes stay until they time out");
+        }
     }
 
     /// Looks for other name servers of the host; `true` if there are.
@@ -259,6 +319,8 @@ impl Up {
         if knows_v6() {
             self.routing.forbid_own_addresses(outer)?;
         }
+        // Those of an earlier sandbox that nobody was there to forget.
+        self.forget(&[place]);
         self.routing.set_up(outer)?;
         inside.set_up(inner)?;
         let families = if v6 { &[false, true][..] } else { &[false] };
@@ -273,6 +335,11 @@ impl Up {
         }
         Ok(())
     }
+}
+
+/// The name of the link of the sandbox at a place.
+fn link_name(links: &str, place: u32) -> String {
+    format!("{links}{place:04x}")
 }
 
 /// Which addresses sandboxes get.
