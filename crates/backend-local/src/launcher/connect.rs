@@ -91,7 +91,7 @@ impl Launcher {
             let Some(record) = self.records.read(&id).filter(|record| record.connected) else { continue };
             let (Some(pidfd), Some(process)) = (record.pidfd(), record.process) else { continue };
             let namespace = net_namespace(process.pid, &pidfd);
-            if let Err(error) = namespace.and_then(|namespace| root.nets.guard(namespace.as_fd())) {
+            if let Err(error) = namespace.and_then(|namespace| root.nets.guard_again(namespace.as_fd())) {
                 tracing::warn!(id, %error, "the guard inside a sandbox keeps its settings");
             }
         }

@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use linux::namespaces::{self, Namespaces};
+use linux::netlink::filter::Table;
 use linux::netlink::route::Routing;
 
 use crate::network::uplink::Uplink;
@@ -82,7 +83,7 @@ impl NetStock {
 
     fn make_linked(&mut self) -> io::Result<OwnedFd> {
         let (namespace, mut inside) = self.make()?;
-        self.guard(namespace.as_fd())?;
+        self.guard(namespace.as_fd(), Table::add)?;
         self.uplink.connect(namespace.as_fd(), &mut inside)?;
         Ok(namespace)
     }
@@ -90,13 +91,17 @@ impl NetStock {
     /// Gives a namespace that is in use a link, if it has none.
     pub fn connect(&mut self, namespace: BorrowedFd<'_>) -> io::Result<()> {
         let mut inside = self.within(namespace, Routing::open)?;
-        self.guard(namespace)?;
+        self.guard(namespace, Table::add)?;
         self.uplink.connect(namespace, &mut inside)
     }
 
-    /// Puts a guard into a namespace, in the place of one with older settings.
-    pub fn guard(&self, namespace: BorrowedFd<'_>) -> io::Result<()> {
-        self.within(namespace, || self.uplink.guard_within())
+    /// Gives the guard in a namespace that is in use today's settings.
+    pub fn guard_again(&self, namespace: BorrowedFd<'_>) -> io::Result<()> {
+        self.guard(namespace, Table::install)
+    }
+
+    fn guard(&self, namespace: BorrowedFd<'_>, put: fn(Table) -> io::Result<()>) -> io::Result<()> {
+        self.within(namespace, || self.uplink.inner_guard().map_or(Ok(()), put))
     }
 
     /// Makes a namespace with its loopback up. It belongs to us, so root inside the sandbox has

@@ -29,7 +29,7 @@ const SANDBOX_MAC: Mac = [0x02, 0xc0, 0x7a, 0xc1, 0xe0, 0x02];
 /// How often another address is tried when one is taken, by another server for instance.
 const TRIES: u32 = 64;
 /// Of how many former sandboxes connections are forgotten at once.
-const FORGOTTEN_AT_ONCE: usize = 8;
+const FORGOTTEN_AT_ONCE: usize = 64;
 
 pub struct Uplink {
     settings: NetworkSettings,
@@ -204,19 +204,19 @@ impl Uplink {
         let mut taken = taken.into_iter();
         places.retain(|_| taken.next() == Some(false));
         if !places.is_empty() {
-            up.forget(&places);
+            up.forget(&places, if has_v6() { &[false, true] } else { &[false] });
         }
         Ok(!self.left.is_empty())
     }
 
-    /// Puts the second guard into the namespace that this process is in. It knows no address of
-    /// this host, since those change; but nobody who empties the host's filters touches it.
-    pub fn guard_within(&self) -> io::Result<()> {
-        let Some(up) = &self.up else { return Ok(()) };
+    /// The second guard, for the namespace of a sandbox. It knows no address of this host, since
+    /// those change; but nobody who empties the host's filters touches it.
+    pub fn inner_guard(&self) -> Option<filter::Table> {
+        let up = self.up.as_ref()?;
         let resolvers: Vec<IpAddr> = (0..resolver::MOST)
             .flat_map(|number| [false, true].map(|v6| up.range.resolver(v6, number)))
             .collect();
-        guard::for_sandbox(&self.settings, &[up.range.v4, up.range.v6], &resolvers).install()
+        Some(guard::for_sandbox(&self.settings, &[up.range.v4, up.range.v6], &resolvers))
     }
 
     /// What a sandbox writes into its resolv.conf.
@@ -276,8 +276,7 @@ impl Up {
 
     /// Has the kernel forget the connections of whoever had these places. A link without that is
     /// better than none: a kernel without this interface has few uses, but they exist.
-    fn forget(&self, places: &[u32]) {
-        let families = if knows_v6() { &[false, true][..] } else { &[false] };
+    fn forget(&self, places: &[u32], families: &[bool]) {
         let addresses: Vec<IpAddr> = places
             .iter()
             .flat_map(|place| families.iter().map(|v6| self.range.sandbox(*v6, *place)))
@@ -319,8 +318,9 @@ impl Up {
         if knows_v6() {
             self.routing.forbid_own_addresses(outer)?;
         }
-        // Those of an earlier sandbox that nobody was there to forget.
-        self.forget(&[place]);
+        // Those of an earlier sandbox that nobody was there to forget. To look for such of IPv6
+        // takes too long here.
+        self.forget(&[place], &[false]);
         self.routing.set_up(outer)?;
         inside.set_up(inner)?;
         let families = if v6 { &[false, true][..] } else { &[false] };
