@@ -74,7 +74,7 @@ impl Launcher {
             let (reason, hint) = (chain(&down), down.hint());
             tracing::error!(reason, hint, "the network of living sandboxes could not be taken over");
         }
-        self.guard_again()?;
+        self.outdated = self.records.list()?.into_iter().collect();
         if self.settings.network.default != Wish::Off
             && let Err(down) = self.way_out()
         {
@@ -84,18 +84,15 @@ impl Launcher {
         Ok(())
     }
 
-    /// Gives the guards inside living sandboxes today's settings.
-    fn guard_again(&self) -> io::Result<()> {
-        let Rights::Root(root) = &self.rights else { return Ok(()) };
-        for id in self.records.list()? {
-            let Some(record) = self.records.read(&id).filter(|record| record.connected) else { continue };
-            let (Some(pidfd), Some(process)) = (record.pidfd(), record.process) else { continue };
-            let namespace = net_namespace(process.pid, &pidfd);
-            if let Err(error) = namespace.and_then(|namespace| root.nets.guard_again(namespace.as_fd())) {
-                tracing::warn!(id, %error, "the guard inside a sandbox keeps its settings");
-            }
+    /// Gives the guard inside a living sandbox today's settings.
+    pub(super) fn guard_again(&self, id: &str) {
+        let Rights::Root(root) = &self.rights else { return };
+        let Some(record) = self.records.read(id).filter(|record| record.connected) else { return };
+        let (Some(pidfd), Some(process)) = (record.pidfd(), record.process) else { return };
+        let namespace = net_namespace(process.pid, &pidfd);
+        if let Err(error) = namespace.and_then(|namespace| root.nets.guard_again(namespace.as_fd())) {
+            tracing::warn!(id, %error, "the guard inside a sandbox keeps its settings");
         }
-        Ok(())
     }
 
     /// What is readable when the network of the host has changed.
