@@ -14,6 +14,7 @@
 
 mod aliases;
 mod blobs;
+mod budget;
 mod collect;
 mod digest;
 mod directory;

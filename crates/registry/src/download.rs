@@ -23,6 +23,10 @@ const AT_ONCE: usize = 4;
 const LARGEST_DOCUMENT: u64 = 8 << 20;
 const LARGEST_IMAGE: u64 = 64 << 30;
 const MOST_LAYERS: usize = 200;
+/// What stays free on the disk, and how often that is looked at while a blob comes in.
+const LEAST_FREE: u64 = 256 << 20;
+const LEAST_FREE_FILES: u64 = 10_000;
+const EVERY: u64 = 16 << 20;
 
 const ACCEPTED: &[&str] = &[
     manifest::OCI_IMAGE_MEDIA_TYPE,
@@ -93,8 +97,9 @@ impl Download<'_> {
     }
 
     async fn document(&self, reference: &Reference) -> Result<(String, Vec<u8>), Failure> {
-        let fetched = self.client.pull_manifest_raw(reference, self.auth, ACCEPTED).await;
-        let (document, _told) = fetched.map_err(|error| Failure::Registry(Box::new(error)))?;
+        let fetching = self.client.pull_manifest_raw(reference, self.auth, ACCEPTED);
+        let (document, _told) = crate::answered(fetching).await?;
+        // The client has read it whole by now; what is refused here goes no further.
         if document.len() as u64 > LARGEST_DOCUMENT {
             return Err(Failure::TooLarge("8 MiB of manifest"));
         }
@@ -113,6 +118,7 @@ impl Download<'_> {
     ) -> Result<(), Failure> {
         let sizes = wanted.iter().try_fold(0_u64, |sum, layer| sum.checked_add(layer.size));
         let of = sizes.filter(|sum| *sum <= LARGEST_IMAGE).ok_or(Failure::TooLarge("64 GiB"))?;
+        check_room(self.into, of)?;
         let done = AtomicU64::new(0);
         let count = |more: u64| {
             let bytes = done.fetch_add(more, Ordering::Relaxed) + more;
@@ -130,16 +136,20 @@ impl Download<'_> {
     /// Fetches one blob and compares it with its descriptor while it is written.
     async fn blob(&self, blob: &Descriptor, count: &(dyn Fn(u64) + Send + Sync)) -> Result<(), Failure> {
         let path = self.into.join("blobs/sha256").join(choose::hex(&blob.digest)?);
-        let fetched = self.client.pull_blob_stream(self.reference, blob).await;
-        let mut content = fetched.map_err(|error| Failure::Registry(Box::new(error)))?;
+        let mut content = crate::answered(self.client.pull_blob_stream(self.reference, blob)).await?;
         let mut file = tokio::fs::File::create(&path).await.map_err(Failure::Write)?;
         let mut hash = Sha256::new();
         let mut length = 0;
+        let mut looked_at = 0;
         while let Some(piece) = content.next().await {
             let piece = piece.map_err(|error| failed_reading(error, blob))?;
             length += piece.len() as u64;
             if length > blob.size {
                 return Err(Failure::Mismatch(blob.digest.clone()));
+            }
+            if length - looked_at >= EVERY {
+                looked_at = length;
+                check_room(self.into, 0)?;
             }
             hash.update(&piece);
             file.write_all(&piece).await.map_err(Failure::Write)?;
@@ -157,6 +167,16 @@ impl Download<'_> {
     }
 }
 
+/// Refuses to write `bytes` more where that would fill the disk. Others write at the same time, so
+/// this is asked again meanwhile.
+fn check_room(into: &Path, bytes: u64) -> Result<(), Failure> {
+    let disk = rustix::fs::statvfs(into).map_err(|error| Failure::Write(error.into()))?;
+    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+    // A file system that makes files as they are needed, like btrfs, counts none.
+    let files = disk.f_files == 0 || disk.f_favail >= LEAST_FREE_FILES;
+    if files && free >= bytes.saturating_add(LEAST_FREE) { Ok(()) } else { Err(Failure::NoRoom) }
+}
+
 /// The client itself compares digests, and then says so in words of its own.
 fn failed_reading(error: std::io::Error, blob: &Descriptor) -> Failure {
     let text = error.to_string();
@@ -172,4 +192,15 @@ fn missing(layers: Vec<Descriptor>, contents: &[String], have: &BTreeSet<String>
     let known = |place: usize| contents.get(place).is_some_and(|content| have.contains(content));
     let wanted = layers.into_iter().enumerate().filter(|(place, _)| !known(*place));
     wanted.map(|(_, layer)| layer).filter(|layer| seen.insert(layer.digest.clone())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_would_fill_the_disk_is_not_begun() {
+        let directory = tempfile::tempdir().expect("the temporary directory can be written");
+        assert!(matches!(check_room(directory.path(), u64::MAX), Err(Failure::NoRoom)));
+    }
 }

@@ -1,8 +1,13 @@
 //! A client of image registries: it fetches an image as an OCI layout into a directory.
 //!
-//! Nothing is believed: every manifest, configuration and layer is compared with the digest and
-//! the size that led to it while it is written, and bounded before. Whoever unpacks the layout
-//! compares once more.
+//! Nothing is believed: every configuration and layer is compared with the digest and the size that
+//! led to it while it is written, and bounded before. Whoever unpacks the layout compares once more.
+//!
+//! Tokens, manifests and the text of refusals are the exception: `oci-client` reads these answers
+//! whole into memory before anybody sees their length, and gives no access to them before. They are
+//! bounded by time alone, and manifests by their length afterwards. So a registry that means no good
+//! can make this process use much memory; that is one reason why sandboxes fetch only from those
+//! that the operator lists.
 
 mod choose;
 mod download;
@@ -21,6 +26,8 @@ use self::download::Download;
 /// How long a registry may take to be reached, and between two pieces of an answer.
 const CONNECT: Duration = Duration::from_secs(15);
 const SILENCE: Duration = Duration::from_secs(60);
+/// How long an answer may take that is read whole: a token or a manifest.
+const ANSWER: Duration = Duration::from_secs(60);
 /// How long a pull may take in all.
 const LONGEST: Duration = Duration::from_secs(3600);
 
@@ -47,8 +54,12 @@ enum Failure {
     Malformed(String),
     #[error("it holds more than {0}")]
     TooLarge(&'static str),
+    #[error("there is no room for it on the disk")]
+    NoRoom,
     #[error("could not write what was fetched")]
     Write(#[source] std::io::Error),
+    #[error("the registry took more than a minute for one answer")]
+    Slow,
     #[error("it took more than an hour")]
     TooLong,
 }
@@ -66,6 +77,7 @@ impl Failure {
                 _ => None,
             },
             Self::Mismatch(_) => Some("do not trust this registry"),
+            Self::NoRoom => Some("remove images with `coracle image rm`, then `coracle image gc`"),
             _ => None,
         }
     }
@@ -107,8 +119,7 @@ impl Registries {
         let client = self.client(&reference)?;
         let download = Download { client: &client, reference: &reference, auth: &auth, into };
         // Asked first: what is in the registry may be for some only.
-        let known = client.auth(&reference, &auth, RegistryOperation::Pull).await;
-        known.map_err(|error| Failure::Registry(Box::new(error)))?;
+        answered(client.auth(&reference, &auth, RegistryOperation::Pull)).await?;
         download.image(have, pull.progress).await
     }
 
@@ -126,6 +137,16 @@ impl Registries {
             ..ClientConfig::default()
         };
         Client::try_from(config).map_err(Failure::Certificates)
+    }
+}
+
+/// Waits for an answer that the client reads whole, but not for ever.
+async fn answered<T>(
+    answer: impl Future<Output = Result<T, oci_client::errors::OciDistributionError>>,
+) -> Result<T, Failure> {
+    match tokio::time::timeout(ANSWER, answer).await {
+        Ok(answer) => answer.map_err(|error| Failure::Registry(Box::new(error))),
+        Err(_elapsed) => Err(Failure::Slow),
     }
 }
 

@@ -118,6 +118,17 @@ impl Core {
     /// Takes away the sandbox, of this owner if one is named, that nobody has needed for the
     /// longest time; `false` if all are needed.
     pub(crate) async fn evict(&self, owner: Option<&Owner>) -> bool {
+        for handle in self.parked(owner) {
+            if self.take_away(&handle).await {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// The sandboxes, of this owner if one is named, that nobody seems to need, beginning with the
+    /// one that was parked first.
+    pub(crate) fn parked(&self, owner: Option<&Owner>) -> Vec<Arc<Handle>> {
         let now = self.clock.now().boot;
         let mut parked: Vec<_> = self
             .registry
@@ -130,12 +141,7 @@ impl Core {
             })
             .collect();
         parked.sort_by_key(|(since, _)| *since);
-        for (_, handle) in parked {
-            if self.take_away(&handle).await {
-                return true;
-            }
-        }
-        false
+        parked.into_iter().map(|(_, handle)| handle).collect()
     }
 
     /// Ends one sandbox if nobody needs it. The turn of its key is held meanwhile, so that who

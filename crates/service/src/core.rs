@@ -6,7 +6,7 @@ use std::sync::{Arc, RwLock};
 use std::time::{Duration, SystemTime};
 
 use backend::{BackendError, Capabilities, Death, SharedBackend};
-use domain::{Bytes, Key, Owner, Phase, ProcessId, Request, SandboxId, Snapshot, Verdict};
+use domain::{Bytes, Key, Owner, Phase, ProcessId, Request, Resources, SandboxId, Snapshot, Verdict};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -23,6 +23,7 @@ use crate::history::History;
 use crate::images::Pulls;
 use crate::names::Names;
 use crate::pools::{Pools, Taken, WaitsForRoom};
+use crate::quota::{Cost, Quota};
 use crate::reaper::Schedule;
 use crate::registry::{Handle, NoRoom, Registry, Room};
 use crate::snapshots::Shelf;
@@ -119,7 +120,7 @@ impl Core {
         self.complete(&mut wish)?;
         if wish.spec.snapshot.is_none() {
             // Whoever has credentials for it has asked before, and then it is there.
-            self.ensure_image(&wish.spec.image, None).await?;
+            self.ensure_image(owner, &wish.spec, None).await?;
             self.settle_entrypoint(&mut wish.spec).await;
         }
         self.make_room().await;
@@ -158,9 +159,7 @@ impl Core {
     /// that is warm, or else one that is parked, may have to make room.
     async fn admit(self: &Arc<Self>, handle: &Arc<Handle>, room: Room) -> Result<(), ServiceError> {
         let limit = self.config.sandboxes;
-        let mut quota = self.config.quotas.of(&handle.owner);
-        let kept = self.snapshots.size_of(&handle.owner).saturating_add(self.volumes.bytes(&handle.owner));
-        quota.disk = quota.disk.map(|disk| Bytes(disk.0.saturating_sub(kept)));
+        let quota = self.quota_left_by_disks(&handle.owner);
         let mut waiting = None;
         loop {
             let (evicted, refusal) = match self.registry.add(Arc::clone(handle), room, &quota) {
@@ -178,6 +177,30 @@ impl Core {
             if !evicted {
                 return Err(refusal);
             }
+        }
+    }
+
+    /// The quota of an owner without what its snapshots and volumes take of it.
+    fn quota_left_by_disks(&self, owner: &Owner) -> Quota {
+        let mut quota = self.config.quotas.of(owner);
+        let kept = self.snapshots.size_of(owner).saturating_add(self.volumes.bytes(owner));
+        quota.disk = quota.disk.map(|disk| Bytes(disk.0.saturating_sub(kept)));
+        quota
+    }
+
+    /// Whether another sandbox would find room now, before work is done for it. Nothing is
+    /// reserved; one that is parked may make room.
+    pub(crate) fn check_room_for(&self, owner: &Owner, resources: &Resources) -> Result<(), ServiceError> {
+        let limit = self.config.sandboxes;
+        if self.registry.count() >= limit && self.parked(None).is_empty() {
+            return Err(ServiceError::TooManySandboxes { limit });
+        }
+        let cost = self.registry.cost(owner).and(Cost::of(resources, &self.config.usual));
+        match cost.exceeds(&self.quota_left_by_disks(owner)) {
+            Some(what) if self.parked(Some(owner)).is_empty() => {
+                Err(ServiceError::OverQuota { owner: owner.clone(), what })
+            }
+            _ => Ok(()),
         }
     }
 

@@ -47,6 +47,8 @@ pub enum ServiceError {
     NoOperatorKey,
     #[error("sandbox `{id}` runs as many commands as it may, {limit}")]
     TooManyCommands { id: SandboxId, limit: u32 },
+    #[error("as many images are being fetched as may be at once")]
+    TooManyPulls,
     #[error("there is no snapshot `{0}`")]
     NoSnapshot(SnapshotId),
     #[error("{message}")]
@@ -172,6 +174,7 @@ impl ServiceError {
             | Self::OverQuota { .. }
             | Self::TooManyCommands { .. }
             | Self::TooManySnapshots { .. }
+            | Self::TooManyPulls
             | Self::Overloaded(_) => exhausted(),
             Self::NoSnapshot(_) => ErrorKind::NoSnapshot,
             Self::Snapshot { problem, .. } => ErrorKind::Snapshot(*problem),
@@ -224,6 +227,7 @@ impl ServiceError {
             Self::PoolExists(_) => Some("choose another name, or remove it first"),
             Self::PoolConfigured(_) => Some("change it there and start the server again"),
             Self::OverQuota { .. } => Some("delete sandboxes that are not needed"),
+            Self::TooManyPulls => Some("ask again when one of them is done"),
             Self::TooManySnapshots { .. } => Some("delete snapshots that are not needed"),
             Self::NoOperatorKey => {
                 Some("set `api_key` first: with the first key nobody is let in without one")

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use backend::{BackendError, Credentials, Freed, ImageInfo, Images, Progress, Pull};
-use domain::Spec;
+use domain::{Owner, Spec};
 use tokio::sync::watch;
 
 use crate::core::Core;
@@ -24,7 +24,13 @@ pub enum PullState {
 #[derive(Default)]
 pub(crate) struct Pulls(Mutex<Vec<Running>>);
 
+/// How many pulls there may be at once of all tenants, and of the operator.
+const MOST_PULLS: usize = 6;
+/// How many there may be of one tenant. A pull may take long and much of the disk.
+const MOST_OF_ONE: usize = 3;
+
 struct Running {
+    owner: Owner,
     name: String,
     credentials: Option<Credentials>,
     state: watch::Receiver<PullState>,
@@ -46,7 +52,7 @@ impl Service {
         found.map_err(|source| self.0.image_failed("find an image", source))
     }
 
-    /// Begins to fetch an image, or joins those who already wait for it. It goes on when nobody
+    /// Begins to fetch an image for the operator, or joins those who already wait for it. It goes on when nobody
     /// waits any more.
     pub fn pull_image(
         &self,
@@ -54,16 +60,18 @@ impl Service {
         credentials: Option<Credentials>,
     ) -> Result<watch::Receiver<PullState>, ServiceError> {
         self.0.kept_images("pull an image")?;
-        Ok(self.0.pull(name, credentials))
+        self.0.pull(&Owner::single(), name, credentials)
     }
 
-    /// Fetches an image that a sandbox needs, if it is not here and the operator allows it.
+    /// Fetches the image that a sandbox needs, if it is not here, the operator allows it and the
+    /// owner could have the sandbox at all.
     pub async fn ensure_image(
         &self,
-        name: &str,
+        owner: &Owner,
+        spec: &Spec,
         credentials: Option<Credentials>,
     ) -> Result<(), ServiceError> {
-        self.0.ensure_image(name, credentials).await
+        self.0.ensure_image(owner, spec, credentials).await
     }
 
     /// Removes an image. Sandboxes that use it keep its files.
@@ -94,17 +102,41 @@ impl Core {
 
     pub(crate) async fn ensure_image(
         self: &Arc<Self>,
+        owner: &Owner,
+        spec: &Spec,
+        credentials: Option<Credentials>,
+    ) -> Result<(), ServiceError> {
+        if !self.must_fetch(&spec.image).await? {
+            return Ok(());
+        }
+        self.check_room_for(owner, &spec.resources)?;
+        self.fetch_image(owner, &spec.image, credentials).await
+    }
+
+    /// As [`Core::ensure_image`], for a sandbox of a pool, which has its place already.
+    pub(crate) async fn ensure_warm_image(self: &Arc<Self>, name: &str) -> Result<(), ServiceError> {
+        if !self.must_fetch(name).await? {
+            return Ok(());
+        }
+        self.fetch_image(&Owner::nobody(), name, None).await
+    }
+
+    /// Whether an image is not here and may be fetched.
+    async fn must_fetch(&self, name: &str) -> Result<bool, ServiceError> {
+        let Some(images) = self.backend.images().filter(|images| images.may_fetch(name)) else {
+            return Ok(false);
+        };
+        let found = images.find(name).await;
+        found.map(|found| found.is_none()).map_err(|source| self.image_failed("find an image", source))
+    }
+
+    async fn fetch_image(
+        self: &Arc<Self>,
+        owner: &Owner,
         name: &str,
         credentials: Option<Credentials>,
     ) -> Result<(), ServiceError> {
-        let Some(images) = self.backend.images().filter(|images| images.may_fetch(name)) else {
-            return Ok(());
-        };
-        let found = images.find(name).await;
-        if found.map_err(|source| self.image_failed("find an image", source))?.is_some() {
-            return Ok(());
-        }
-        let mut state = self.pull(name, credentials);
+        let mut state = self.pull(owner, name, credentials)?;
         let over = |state: &PullState| matches!(state, PullState::Done(_) | PullState::Failed { .. });
         let end = state.wait_for(over).await.map(|state| state.clone());
         match end {
@@ -133,14 +165,23 @@ impl Core {
         }
     }
 
-    fn pull(self: &Arc<Self>, name: &str, credentials: Option<Credentials>) -> watch::Receiver<PullState> {
+    fn pull(
+        self: &Arc<Self>,
+        owner: &Owner,
+        name: &str,
+        credentials: Option<Credentials>,
+    ) -> Result<watch::Receiver<PullState>, ServiceError> {
         let mut running = self.pulls.0.lock().expect("nobody panics while holding it");
         let same = |pull: &&Running| pull.name == name && pull.credentials == credentials;
         if let Some(pull) = running.iter().find(same) {
-            return pull.state.clone();
+            return Ok(pull.state.clone());
+        }
+        if !may_begin(owner, running.iter().map(|pull| &pull.owner)) {
+            return Err(ServiceError::TooManyPulls);
         }
         let (tell, state) = watch::channel(PullState::Fetching { bytes: 0, of: 0 });
         running.push(Running {
+            owner: owner.clone(),
             name: name.to_owned(),
             credentials: credentials.clone(),
             state: state.clone(),
@@ -157,7 +198,7 @@ impl Core {
             drop(running);
             tell.send_replace(end);
         });
-        state
+        Ok(state)
     }
 
     async fn run_pull(
@@ -191,6 +232,16 @@ impl Core {
     }
 }
 
+/// Whether an owner may begin a pull beside those of the owners in `running`. Tenants cannot take
+/// the operator's places.
+fn may_begin<'a>(owner: &Owner, running: impl Iterator<Item = &'a Owner>) -> bool {
+    let operator = Owner::single();
+    let (own, others): (Vec<&Owner>, Vec<&Owner>) =
+        running.filter(|of| (**of == operator) == (*owner == operator)).partition(|of| *of == owner);
+    let most = if *owner == operator { MOST_PULLS } else { MOST_OF_ONE };
+    own.len() < most && own.len() + others.len() < MOST_PULLS
+}
+
 fn stopped() -> PullState {
     PullState::Failed { message: "the server is stopping".to_owned(), hint: None }
 }
@@ -205,6 +256,21 @@ fn waits_for_somebody(words: &[String]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nobody_can_take_all_pulls() {
+        let [one, two, three] = ["one", "two", "three"].map(Owner::named);
+        let single = Owner::single();
+        let running = vec![&one; MOST_OF_ONE];
+        assert!(may_begin(&one, running.iter().copied().skip(1)));
+        assert!(!may_begin(&one, running.iter().copied()));
+        assert!(may_begin(&two, running.iter().copied()));
+        let full = [running, vec![&two; MOST_PULLS - MOST_OF_ONE]].concat();
+        assert!(!may_begin(&three, full.iter().copied()));
+        assert!(may_begin(&single, full.iter().copied()));
+        assert!(!may_begin(&single, std::iter::repeat_n(&single, MOST_PULLS)));
+        assert!(may_begin(&three, std::iter::repeat_n(&single, MOST_PULLS)));
+    }
 
     #[test]
     fn only_a_bare_shell_waits_for_somebody() {

@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use linux::fs::Root;
 use tar::{Archive, EntryType};
 
+use super::budget::{self, EVERY_BYTES};
 use super::layer::hostile;
 use super::stream::{Inflated, Part};
 use super::tarball::{MOST_HEADERS, Rationed};
@@ -26,20 +28,24 @@ const MOST_SPOOLED: u64 = 64 << 30;
 
 /// The parts of a layout that lies in a directory, each opened. Whoever unpacks them needs no
 /// directory then, and nothing can be put in their place any more.
-pub(super) fn open_layout(root: &Root) -> Result<BTreeMap<PathBuf, File>, ImageError> {
+pub(super) fn open_layout(root: &Root, owner: Option<u32>) -> Result<BTreeMap<PathBuf, File>, ImageError> {
     let mut files = BTreeMap::new();
+    check_owner(root, Path::new("."), owner)?;
     let mut add = |path: PathBuf| {
         let file = root.read(&path).during("open", &path)?;
         // Only a plain file has an end; a pipe would have us wait for it.
         if !file.metadata().during("look at", &path)?.is_file() {
             return Err(hostile(&path, "it is no plain file"));
         }
+        check_owner(&file, &path, owner)?;
         files.insert(path, file);
         Ok(())
     };
     add(PathBuf::from("index.json"))?;
     let blobs = Path::new("blobs/sha256");
-    let entries = root.directory(blobs).and_then(|blobs| blobs.entries()).during("list", blobs)?;
+    let directory = root.directory(blobs).during("open", blobs)?;
+    check_owner(&directory, blobs, owner)?;
+    let entries = directory.entries().during("list", blobs)?;
     if entries.len() > MOST_FILES {
         return Err(ImageError::TooLarge("1000 blobs"));
     }
@@ -47,6 +53,13 @@ pub(super) fn open_layout(root: &Root) -> Result<BTreeMap<PathBuf, File>, ImageE
         add(blobs.join(OsStr::from_bytes(entry.name.to_bytes())))?;
     }
     Ok(files)
+}
+
+/// Refuses what does not belong to `owner`, by its descriptor.
+fn check_owner(opened: impl AsFd, path: &Path, owner: Option<u32>) -> Result<(), ImageError> {
+    let Some(owner) = owner else { return Ok(()) };
+    let found = rustix::fs::fstat(opened).map_err(io::Error::from).during("look at", path)?;
+    if found.st_uid == owner { Ok(()) } else { Err(hostile(path, "it does not belong to who hands it over")) }
 }
 
 pub(super) enum Blobs {
@@ -67,15 +80,13 @@ impl Blobs {
         let length = file.read(&mut start).during("read", path)?;
         file.rewind().during("read", path)?;
         if !is_plain(&start[..length]) {
-            let content = Inflated::open(whole(&file).during("read", path)?, path)?;
+            let mut content = Inflated::open(whole(&file).during("read", path)?, path)?;
             let name = Path::new("spool");
             let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CREATE | rustix::fs::OFlags::EXCL;
             let mut plain = spool.open_with(name, flags, 0o600).during("make", name)?;
-            let written = io::copy(&mut content.take(MOST_SPOOLED), &mut plain).during("unpack", path)?;
+            // It goes with its descriptor, whatever happens.
             spool.remove_file(name).during("remove", name)?;
-            if written == MOST_SPOOLED {
-                return Err(ImageError::TooLarge("64 GiB"));
-            }
+            fill(&mut content, &mut plain)?;
             plain.rewind().during("read", path)?;
             plain.read(&mut start).during("read", path)?;
             plain.rewind().during("read", path)?;
@@ -134,6 +145,21 @@ impl Blobs {
             Self::Tar { file, .. } => Some(file),
         }
     }
+}
+
+/// Unpacks an archive into `plain` as long as there is room.
+fn fill(content: &mut Inflated, plain: &mut File) -> Result<(), ImageError> {
+    let mut left = MOST_SPOOLED;
+    while left > 0 {
+        budget::check_room(&*plain)?;
+        let piece = left.min(EVERY_BYTES);
+        let written = io::copy(&mut content.take(piece), plain).during("unpack", Path::new("the archive"))?;
+        if written < piece {
+            return Ok(());
+        }
+        left -= written;
+    }
+    Err(ImageError::TooLarge("64 GiB"))
 }
 
 fn is_plain(start: &[u8]) -> bool {

@@ -1,11 +1,13 @@
 //! Taking an image in: unpack it into a draft, keep its layers, then give it its name.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::Path;
 
 use linux::fs::Root;
 use linux::spawn::SingleThread;
 
+use super::budget::Budget;
 use super::record::{LayerRecord, Record};
 use super::store::{self, Store};
 use super::unpack::{self, Source, Task, Unpacked};
@@ -34,6 +36,8 @@ pub struct Import<'a> {
     /// The digest that its manifest must have.
     pub wanted: Option<Digest>,
     pub existing: Existing,
+    /// The most that it may take up: what all images may together, if the operator says so.
+    pub most: Option<u64>,
 }
 
 impl Source {
@@ -45,14 +49,15 @@ impl Source {
         let root = Root::open(path).during("open", path)?;
         let has = |name: &str| root.stat(Path::new(name)).is_ok();
         if has("oci-layout") && has("index.json") {
-            return Self::layout(&root);
+            return Self::layout(&root, None);
         }
         Ok(Self::Tree(std::path::absolute(path).during("open", path)?))
     }
 
-    /// An OCI layout in a directory that somebody else may change.
-    pub fn layout(root: &Root) -> Result<Self, ImageError> {
-        blobs::open_layout(root).map(Self::Layout)
+    /// An OCI layout in a directory that somebody else may change. With `owner`, everything in it
+    /// must belong to that user: who asks for it may not have what it could not read itself.
+    pub fn layout(root: &Root, owner: Option<u32>) -> Result<Self, ImageError> {
+        blobs::open_layout(root, owner).map(Self::Layout)
     }
 }
 
@@ -63,7 +68,7 @@ pub fn import(
     unpacker: Unpacker<'_>,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Record, ImageError> {
-    let Import { name, source, wanted, existing } = import;
+    let Import { name, source, wanted, existing, most } = import;
     name::file_name(name)?;
     if name == HOST {
         return Err(ImageError::Reserved(name.to_owned()));
@@ -75,6 +80,7 @@ pub fn import(
     let task = Task {
         wanted,
         have: store.layers()?.into_iter().collect(),
+        most,
         may_give_away: rustix::process::geteuid().is_root(),
     };
     let draft = store.make_draft()?;
@@ -93,8 +99,24 @@ pub fn import(
     Ok(record)
 }
 
+/// Refuses an image that takes up more than it may with those of its layers that were there
+/// before.
+fn check_size(store: &Store, unpacked: &Unpacked, task: &Task) -> Result<(), ImageError> {
+    let mut budget = Budget::new(task.most);
+    let mut seen = BTreeSet::new();
+    for layer in unpacked.layers.iter().filter(|layer| seen.insert(&layer.digest)) {
+        let bytes = match layer.bytes {
+            Some(bytes) => bytes,
+            None => store.bytes_of(&layer.digest)?,
+        };
+        budget.spend(bytes)?;
+    }
+    Ok(())
+}
+
 /// Gives the layers and then the image their names.
 fn keep(store: &Store, name: &str, unpacked: Unpacked, task: &Task) -> Result<Record, ImageError> {
+    check_size(store, &unpacked, task)?;
     store.flush()?;
     let mut layers = Vec::new();
     let mut added = task.have.clone();

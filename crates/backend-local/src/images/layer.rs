@@ -1,7 +1,7 @@
 //! A tree that is being filled from a source nobody vouches for.
 //!
 //! Every entry is made beneath a [`Root`]: names that lead out, by dots or through links that an
-//! earlier entry made, are refused. Counts and sizes are bounded. What a layer removes from those
+//! earlier entry made, are refused. Counts and sizes are bounded for all layers of an image together. What a layer removes from those
 //! below it becomes a whiteout or an opaque mark, as an overlay with `userxattr` reads them.
 
 use std::collections::BTreeMap;
@@ -13,18 +13,12 @@ use std::path::{Component, Path, PathBuf};
 use linux::fs::Root;
 use rustix::fs::{FileType, Stat, Timespec, Timestamps, XattrFlags};
 
+use super::budget::{self, Budget, EVERY};
 use super::{During, ImageError};
 
-const MOST_ENTRIES: u64 = 4_000_000;
-const MOST_BYTES: u64 = 64 << 30;
 const MOST_DEPTH: usize = 256;
 /// As long as a path may be for the kernel.
 const LONGEST_PATH: usize = 4096;
-/// A host that is nearly full must not be filled up.
-const LEAST_FREE: u64 = 256 << 20;
-/// How often room and progress are looked at, in entries and in bytes of one file.
-const EVERY: u64 = 1000;
-const EVERY_BYTES: u64 = 64 << 20;
 /// Sandboxes have ids up to this one.
 const LAST_ID: u32 = 65_535;
 /// Entries with this prefix say what a layer removes.
@@ -54,16 +48,18 @@ pub(super) enum Form {
     Difference,
 }
 
-pub(super) struct Layer<'progress> {
+pub(super) struct Layer<'image> {
     root: Root,
     form: Form,
     /// Only root can give files away; otherwise everything belongs to the caller.
     owners: Owners,
     /// Directories get their marks last, when nothing has to be made in them any more.
     directories: BTreeMap<PathBuf, Marks>,
-    entries: u64,
-    bytes: u64,
-    progress: &'progress mut dyn FnMut(&str),
+    /// Shared by all layers of the image.
+    budget: &'image mut Budget,
+    /// What those before this one have used of it.
+    before: u64,
+    progress: &'image mut dyn FnMut(&str),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -72,16 +68,18 @@ enum Owners {
     Caller,
 }
 
-impl<'progress> Layer<'progress> {
+impl<'image> Layer<'image> {
     /// Fills the empty directory `root`. Only who `may_give_away` files keeps their owners.
     pub(super) fn new(
         root: Root,
         form: Form,
         may_give_away: bool,
-        progress: &'progress mut dyn FnMut(&str),
+        budget: &'image mut Budget,
+        progress: &'image mut dyn FnMut(&str),
     ) -> Self {
         let owners = if may_give_away { Owners::Kept } else { Owners::Caller };
-        Self { root, form, owners, directories: BTreeMap::new(), entries: 0, bytes: 0, progress }
+        let before = budget.bytes();
+        Self { root, form, owners, directories: BTreeMap::new(), budget, before, progress }
     }
 
     pub(super) fn directory(&mut self, path: &Path, marks: Marks) -> Result<(), ImageError> {
@@ -115,16 +113,13 @@ impl<'progress> Layer<'progress> {
         }
         let file = self.place(&path, |root| root.create(&path, 0o600))?;
         loop {
-            let room = (MOST_BYTES - self.bytes).saturating_add(1).min(EVERY_BYTES);
-            let written = io::copy(&mut content.take(room), &mut &file).during("fill", &path)?;
-            self.bytes += written;
-            if self.bytes > MOST_BYTES {
-                return Err(ImageError::TooLarge("64 GiB"));
-            }
-            if written < room {
+            let piece = self.budget.piece();
+            let written = io::copy(&mut content.take(piece), &mut &file).during("fill", &path)?;
+            self.budget.spend(written)?;
+            if written < piece {
                 break;
             }
-            self.check_room()?;
+            budget::check_room(&self.root)?;
         }
         self.mark(&file, marks).during("mark", &path)
     }
@@ -168,14 +163,14 @@ impl<'progress> Layer<'progress> {
         Err(hostile(&path, reason))
     }
 
-    /// Marks the directories and answers how many bytes the layer holds.
+    /// Marks the directories and answers how many bytes the layer takes up.
     pub(super) fn finish(mut self) -> Result<u64, ImageError> {
         for (path, marks) in std::mem::take(&mut self.directories).into_iter().rev() {
             let directory = self.root.read(&path).during("mark", &path)?;
             self.mark(&directory, &marks).during("mark", &path)?;
         }
         self.tell();
-        Ok(self.bytes)
+        Ok(self.budget.bytes() - self.before)
     }
 
     pub(super) fn root(&self) -> &Root {
@@ -190,7 +185,7 @@ impl<'progress> Layer<'progress> {
             if parent == Path::new("") {
                 return Err(hostile(path, "it hides everything that lies below this layer"));
             }
-            self.root.make_directories(parent, 0o755).during("make the parents of", path)?;
+            self.make_parents(path)?;
             self.make_opaque(parent)?;
             return Ok(true);
         }
@@ -228,14 +223,8 @@ impl<'progress> Layer<'progress> {
 
     /// Counts an entry and says where it belongs.
     fn enter(&mut self, path: &Path, marks: &Marks) -> Result<PathBuf, ImageError> {
-        self.entries += 1;
-        if self.entries > MOST_ENTRIES {
-            return Err(ImageError::TooLarge("four million entries"));
-        }
-        if self.entries.is_multiple_of(EVERY) {
-            self.tell();
-            self.check_room()?;
-        }
+        let length = |(name, value): &(String, Vec<u8>)| (name.len() + value.len()) as u64;
+        self.count(marks.attributes.iter().map(length).sum())?;
         if marks.uid > LAST_ID || marks.gid > LAST_ID {
             return Err(hostile(path, "its owner has an id above 65535, which no sandbox has"));
         }
@@ -248,21 +237,33 @@ impl<'progress> Layer<'progress> {
         Ok(clean)
     }
 
-    fn check_room(&self) -> Result<(), ImageError> {
-        let status = rustix::fs::fstatvfs(&self.root).map_err(io::Error::from);
-        let status = status.during("measure", Path::new("the disk"))?;
-        if status.f_bavail.saturating_mul(status.f_frsize) < LEAST_FREE {
-            return Err(ImageError::TooLarge("this disk has room for"));
+    fn count(&mut self, attributes: u64) -> Result<(), ImageError> {
+        self.budget.enter(attributes)?;
+        if self.budget.entries().is_multiple_of(EVERY) {
+            self.tell();
+            budget::check_room(&self.root)?;
         }
         Ok(())
     }
 
     fn tell(&mut self) {
-        (self.progress)(&format!("{} entries, {} MiB", self.entries, self.bytes >> 20));
+        (self.progress)(&format!("{} entries, {} MiB", self.budget.entries(), self.budget.bytes() >> 20));
+    }
+
+    /// Makes the directories above `path` that no entry made. Each counts like an entry, or one
+    /// deep path would make hundreds of them for nothing.
+    fn make_parents(&mut self, path: &Path) -> Result<(), ImageError> {
+        let parent = path.parent().unwrap_or(Path::new(""));
+        let above = parent.ancestors().filter(|above| !above.as_os_str().is_empty());
+        let missing = above.take_while(|above| self.root.stat(above).is_err()).count();
+        for _ in 0..missing {
+            self.count(0)?;
+        }
+        self.root.make_directories(parent, 0o755).during("make the parents of", path)
     }
 
     /// Makes something at `path`, once; missing parents are made.
-    fn place<T>(&self, path: &Path, make: impl Fn(&Root) -> io::Result<T>) -> Result<T, ImageError> {
+    fn place<T>(&mut self, path: &Path, make: impl Fn(&Root) -> io::Result<T>) -> Result<T, ImageError> {
         let mut result = make(&self.root);
         if let Err(error) = &result {
             match error.kind() {
@@ -274,8 +275,7 @@ impl<'progress> Layer<'progress> {
                     result = make(&self.root);
                 }
                 io::ErrorKind::NotFound => {
-                    let parent = path.parent().unwrap_or(Path::new(""));
-                    self.root.make_directories(parent, 0o755).during("make the parents of", path)?;
+                    self.make_parents(path)?;
                     result = make(&self.root);
                 }
                 _ => {}

@@ -15,6 +15,12 @@ const MOST_LAYERS: usize = 200;
 /// An index may lead to another one, but not for ever.
 const MOST_INDEXES: usize = 4;
 
+/// What environment and command of an image may take up together. They are part of every record
+/// of a sandbox of it, and a kernel takes not much more for one program.
+const MOST_SETTINGS: usize = 128 << 10;
+/// What a word takes up beside its letters.
+const WORD: usize = 8;
+
 /// What a manifest leads to.
 pub(super) struct Manifest {
     pub(super) digest: Option<Digest>,
@@ -207,12 +213,24 @@ fn configuration(document: &[u8]) -> Result<(ImageConfig, Vec<Digest>), ImageErr
             settings.working_dir.filter(|path| path.starts_with('/')).unwrap_or_else(|| "/".to_owned()),
         ),
     };
-    let nul = |text: &String| text.contains('\0');
-    let words = config.entrypoint.iter().chain(&config.cmd).chain(&config.user).chain(&config.workdir);
-    if words.chain(config.env.iter().flat_map(|(name, value)| [name, value])).any(nul) {
-        return Err(wrong("its configuration holds a NUL byte"));
-    }
+    check_words(&config)?;
     Ok((config, parsed.rootfs.diff_ids))
+}
+
+fn check_words(config: &ImageConfig) -> Result<(), ImageError> {
+    let words = config.entrypoint.iter().chain(&config.cmd).chain(&config.user).chain(&config.workdir);
+    let words = words.chain(config.env.iter().flat_map(|(name, value)| [name, value]));
+    let mut length = 0;
+    for word in words {
+        if word.contains('\0') {
+            return Err(wrong("its configuration holds a NUL byte"));
+        }
+        length += word.len() + WORD;
+    }
+    if length > MOST_SETTINGS {
+        return Err(ImageError::TooLarge("128 KiB of environment and command"));
+    }
+    Ok(())
 }
 
 /// Reads a document and compares it with what it is called.

@@ -19,7 +19,7 @@ pub struct Record {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerRecord {
     pub digest: Digest,
-    /// What its files hold.
+    /// What it takes up: the content of its files, their attributes, and 4 KiB for each entry.
     pub bytes: u64,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  <state>/images/names/<name>        an image, as JSON: written whole, renamed into place
-//!  <state>/images/layers/<digest>     a layer: its `tree`, and how many `bytes` its files hold
+//!  <state>/images/layers/<digest>     a layer: its `tree`, and how many `bytes` it takes up
 //!  <state>/images/base-1              what lies below every image: the places jails mount on
 //!  <state>/images/draft               what is being made or removed
 //! ```
@@ -118,7 +118,7 @@ impl Store {
         layers_in(&self.path)
     }
 
-    /// How many bytes a layer holds.
+    /// How many bytes a layer takes up.
     pub(super) fn bytes_of(&self, digest: &Digest) -> Result<u64, ImageError> {
         let path = self.path.join(layer_path(digest)).join(BYTES);
         let text = fs::read_to_string(&path).during("read", &path)?;

@@ -12,6 +12,7 @@ use linux::fs::Root;
 use serde::{Deserialize, Serialize};
 
 use super::blobs::Blobs;
+use super::budget::Budget;
 use super::digest::Hashing;
 use super::layer::{Form, Layer};
 use super::manifest::{self, Manifest, Part};
@@ -36,6 +37,8 @@ pub(super) struct Task {
     pub(super) wanted: Option<Digest>,
     /// Layers that need not be unpacked again.
     pub(super) have: BTreeSet<Digest>,
+    /// The most that the image may take up, beside what holds for every image.
+    pub(super) most: Option<u64>,
     /// Whether files can be given their owners.
     pub(super) may_give_away: bool,
 }
@@ -49,7 +52,7 @@ pub(super) struct Unpacked {
     pub(super) layers: Vec<UnpackedLayer>,
 }
 
-/// A layer, and what its files hold if it was unpacked, into a directory with the number of its
+/// A layer, and what it takes up if it was unpacked, into a directory with the number of its
 /// place.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct UnpackedLayer {
@@ -102,7 +105,8 @@ fn whole(
     fill: impl FnOnce(&mut Layer<'_>) -> Result<Digest, ImageError>,
 ) -> Result<Unpacked, ImageError> {
     let root = make_place(draft, 0)?;
-    let mut layer = Layer::new(root, Form::Whole, task.may_give_away, progress);
+    let mut budget = Budget::new(task.most);
+    let mut layer = Layer::new(root, Form::Whole, task.may_give_away, &mut budget, progress);
     let digest = fill(&mut layer)?;
     let tree = layer.root();
     if tree.stat(Path::new("bin")).is_err() && tree.stat(Path::new("usr")).is_err() {
@@ -127,27 +131,25 @@ fn layers(
     }
     let mut have = task.have.clone();
     let mut unpacked = Vec::new();
+    let mut budget = Budget::new(task.most);
     let count = manifest.layers.len();
     for (place, part) in manifest.layers.iter().enumerate() {
         let new = have.insert(part.digest.clone());
         let mut tell = |detail: &str| progress(&format!("layer {} of {count}: {detail}", place + 1));
-        let bytes = if new { Some(layer(blobs, part, draft, place, task, &mut tell)?) } else { None };
+        let bytes = if new {
+            let root = make_place(draft, place)?;
+            let tree = Layer::new(root, Form::Difference, task.may_give_away, &mut budget, &mut tell);
+            Some(layer(blobs, part, tree)?)
+        } else {
+            None
+        };
         unpacked.push(UnpackedLayer { digest: part.digest.clone(), bytes });
     }
     Ok(Unpacked { manifest: manifest.digest, config: manifest.config, layers: unpacked })
 }
 
 /// Unpacks one layer and compares it with both of its digests.
-fn layer(
-    blobs: &Blobs,
-    part: &Part,
-    draft: &Root,
-    place: usize,
-    task: &Task,
-    progress: &mut dyn FnMut(&str),
-) -> Result<u64, ImageError> {
-    let root = make_place(draft, place)?;
-    let mut layer = Layer::new(root, Form::Difference, task.may_give_away, progress);
+fn layer(blobs: &Blobs, part: &Part, mut layer: Layer<'_>) -> Result<u64, ImageError> {
     let mut content = Hashing::new(Inflated::open(blobs.open(&part.path)?, &part.path)?);
     tarball::unpack(&mut content, &mut layer)?;
     let bytes = layer.finish()?;

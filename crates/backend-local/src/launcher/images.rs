@@ -138,8 +138,10 @@ impl Launcher {
             ImageQuestion::Import { name, wanted } => {
                 let none = || ImageError::Malformed("no directory came with it".to_owned());
                 let root = linux::fs::Root::from_descriptor(layout.ok_or_else(none)?);
-                let source = Source::layout(&root)?;
-                let wish = Import { name: &name, source, wanted: Some(wanted), existing: Existing::Replace };
+                // Whoever took over the server must not learn from us what it cannot read.
+                let source = Source::layout(&root, self.settings.server_uid)?;
+                let (wanted, most) = (Some(wanted), self.settings.image_bytes);
+                let wish = Import { name: &name, source, wanted, existing: Existing::Replace, most };
                 let record = images::import(state, wish, Unpacker::Worker(&self.thread), &mut |_| {})?;
                 images::collect(state, self.settings.image_bytes)?;
                 Ok(ImageAnswer::Taken(record))

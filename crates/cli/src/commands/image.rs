@@ -36,7 +36,8 @@ pub(crate) fn image(command: &ImageCommand, printer: &Printer) -> Result<ExitCod
 
 fn import(config: &Config, name: &str, source: &Path, printer: &Printer) -> Result<()> {
     let opened = Source::open(source)?;
-    let wish = Import { name, source: opened, wanted: None, existing: Existing::Refuse };
+    let most = config.images.max_bytes.map(|most| most.0);
+    let wish = Import { name, source: opened, wanted: None, existing: Existing::Refuse, most };
     take_in(config, wish, printer).with_context(|| format!("`{}` is not imported", source.display()))
 }
 

@@ -34,11 +34,17 @@ pub(super) async fn create(
 ) -> Result<(StatusCode, Json<SandboxBody>), Problem> {
     let Wish { create, name, credentials } = wish::parse(body, front.settings.default_network)?;
     let restored = create.spec.snapshot.is_some();
+    let key = key(&owner, &headers, name.as_deref())?;
     if !restored && create.pool.is_none() {
-        let ensured = front.service.ensure_image(&create.spec.image, credentials).await;
-        ensured.map_err(|error| not_pulled(error, &owner))?;
+        let ensured = front.service.ensure_image(&owner, &create.spec, credentials).await;
+        // Who names a sandbox that is there needs no room for another.
+        let is_there = || key.as_ref().is_some_and(|key| front.service.find(key).is_some());
+        match ensured {
+            Err(error) if matches!(error.kind(), ErrorKind::Exhausted { .. }) && is_there() => {}
+            ensured => ensured.map_err(|error| not_pulled(error, &owner))?,
+        }
     }
-    let sandbox = match key(&owner, &headers, name.as_deref())? {
+    let sandbox = match key {
         Some(key) => front.service.acquire(&key, create).await.map(|acquired| acquired.sandbox),
         None => front.service.create(&owner, create).await,
     };

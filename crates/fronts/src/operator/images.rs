@@ -169,6 +169,7 @@ fn failed(error: &ServiceError) -> Response {
     let status = match error.kind() {
         ErrorKind::Unsupported => StatusCode::NOT_IMPLEMENTED,
         ErrorKind::Invalid => StatusCode::BAD_REQUEST,
+        ErrorKind::Exhausted { .. } => StatusCode::TOO_MANY_REQUESTS,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     };
     let mut response = answer::error(status, "IMAGE_FAILED", &error.told_to(&domain::Owner::single()));

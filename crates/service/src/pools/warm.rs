@@ -59,7 +59,7 @@ impl Core {
 
     async fn warm_up(self: &Arc<Self>, kept: &Kept, mut record: Record) -> Result<(), ServiceError> {
         let id = record.sandbox.id.clone();
-        let fetched = self.ensure_image(&record.sandbox.spec.image, None).await;
+        let fetched = self.ensure_warm_image(&record.sandbox.spec.image).await;
         let made = match fetched {
             Ok(()) => self.bring_up_warm(&mut record).await,
             Err(error) => Err(error),

@@ -48,7 +48,10 @@ async fn an_owners_own_parked_sandboxes_make_room_in_its_quota() {
     let parked = Key::new(&small, "test", "parked").unwrap();
     let first = bench.service.acquire(&parked, plain()).await.unwrap().sandbox;
     bench.service.create(&small, plain()).await.unwrap_err();
+    let look = || bench.service.0.check_room_for(&small, &Resources::default());
+    assert!(matches!(look(), Err(ServiceError::OverQuota { what: "sandboxes", .. })), "nothing is fetched");
     bench.service.release(&parked);
+    look().unwrap();
     bench.service.create(&small, plain()).await.unwrap();
     assert!(bench.service.get(&small, &first.id).is_err());
     assert!(bench.service.get(&bench.owner, &kept.id).is_ok(), "it is another owner's");

@@ -168,3 +168,70 @@ fn what_a_layer_makes_anew_hides_what_was_below() {
     }
     assert_eq!(fs::read(root.join("third/a")).unwrap(), b"new");
 }
+
+/// Imports an image of so many layers of empty files, ten each, which may take up `most`.
+fn import_empty(state: &Path, layers: u32, most: u64) -> Result<Record, ImageError> {
+    let layer = |number: u32| {
+        let names: Vec<String> = (0..10).map(|file| format!("{number}-{file}")).collect();
+        archive(&names.iter().map(|name| (FILE, name.as_str(), "", &b""[..])).collect::<Vec<_>>())
+    };
+    let layers: Vec<_> = (0..layers).map(layer).collect();
+    let (files, _) = layout(&layers, &config(&layers));
+    let source = Source::open(as_directory(&files).path())?;
+    let wish = Import { name: "test", source, wanted: None, existing: Existing::Replace, most: Some(most) };
+    import(state, wish, Unpacker::InProcess, &mut |_| {})
+}
+
+#[test]
+fn an_image_that_alone_passes_the_bound_of_all_is_refused() {
+    let state = TempDir::new().unwrap();
+    let result = import_empty(state.path(), 3, 29 * budget::ENTRY);
+    assert!(matches!(result, Err(ImageError::TooLarge(_))), "{result:?}");
+    assert!(is_empty(state.path()));
+    assert_eq!(import_empty(state.path(), 2, 29 * budget::ENTRY).unwrap().bytes(), 20 * budget::ENTRY);
+    let result = import_empty(state.path(), 3, 29 * budget::ENTRY);
+    assert!(matches!(result, Err(ImageError::TooLarge(_))), "layers that are here count: {result:?}");
+}
+
+#[test]
+fn parents_that_no_entry_made_are_counted() {
+    let deep = ["d/"; 40].concat() + "f";
+    let (_state, result) = import_bytes(&archive(&[(FILE, "usr/f", "", b""), (FILE, &deep, "", b"")]));
+    assert_eq!(result.unwrap().bytes(), 43 * budget::ENTRY);
+}
+
+#[test]
+fn a_configuration_that_would_fill_every_record_is_refused() {
+    let layers = vec![archive(&[(FILE, "usr/f", "", b"")])];
+    for (field, value) in [
+        ("Env", serde_json::json!([format!("A={}", "x".repeat(128 << 10))])),
+        ("Entrypoint", serde_json::json!(["x".repeat(128 << 10)])),
+        ("Cmd", serde_json::json!(vec![""; 128 << 10])),
+    ] {
+        let mut long = config(&layers);
+        long["config"][field] = value;
+        let (files, _) = layout(&layers, &long);
+        let state = TempDir::new().unwrap();
+        let result = take_in(state.path(), "test", as_directory(&files).path());
+        assert!(matches!(result, Err(ImageError::TooLarge(_))), "{field} {result:?}");
+    }
+}
+
+#[test]
+fn a_layout_with_a_part_of_somebody_else_is_refused() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let layers = vec![archive(&[(FILE, "usr/f", "", b"")])];
+    let (files, _) = layout(&layers, &config(&layers));
+    let own = |path: &Path| std::os::unix::fs::chown(path, Some(4711), None).unwrap();
+    let blob = files.keys().find(|name| name.starts_with("blobs/")).unwrap();
+    for foreign in ["", "index.json", "blobs/sha256", blob, "nothing"] {
+        let directory = as_directory(&files);
+        let names = ["", "blobs", "blobs/sha256"].into_iter().chain(files.keys().map(String::as_str));
+        names.filter(|name| *name != foreign).for_each(|name| own(&directory.path().join(name)));
+        let root = linux::fs::Root::open(directory.path()).unwrap();
+        let opened = Source::layout(&root, Some(4711));
+        assert_eq!(opened.is_ok(), foreign == "nothing", "{foreign}: {opened:?}");
+    }
+}

@@ -29,7 +29,7 @@ fn layers_of_a_removed_image_stay_while_a_sandbox_needs_them() {
     assert!(find(state.path(), "a").unwrap().is_none());
     assert!(tree(state.path(), &record, 0).is_dir());
     fs::remove_file(sandbox).unwrap();
-    assert_eq!(collect(state.path(), None).unwrap().bytes, 4);
+    assert_eq!(collect(state.path(), None).unwrap().bytes, 4 + 2 * budget::ENTRY);
     assert!(is_empty(state.path()));
 }
 
@@ -84,11 +84,12 @@ fn the_least_recently_used_images_make_room_and_used_ones_stay() {
             use_it(state.path(), &record);
         }
     }
-    assert_eq!(collect(state.path(), Some(32)).unwrap(), Collected::default());
-    let gone = collect(state.path(), Some(16)).unwrap();
+    let one = 8 + 2 * budget::ENTRY;
+    assert_eq!(collect(state.path(), Some(4 * one)).unwrap(), Collected::default());
+    let gone = collect(state.path(), Some(2 * one)).unwrap();
     assert_eq!(
         (gone.images, gone.layers, gone.bytes),
-        (vec!["oldest".to_owned(), "newer".to_owned()], 2, 16)
+        (vec!["oldest".to_owned(), "newer".to_owned()], 2, 2 * one)
     );
     let left: Vec<String> = records(state.path()).unwrap().into_iter().map(|(image, _)| image.name).collect();
     assert_eq!(left, ["newest", "used"]);

@@ -31,9 +31,10 @@ pub(super) fn pull(config: &Config, name: &str, username: Option<&str>, printer:
     let root = Root::open(downloads.path()).context("could not open what was fetched")?;
     let wish = Import {
         name,
-        source: Source::layout(&root)?,
+        source: Source::layout(&root, None)?,
         wanted: Some(Digest::parse(&digest)?),
         existing: Existing::Replace,
+        most: config.images.max_bytes.map(|most| most.0),
     };
     super::take_in(config, wish, printer).with_context(|| format!("`{name}` is not kept"))
 }
