@@ -6,8 +6,9 @@
 //! ```
 //!
 //! As root, [`uplink`] keeps the table and makes the links; the table knows links by the start
-//! of their names, so no sandbox changes a rule. Without root, [`userspace`] starts a program
-//! that carries the packets, and the same guard stands inside the sandbox's own namespace.
+//! of their names, so no sandbox changes a rule. A second guard inside each sandbox's namespace
+//! holds while somebody else empties the host's filters. Without root, [`userspace`] starts a
+//! program that carries the packets, and the guard inside is the only one.
 
 pub mod address;
 pub mod guard;

@@ -3,11 +3,13 @@
 //! A socket belongs to the net namespace in which it was opened, for good; so the configuration
 //! of another namespace takes one visit there. Everything is synchronous: a request is answered
 //! when the kernel has done it. `route` knows links, addresses and routes, `filter` knows
-//! nftables.
+//! nftables, `tracking` knows connections, and `watch` hears of changes.
 
 pub mod filter;
 mod message;
 pub mod route;
+pub mod tracking;
+pub mod watch;
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -1,8 +1,9 @@
 //! The network of a sandbox: deciding how it reaches other machines, and giving a living one its
 //! link late.
 
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use linux::namespaces::{self, Namespaces, Setgroups};
 use linux::spawn::{self, End, Forked};
@@ -63,12 +64,17 @@ impl Launcher {
     }
 
     /// Takes over the packet filter that an earlier launcher left, and says once if sandboxes
-    /// that leave the choice open stay without a network.
+    /// that leave the choice open stay without a network. A network that is down keeps nobody
+    /// from reaching the sandboxes that live.
     pub(super) fn open_network(&mut self) -> io::Result<()> {
         let lives = self.some_live()?;
-        if let Rights::Root(root) = &mut self.rights {
-            root.nets.uplink.take_over(lives).map_err(io::Error::other)?;
+        if let Rights::Root(root) = &mut self.rights
+            && let Err(down) = root.nets.uplink.take_over(lives)
+        {
+            let (reason, hint) = (chain(&down), down.hint());
+            tracing::error!(reason, hint, "the network of living sandboxes could not be taken over");
         }
+        self.outdated = self.records.list()?.into_iter().collect();
         if self.settings.network.default != Wish::Off
             && let Err(down) = self.way_out()
         {
@@ -76,6 +82,34 @@ impl Launcher {
             tracing::warn!(reason, hint, "sandboxes that leave the choice open get no network");
         }
         Ok(())
+    }
+
+    /// Gives the guard inside a living sandbox today's settings.
+    pub(super) fn guard_again(&self, id: &str) {
+        let Rights::Root(root) = &self.rights else { return };
+        let Some(record) = self.records.read(id).filter(|record| record.connected) else { return };
+        let (Some(pidfd), Some(process)) = (record.pidfd(), record.process) else { return };
+        let namespace = net_namespace(process.pid, &pidfd);
+        if let Err(error) = namespace.and_then(|namespace| root.nets.guard_again(namespace.as_fd())) {
+            tracing::warn!(id, %error, "the guard inside a sandbox keeps its settings");
+        }
+    }
+
+    /// What is readable when the network of the host has changed.
+    pub(super) fn watched_network(&self) -> Vec<BorrowedFd<'_>> {
+        match &self.rights {
+            Rights::Root(root) => root.nets.uplink.watched(),
+            Rights::User { .. } => Vec::new(),
+        }
+    }
+
+    /// Hears what changed there; `true` if a restock has something to tidy up.
+    pub(super) fn hear_network(&mut self) -> bool {
+        let Rights::Root(root) = &mut self.rights else { return false };
+        root.nets.uplink.hear().unwrap_or_else(|error| {
+            tracing::error!(%error, "sandboxes may be without the guard on the host");
+            false
+        })
     }
 
     /// Takes the packet filter away, unless a sandbox lives that needs it.
@@ -137,11 +171,7 @@ impl Launcher {
     }
 
     fn link(&mut self, pid: i32, pidfd: &OwnedFd) -> Result<(), JailError> {
-        let namespace = std::fs::File::open(format!("/proc/{pid}/ns/net")).at(Step::NetNamespace)?;
-        // The number meant this process all the time, or the process has ended by now.
-        if super::record::ended(pidfd) {
-            return Err(JailError::new(Step::NetNamespace, io::Error::other("the sandbox has ended")));
-        }
+        let namespace = net_namespace(pid, pidfd).at(Step::NetNamespace)?;
         let Rights::Root(root) = &mut self.rights else { return Ok(()) };
         root.nets.connect(namespace.as_fd()).at(Step::NetNamespace)
     }
@@ -163,6 +193,13 @@ impl Launcher {
             Forked::Parent { pidfd: child, .. } => wait_briefly(&child),
         }
     }
+}
+
+/// The net namespace of a living process.
+fn net_namespace(pid: i32, pidfd: &OwnedFd) -> io::Result<File> {
+    let namespace = File::open(format!("/proc/{pid}/ns/net"))?;
+    // The number meant this process all the time, or the process has ended by now.
+    if super::record::ended(pidfd) { Err(io::Error::other("the sandbox has ended")) } else { Ok(namespace) }
 }
 
 /// Waits for a child that must not keep us: one that takes too long is killed.

@@ -34,10 +34,14 @@ impl Job {
     /// Whether a question has to wait for the end of this job.
     fn stands_in_the_way_of(&self, question: &Question) -> bool {
         match (&self.work, question) {
-            (Work::Snapshot(taking), Question::Snapshot { id, .. } | Question::Freeze { id, .. }) => {
-                taking.id == *id
-            }
-            (Work::Snapshot(taking), Question::Destroy { id }) => taking.id == *id,
+            (
+                Work::Snapshot(taking),
+                Question::Snapshot { id, .. }
+                | Question::Freeze { id, .. }
+                | Question::Connect { id, .. }
+                | Question::Destroy { id },
+            ) => taking.id == *id,
+            (Work::Snapshot(taking), Question::Resize(resize)) => taking.id == resize.id,
             (Work::Snapshot(taking), Question::ForgetSnapshot { snapshot }) => taking.snapshot == *snapshot,
             (Work::Restore(restoring), Question::Destroy { id }) => restoring.plan.id == *id,
             (Work::Restore(restoring), Question::Create(plan)) => restoring.plan.id == plan.id,

@@ -66,6 +66,9 @@ pub struct Launcher {
     agent: OwnedFd,
     /// Where the agents' sockets are.
     run: OwnedFd,
+    /// Sandboxes of an earlier launcher, whose inner guards may have other settings. One takes the
+    /// kernel long to replace, so that is done in quiet moments.
+    outdated: Vec<String>,
 }
 
 /// What we may do on this host.
@@ -181,6 +184,7 @@ impl Launcher {
             stood_in,
             agent,
             run,
+            outdated: Vec::new(),
         };
         let in_use = || launcher.found().map(|found| !found.is_empty());
         crate::images::remove_old_skeletons(&state.join("host"), &launcher.host, in_use)?;
@@ -195,6 +199,10 @@ impl Launcher {
     /// Prepares one more net namespace or volume if there are too few; `true` while more are
     /// missing. Called when there is nothing else to do.
     pub fn restock(&mut self) -> io::Result<bool> {
+        if let Some(id) = self.outdated.pop() {
+            self.guard_again(&id);
+            return Ok(true);
+        }
         match &mut self.rights {
             Rights::Root(root) => root.restock(self.settings.prepared),
             Rights::User { .. } => Ok(false),
@@ -358,7 +366,7 @@ impl Root {
     }
 
     fn restock(&mut self, wanted: usize) -> io::Result<bool> {
-        if self.nets.refill()? {
+        if self.nets.uplink.forget_some()? || self.nets.refill()? {
             return Ok(true);
         }
         if self.disks.len() < wanted {

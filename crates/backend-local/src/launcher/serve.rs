@@ -103,6 +103,7 @@ enum Ready {
     Mounted(usize),
     Died(usize),
     Over(usize),
+    NetworkChanged,
     Nothing,
 }
 
@@ -158,6 +159,7 @@ impl Loop {
                 Ready::Mounted(place) => self.conclude_mounting(place),
                 Ready::Died(place) => self.dying[place].state = Waiting::Groups,
                 Ready::Over(place) => self.finish(place),
+                Ready::NetworkChanged => self.stocked &= !self.launcher.hear_network(),
                 Ready::Nothing => {}
             }
             self.clear_dying();
@@ -180,6 +182,8 @@ impl Loop {
             self.mounting.iter().map(|mounting| PollFd::new(&mounting.attaching.status, PollFlags::IN)),
         );
         watched.extend(self.jobs.iter().map(|job| PollFd::new(job.report(), PollFlags::IN)));
+        let network = self.launcher.watched_network();
+        watched.extend(network.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
         let deaths = |dying: &Dying| matches!(dying.state, Waiting::Death);
         let waiting: Vec<usize> = (0..self.dying.len()).filter(|place| deaths(&self.dying[*place])).collect();
         for place in &waiting {
@@ -207,6 +211,7 @@ impl Loop {
             (Ready::ImagesChanged, self.images.len()),
             (Ready::Mounted, self.mounting.len()),
             (Ready::Over, self.jobs.len()),
+            (|_| Ready::NetworkChanged, network.len()),
         ] {
             if place < count {
                 return Ok(kind(place));

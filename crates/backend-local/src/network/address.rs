@@ -44,6 +44,18 @@ impl Prefix {
         Self { bits: wider, ..*self }.contains(other.address)
     }
 
+    /// The same addresses of IPv4 as they are called where a translator (NAT64) leads to them.
+    pub fn translated(&self) -> Option<Self> {
+        const TRANSLATOR: u128 = 0x0064_ff9b << 96;
+        match self.address {
+            IpAddr::V4(v4) => {
+                let address = Ipv6Addr::from(TRANSLATOR | u128::from(u32::from(v4))).into();
+                Some(Self { address, bits: 96 + self.bits })
+            }
+            IpAddr::V6(_) => None,
+        }
+    }
+
     /// The first address, as a number.
     fn first(&self) -> u128 {
         let kept = |number: u128, length: u32| {
@@ -189,6 +201,13 @@ mod tests {
         assert!(prefix("0.0.0.0/0").overlaps(&prefix("10.2.0.0/16")));
         assert!(!prefix("10.3.0.0/16").overlaps(&prefix("10.2.0.0/16")));
         assert!(!prefix("::/0").overlaps(&prefix("10.2.0.0/16")));
+    }
+
+    #[test]
+    fn a_translator_knows_addresses_of_ipv4_alone() {
+        assert_eq!(prefix("10.0.0.0/8").translated(), Some(prefix("64:ff9b::a00:0/104")));
+        assert_eq!(prefix("169.254.169.254").translated(), Some(prefix("64:ff9b::a9fe:a9fe/128")));
+        assert_eq!(prefix("fc00::/7").translated(), None);
     }
 
     #[test]

@@ -12,6 +12,7 @@
 //! must not become a way around the guard. A refusal is told to the sender, who would otherwise
 //! wait for an answer.
 
+use std::fs;
 use std::net::IpAddr;
 
 use linux::netlink::filter::{Bound, Hook, Rule, State, Table};
@@ -26,6 +27,8 @@ const DNS: u16 = 53;
 
 /// Connections of one sandbox at once.
 const CONNECTIONS: u32 = 4096;
+/// Into how many shares all sandboxes are divided: a power of two.
+const SHARES: u8 = 8;
 const NEW_CONNECTIONS: Bound = Bound::NewEachSecond { rate: 500, burst: 4000 };
 
 /// The start of the names of all links of all servers.
@@ -95,7 +98,10 @@ pub fn for_host(
 }
 
 /// The host keeps track of every connection, in a table that all of its own connections need too.
-/// So each sandbox has a share of it and no more.
+/// So each sandbox has its part of it and no more, and all together have a quarter.
+///
+/// The kernel counts by walking a list. One list of a quarter would take too long, so sandboxes
+/// are put into shares by the ends of their addresses, and each share is counted for itself.
 fn bound_sources(table: &mut Table) {
     let bounds = [("open", Bound::Connections(CONNECTIONS)), ("new", NEW_CONNECTIONS)];
     for (word, bound) in bounds {
@@ -105,22 +111,37 @@ fn bound_sources(table: &mut Table) {
             table.rule("guard", &Rule::new().source_exceeds(&set, v6, bound).drop());
         }
     }
+    table.shares("share");
+    let bound = Bound::Connections(most_tracked() / 4 / u32::from(SHARES));
+    for v6 in [false, true] {
+        table.rule("guard", &Rule::new().share_exceeds("share", v6, SHARES - 1, bound).drop());
+    }
 }
 
-/// The table inside a sandbox of an ordinary user, where the host cannot be asked to filter.
-/// `here` are the addresses of this host, and `resolvers` what the program that carries the
-/// packets answers itself.
-pub fn for_sandbox(settings: &NetworkSettings, here: &[Prefix], resolvers: &[IpAddr]) -> Table {
+/// How many connections this host keeps track of.
+fn most_tracked() -> u32 {
+    /// What the kernel takes on small machines.
+    const FEW: u32 = 65_536;
+    let text = fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_max");
+    text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(FEW)
+}
+
+/// The table inside a sandbox's own namespace: the only one where the host cannot be asked to
+/// filter, and a second one behind the host's, which others can remove there by mistake. `own` is
+/// refused beside the lists; `resolvers` are asked for names.
+///
+/// No connection is tracked for it. Nobody opens one to a sandbox, so the lists decide alone, and
+/// the kernel keeps nothing for what a sandbox does on its loopback.
+pub fn for_sandbox(settings: &NetworkSettings, own: &[Prefix], resolvers: &[IpAddr]) -> Table {
     let mut table = Table::new("coracle");
     table.base_chain("output", Hook::Output);
     table.rule("output", &Rule::new().to_link("lo\0").accept());
-    table.rule("output", &Rule::new().state(State::Known).accept());
     for resolver in resolvers {
         for rule in to(&Target { prefix: (*resolver).into(), port: Some(DNS) }, &Rule::new()) {
             table.rule("output", &rule.accept());
         }
     }
-    forbid(&mut table, "output", settings, here);
+    forbid(&mut table, "output", settings, own);
     table
 }
 
@@ -132,7 +153,9 @@ fn forbid(table: &mut Table, chain: &str, settings: &NetworkSettings, own: &[Pre
     }
     let never = NEVER.into_iter().map(parsed);
     // Groups and broadcasts get no answer, as everywhere; the lists do.
-    for prefix in never.chain(own.iter().copied()).chain(settings.deny.iter().copied()) {
+    let forbidden = never.chain(own.iter().copied()).chain(settings.deny.iter().copied());
+    // Where the network translates addresses, each of IPv4 has a second name.
+    for prefix in forbidden.flat_map(|prefix| [Some(prefix), prefix.translated()]).flatten() {
         table.rule(chain, &Rule::new().destination(prefix.address, prefix.bits).reject());
     }
     table.rule(chain, &Rule::new().destination_is_not_elsewhere().reject());

@@ -10,7 +10,7 @@ use super::address::{Prefix, Range};
 use super::settings::parsed;
 
 /// As many as programs read from a resolv.conf.
-const MOST: usize = 3;
+pub(super) const MOST: u32 = 3;
 /// Longer files are not of people.
 const LONGEST: usize = 64 << 10;
 
@@ -21,7 +21,12 @@ const BEHIND_STUB: &str = "/run/systemd/resolve/resolv.conf";
 /// The name servers that sandboxes can use: those of the operator, or the host's own.
 pub fn upstreams(chosen: &[IpAddr]) -> Vec<IpAddr> {
     let found = if chosen.is_empty() { of_host() } else { chosen.to_vec() };
-    found.into_iter().filter(|address| can_be_reached(*address)).take(MOST).collect()
+    found
+        .into_iter()
+        .filter(|address| can_be_reached(*address))
+        .zip(0..MOST)
+        .map(|(address, _)| address)
+        .collect()
 }
 
 /// When the files that tell were last written, to notice a change.

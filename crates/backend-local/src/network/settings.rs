@@ -58,8 +58,8 @@ pub const PRIVATE: [&str; 6] =
 
 /// Never reachable, whatever is denied or not: this host's loopback, links and groups, and the
 /// places where clouds tell machines their secrets. Addresses that carry one of IPv4 in a
-/// tunnel are here too.
-pub(super) const NEVER: [&str; 23] = [
+/// tunnel are here too; what a translator makes of these and of denied ones is added by the guard.
+pub(super) const NEVER: [&str; 19] = [
     "0.0.0.0/8",
     "127.0.0.0/8",
     "169.254.0.0/16",
@@ -70,10 +70,6 @@ pub(super) const NEVER: [&str; 23] = [
     "240.0.0.0/4",
     "::/96",
     "::ffff:0:0/96",
-    "64:ff9b::/104",
-    "64:ff9b::7f00:0/104",
-    "64:ff9b::a9fe:0/112",
-    "64:ff9b::a83f:8110/128",
     "64:ff9b:1::/48",
     "100::/64",
     "2001::/32",

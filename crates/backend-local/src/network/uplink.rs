@@ -11,8 +11,9 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use linux::netlink::filter;
 use linux::netlink::route::{End, Mac, Routing};
+use linux::netlink::watch::{FilterWatch, LinkWatch};
+use linux::netlink::{filter, tracking};
 
 use super::address::{Prefix, Range};
 use super::settings::{NetworkSettings, RANGES, parsed};
@@ -27,6 +28,8 @@ const SANDBOX_MAC: Mac = [0x02, 0xc0, 0x7a, 0xc1, 0xe0, 0x02];
 
 /// How often another address is tried when one is taken, by another server for instance.
 const TRIES: u32 = 64;
+/// Of how many former sandboxes connections are forgotten at once.
+const FORGOTTEN_AT_ONCE: usize = 64;
 
 pub struct Uplink {
     settings: NetworkSettings,
@@ -36,6 +39,8 @@ pub struct Uplink {
     up: Option<Up>,
     /// The place that is tried next.
     next: u32,
+    /// Places whose links went away and whose connections the kernel still knows.
+    left: Vec<u32>,
 }
 
 /// What holds once the table is there.
@@ -44,6 +49,8 @@ struct Up {
     range: Range,
     upstreams: Vec<IpAddr>,
     stamp: Vec<(u64, i64, i64)>,
+    links: LinkWatch,
+    filters: FilterWatch,
 }
 
 impl Uplink {
@@ -59,6 +66,7 @@ impl Uplink {
             table: format!("coracle-{instance}"),
             up: None,
             next: u32::from_ne_bytes(start),
+            left: Vec::new(),
         }
     }
 
@@ -66,35 +74,26 @@ impl Uplink {
         &self.settings
     }
 
-    /// Whether sandboxes can be given a link now, and why not. The first time this puts the
-    /// table in place; later it does so only when the host has other name servers.
+    /// Whether sandboxes can be given a link now, and why not. This puts the table in place where
+    /// it is not: the first time, after somebody emptied the host's filters, or when the host has
+    /// other name servers.
     pub fn ready(&mut self) -> Result<(), Down> {
         if !forwards("ipv4/ip_forward") {
             return Err(Down::NoForwarding);
         }
-        let stamp = resolver::stamp();
-        match &mut self.up {
-            Some(up) if up.stamp == stamp => return Ok(()),
+        let stands = match &mut self.up {
             Some(up) => {
-                up.stamp = stamp;
-                let upstreams = resolver::upstreams(&self.settings.resolvers);
-                if upstreams == up.upstreams {
-                    return Ok(());
-                }
-                up.upstreams = upstreams;
+                let same = !up.renew(&self.settings.resolvers);
+                same && filter::table_exists(&self.table).map_err(Down::Filter)?
             }
             None => {
                 let mut routing = Routing::open().map_err(Down::Links)?;
                 let range = self.choose_range(&mut routing)?;
-                let upstreams = resolver::upstreams(&self.settings.resolvers);
-                self.up = Some(Up { routing, range, upstreams, stamp });
+                self.up = Some(Up::new(routing, range, &self.settings.resolvers).map_err(Down::Links)?);
+                false
             }
-        }
-        let installed = self.install();
-        if installed.is_err() {
-            self.up = None;
-        }
-        installed
+        };
+        if stands { Ok(()) } else { self.install() }
     }
 
     /// As [`Uplink::ready`], without a change to the host.
@@ -107,10 +106,15 @@ impl Uplink {
         self.choose_range(&mut routing).map(drop)
     }
 
-    fn install(&self) -> Result<(), Down> {
+    /// Puts the table in place. Where that fails, nothing is taken for granted any more.
+    fn install(&mut self) -> Result<(), Down> {
         let Some(up) = &self.up else { return Ok(()) };
         let table = guard::for_host(&self.table, &self.links, &self.settings, &up.range, &up.upstreams);
-        table.install().map_err(Down::Filter)
+        let installed = table.install().map_err(Down::Filter);
+        if installed.is_err() {
+            self.up = None;
+        }
+        installed
     }
 
     /// Takes the range that was set, or the first of the usual ones that this host does not use.
@@ -132,15 +136,20 @@ impl Uplink {
         if !free(&v6) {
             return Err(Down::RangeTaken(v6.to_string()));
         }
-        let choices = match self.settings.range {
-            Some(range) => vec![range],
-            None => RANGES.into_iter().map(parsed).collect(),
-        };
+        let choices = self.choices();
         match choices.iter().find(|range| free(range)) {
             Some(v4) => Ok(Range { v4: *v4, v6 }),
             None => {
                 Err(Down::RangeTaken(choices.iter().map(Prefix::to_string).collect::<Vec<_>>().join(", ")))
             }
+        }
+    }
+
+    /// The ranges of IPv4 that may be taken, in their order.
+    fn choices(&self) -> Vec<Prefix> {
+        match self.settings.range {
+            Some(range) => vec![range],
+            None => RANGES.into_iter().map(parsed).collect(),
         }
     }
 
@@ -152,7 +161,7 @@ impl Uplink {
         for _ in 0..TRIES {
             let place = self.next % up.range.places();
             self.next = place + 1;
-            let name = format!("{}{place:04x}", self.links);
+            let name = link_name(&self.links, place);
             match up.connect(&name, place, v6, namespace, inside) {
                 // Another link has the name, or another server gave the address away.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -160,6 +169,54 @@ impl Uplink {
             }
         }
         Err(io::Error::new(io::ErrorKind::AddrNotAvailable, "every address of the range is taken"))
+    }
+
+    /// What is readable when others have changed something; see [`Uplink::hear`].
+    pub fn watched(&self) -> Vec<BorrowedFd<'_>> {
+        self.up.iter().flat_map(|up| [up.links.as_fd(), up.filters.as_fd()]).collect()
+    }
+
+    /// Hears what changed on this host: a table that somebody removed is put back. `true` if
+    /// links went away, and [`Uplink::forget_some`] has something to do.
+    pub fn hear(&mut self) -> io::Result<bool> {
+        let Some(up) = &mut self.up else { return Ok(false) };
+        let removed = up.links.removed()?;
+        let places = removed.iter().filter_map(|name| name.strip_prefix(&self.links));
+        self.left.extend(places.filter_map(|place| u32::from_str_radix(place, 16).ok()));
+        if up.filters.changed()? && !filter::table_exists(&self.table)? {
+            tracing::warn!(table = self.table, "somebody removed the packet filter: it is put back");
+            self.install().map_err(io::Error::other)?;
+        }
+        Ok(!self.left.is_empty())
+    }
+
+    /// Forgets connections of some sandboxes that are gone; `true` if there are more. The kernel
+    /// walks all connections of the host for that, so it is for quiet moments.
+    pub fn forget_some(&mut self) -> io::Result<bool> {
+        let Some(up) = &mut self.up else { return Ok(false) };
+        let rest = self.left.split_off(self.left.len().min(FORGOTTEN_AT_ONCE));
+        let mut places = std::mem::replace(&mut self.left, rest);
+        // Who has the place by now keeps his connections.
+        let mut taken = Vec::new();
+        for place in &places {
+            taken.push(up.routing.find(&link_name(&self.links, *place))?.is_some());
+        }
+        let mut taken = taken.into_iter();
+        places.retain(|_| taken.next() == Some(false));
+        if !places.is_empty() {
+            up.forget(&places, if has_v6() { &[false, true] } else { &[false] });
+        }
+        Ok(!self.left.is_empty())
+    }
+
+    /// The second guard, for the namespace of a sandbox. It knows no address of this host, since
+    /// those change; but nobody who empties the host's filters touches it.
+    pub fn inner_guard(&self) -> Option<filter::Table> {
+        let up = self.up.as_ref()?;
+        let resolvers: Vec<IpAddr> = (0..resolver::MOST)
+            .flat_map(|number| [false, true].map(|v6| up.range.resolver(v6, number)))
+            .collect();
+        Some(guard::for_sandbox(&self.settings, &[up.range.v4, up.range.v6], &resolvers))
     }
 
     /// What a sandbox writes into its resolv.conf.
@@ -175,14 +232,29 @@ impl Uplink {
         format!("on, by NAT of {}{resolver}", families())
     }
 
-    /// Looks at what an earlier launcher left: while sandboxes live its table is put in place
-    /// anew, with today's settings; otherwise it goes.
+    /// Looks at what an earlier launcher left: while sandboxes live that have links, the table is
+    /// put in place anew with today's settings, whether somebody removed it or not; when none
+    /// lives it goes.
     pub fn take_over(&mut self, sandboxes_live: bool) -> Result<(), Down> {
-        // A kernel without packet filters has no table either.
-        if !filter::table_exists(&self.table).unwrap_or(false) {
+        if !sandboxes_live {
+            return self.remove();
+        }
+        let mut routing = Routing::open().map_err(Down::Links)?;
+        let links = routing.links().map_err(Down::Links)?;
+        if !links.iter().any(|(_, name)| name.starts_with(&self.links)) {
             return Ok(());
         }
-        if sandboxes_live { self.ready() } else { self.remove() }
+        // No new sandbox gets a link while the range is taken or nothing is forwarded, but those
+        // that have one reach this host all the same: they are guarded first.
+        let (range, taken) = match self.choose_range(&mut routing) {
+            Ok(range) => (range, None),
+            Err(down) => (Range { v4: self.choices()[0], v6: self.settings.range6 }, Some(down)),
+        };
+        self.up = Some(Up::new(routing, range, &self.settings.resolvers).map_err(Down::Links)?);
+        self.install()?;
+        let Some(down) = taken else { return Ok(()) };
+        self.up = None;
+        Err(down)
     }
 
     /// Takes the table away. Only when no sandbox lives.
@@ -196,6 +268,35 @@ impl Uplink {
 }
 
 impl Up {
+    fn new(routing: Routing, range: Range, resolvers: &[IpAddr]) -> io::Result<Self> {
+        let (links, filters) = (LinkWatch::open()?, FilterWatch::open()?);
+        let stamp = resolver::stamp();
+        Ok(Self { routing, range, upstreams: resolver::upstreams(resolvers), stamp, links, filters })
+    }
+
+    /// Has the kernel forget the connections of whoever had these places. A link without that is
+    /// better than none: a kernel without this interface has few uses, but they exist.
+    fn forget(&self, places: &[u32], families: &[bool]) {
+        let addresses: Vec<IpAddr> = places
+            .iter()
+            .flat_map(|place| families.iter().map(|v6| self.range.sandbox(*v6, *place)))
+            .collect();
+        if let Err(error) = tracking::forget(&addresses) {
+            tracing::warn!(%error, "connections of former sandboxes stay until they time out");
+        }
+    }
+
+    /// Looks for other name servers of the host; `true` if there are.
+    fn renew(&mut self, resolvers: &[IpAddr]) -> bool {
+        let stamp = resolver::stamp();
+        if stamp == self.stamp {
+            return false;
+        }
+        self.stamp = stamp;
+        let former = std::mem::replace(&mut self.upstreams, resolver::upstreams(resolvers));
+        former != self.upstreams
+    }
+
     /// Makes the link and sets both ends up. One that fails half-way stays with the namespace; the
     /// next attempt removes it.
     fn connect(
@@ -217,6 +318,9 @@ impl Up {
         if knows_v6() {
             self.routing.forbid_own_addresses(outer)?;
         }
+        // Those of an earlier sandbox that nobody was there to forget. To look for such of IPv6
+        // takes too long here.
+        self.forget(&[place], &[false]);
         self.routing.set_up(outer)?;
         inside.set_up(inner)?;
         let families = if v6 { &[false, true][..] } else { &[false] };
@@ -231,6 +335,11 @@ impl Up {
         }
         Ok(())
     }
+}
+
+/// The name of the link of the sandbox at a place.
+fn link_name(links: &str, place: u32) -> String {
+    format!("{links}{place:04x}")
 }
 
 /// Which addresses sandboxes get.

@@ -24,7 +24,7 @@ use linux::namespaces::{self, Namespaces};
 use linux::netlink::route::Routing;
 use linux::spawn::{self, End, Forked, SingleThread};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
 use super::address::Prefix;
@@ -100,7 +100,7 @@ impl Program {
             // Signals from a terminal are for the command inside alone.
             .process_group(0)
             .spawn()?;
-        let (Some(mut tell), Some(told), Some(mut words)) =
+        let (Some(mut tell), Some(told), Some(words)) =
             (keeper.stdin.take(), keeper.stdout.take(), keeper.stderr.take())
         else {
             return Err(io::Error::other("the keeper has no pipes"));
@@ -112,17 +112,13 @@ impl Program {
             // What goes on watching is a child of it.
             return keeper.wait().map(drop);
         }
-        // It has given up or must.
-        keeper.kill()?;
+        // It has given up or must, and with it whatever it has started.
+        match kill_process_group(Pid::from_child(&keeper), Signal::KILL) {
+            Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+            Err(error) => return Err(error.into()),
+        }
         keeper.wait()?;
-        let mut why = String::new();
-        words.by_ref().take(4096).read_to_string(&mut why)?;
-        let why = why.trim();
-        Err(io::Error::other(if why.is_empty() {
-            "it did not come up in time".to_owned()
-        } else {
-            why.to_owned()
-        }))
+        Err(io::Error::other(last_words(&OwnedFd::from(words))?))
     }
 
     fn command(&self, pid: i32) -> Command {
@@ -142,6 +138,18 @@ impl Program {
         command.stdin(Stdio::null());
         command
     }
+}
+
+/// What was said so far. Others may hold the pipe open still, so nobody waits for its end.
+fn last_words(pipe: &OwnedFd) -> io::Result<String> {
+    rustix::io::ioctl_fionbio(pipe, true)?;
+    let mut words = [0; 4096];
+    let length = match rustix::io::read(pipe, &mut words) {
+        Err(rustix::io::Errno::AGAIN) => 0,
+        read => read?,
+    };
+    let why = String::from_utf8_lossy(&words[..length]).trim().to_owned();
+    Ok(if why.is_empty() { "it did not come up in time".to_owned() } else { why })
 }
 
 fn in_path(name: &str) -> Option<PathBuf> {
@@ -245,4 +253,18 @@ fn wait_for(descriptor: &OwnedFd) -> io::Result<bool> {
     let patience = Timespec { tv_sec: PATIENCE.as_secs().cast_signed(), tv_nsec: 0 };
     let mut watched = [PollFd::new(descriptor, PollFlags::IN)];
     Ok(rustix::io::retry_on_intr(|| poll(&mut watched, Some(&patience)))? > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn last_words_are_heard_while_somebody_could_say_more() {
+        let (reader, writer) = io::pipe().expect("a pipe");
+        let reader = OwnedFd::from(reader);
+        assert_eq!(last_words(&reader).expect("heard"), "it did not come up in time");
+        (&writer).write_all(b"no tun\n").expect("said");
+        assert_eq!(last_words(&reader).expect("heard"), "no tun");
+    }
 }

@@ -111,10 +111,21 @@ impl Table {
     /// Remembers something about each source of one family, for [`Rule::source_exceeds`]. Sources
     /// that are quiet are forgotten again.
     pub fn sources(&mut self, set: &str, v6: bool) {
-        const CHANGED_BY_RULES: u32 = 0x20;
-        const MOST: u32 = 0xffff;
         // The type is for those who list the table.
         let (kind, length) = if v6 { (8, 16) } else { (7, 4) };
+        self.remembering(set, kind, length);
+    }
+
+    /// Remembers something about each share of all sources, for [`Rule::share_exceeds`].
+    pub fn shares(&mut self, set: &str) {
+        // The type of the only number of one byte that those who list the table can show.
+        const PROTOCOL: u32 = 12;
+        self.remembering(set, PROTOCOL, 1);
+    }
+
+    fn remembering(&mut self, set: &str, kind: u32, length: u32) {
+        const CHANGED_BY_RULES: u32 = 0x20;
+        const MOST: u32 = 0xffff;
         self.sets += 1;
         let message = object(NEW_SET)
             .text(1, &self.name)
@@ -137,6 +148,14 @@ impl Table {
             })
         });
         self.parts.push((message, CREATE | APPEND));
+    }
+
+    /// Puts the table where none has its name. This is much faster than [`Table::install`], since
+    /// the kernel waits until nobody uses what it deletes.
+    pub fn add(self) -> io::Result<()> {
+        let mut parts = vec![(object(NEW_TABLE).text(1, &self.name), CREATE)];
+        parts.extend(self.parts);
+        commit(parts)
     }
 
     /// Puts the table in the place of what has its name now, at one instant.
@@ -307,9 +326,22 @@ impl Rule {
     /// Its source does more than it may; see [`Table::sources`].
     pub fn source_exceeds(self, set: &str, v6: bool, bound: Bound) -> Self {
         const NETWORK: u32 = 1;
+        let (family, place, length) = if v6 { (V6, 8, 16) } else { (V4, 12, 4) };
+        self.meta(FAMILY).equals(&[family]).payload(NETWORK, place, length).exceeds(set, bound)
+    }
+
+    /// The sources whose addresses end alike do more than they may together. `mask` says in
+    /// which bits of the last byte; see [`Table::shares`].
+    pub fn share_exceeds(self, set: &str, v6: bool, mask: u8, bound: Bound) -> Self {
+        const NETWORK: u32 = 1;
+        let (family, place) = if v6 { (V6, 8 + 15) } else { (V4, 12 + 3) };
+        self.meta(FAMILY).equals(&[family]).payload(NETWORK, place, 1).masked(&[mask]).exceeds(set, bound)
+    }
+
+    /// What was loaded does more than it may.
+    fn exceeds(self, set: &str, bound: Bound) -> Self {
         const OVER: u32 = 1;
         const ADD: u32 = 0;
-        let (family, place, length) = if v6 { (V6, 8, 16) } else { (V4, 12, 4) };
         let (name, data) = match bound {
             Bound::Connections(most) => ("connlimit", fields(|data| data.big(1, most).big(2, OVER))),
             Bound::NewEachSecond { rate, burst } => {
@@ -327,7 +359,7 @@ impl Rule {
                 .big(4, REGISTER)
                 .nested(7, |inner| inner.text(1, name).nested(2, |inner| inner.fixed(&data)))
         });
-        self.meta(FAMILY).equals(&[family]).payload(NETWORK, place, length).add("dynset", data)
+        self.add("dynset", data)
     }
 
     pub fn accept(self) -> Self {
@@ -447,6 +479,37 @@ fn mask(length: usize, bits: u8) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Sends something to each of some ports and counts what was let through.
+    fn let_through(source: &str) -> io::Result<usize> {
+        let socket = std::net::UdpSocket::bind((source, 0))?;
+        Ok((1..20).filter(|port| socket.send_to(b"?", ("127.0.0.1", *port)).is_ok()).count())
+    }
+
+    fn sources_share_a_bound() -> io::Result<()> {
+        crate::namespaces::unshare(crate::namespaces::Namespaces::NET)?;
+        crate::namespaces::raise_loopback()?;
+        let mut table = Table::new("shares");
+        table.shares("share");
+        table.base_chain("output", Hook::Output);
+        table.rule("output", &Rule::new().state(State::Known).accept());
+        let bound = Bound::Connections(5);
+        table.rule("output", &Rule::new().share_exceeds("share", false, 1, bound).drop());
+        table.install()?;
+        assert_eq!(let_through("127.0.0.2")?, 5);
+        assert_eq!(let_through("127.0.0.4")?, 0);
+        assert_eq!(let_through("127.0.0.3")?, 5);
+        Ok(())
+    }
+
+    #[test]
+    fn sources_that_end_alike_share_a_bound() {
+        // Only root can make a net namespace, which a thread of its own has for itself.
+        if rustix::process::geteuid().is_root() {
+            let done = std::thread::spawn(sources_share_a_bound).join();
+            done.expect("it does not panic").expect("it succeeds");
+        }
+    }
 
     #[test]
     fn a_mask_covers_the_leading_bits() {

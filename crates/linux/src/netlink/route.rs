@@ -8,7 +8,7 @@ use super::message::{Message, read_u32};
 use super::{CREATE, EXCLUSIVE, Family, Socket, attributes};
 
 const NEW_LINK: u16 = 16;
-const DELETE_LINK: u16 = 17;
+pub(super) const DELETE_LINK: u16 = 17;
 const GET_LINK: u16 = 18;
 const SET_LINK: u16 = 19;
 const NEW_ADDRESS: u16 = 20;
@@ -103,10 +103,8 @@ impl Routing {
     pub fn links(&mut self) -> io::Result<Vec<(u32, String)>> {
         let mut found = Vec::new();
         self.0.dump(Message::new(GET_LINK, 0, &link(0, 0)), |_, body| {
-            let name = attributes(body, LINK_HEADER).find(|(kind, _)| *kind == LINK_NAME);
-            let name = name.map(|(_, value)| value.strip_suffix(&[0]).unwrap_or(value));
-            if let (Some(index), Some(name)) = (read_u32(body, 4), name) {
-                found.push((index, String::from_utf8_lossy(name).into_owned()));
+            if let (Some(index), Some(name)) = (read_u32(body, 4), link_name(body)) {
+                found.push((index, name));
             }
         })?;
         Ok(found)
@@ -209,6 +207,12 @@ impl Routing {
         found.dedup();
         Ok(found)
     }
+}
+
+/// The name in a message about a link.
+pub(super) fn link_name(body: &[u8]) -> Option<String> {
+    let (_, name) = attributes(body, LINK_HEADER).find(|(kind, _)| *kind == LINK_NAME)?;
+    Some(String::from_utf8_lossy(name.strip_suffix(&[0]).unwrap_or(name)).into_owned())
 }
 
 /// The fixed part of a message about a link; `flags` are those to be set.

@@ -1,0 +1,87 @@
+//! Hearing of changes that others make in the net namespace in which a watch was opened.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::io::Errno;
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{RecvFlags, bind, recv};
+
+use super::message::messages;
+use super::{Family, Socket, route};
+
+/// Packets that are read at once. More come when the descriptor is looked at again.
+const MOST: usize = 256;
+
+/// Hears of links; its descriptor is readable when there is news.
+#[derive(Debug)]
+pub struct LinkWatch(Socket);
+
+/// Hears of packet filters; its descriptor is readable when there is news.
+#[derive(Debug)]
+pub struct FilterWatch(Socket);
+
+impl LinkWatch {
+    pub fn open() -> io::Result<Self> {
+        const LINKS: u32 = 1;
+        listen(Family::Route, LINKS).map(Self)
+    }
+
+    /// The names of links that went away. Some are missing when too many did at once.
+    pub fn removed(&mut self) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        hear(&mut self.0, |packet| {
+            let removed = messages(packet).filter(|part| part.kind == route::DELETE_LINK);
+            names.extend(removed.filter_map(|part| route::link_name(part.body)));
+        })?;
+        Ok(names)
+    }
+}
+
+impl FilterWatch {
+    pub fn open() -> io::Result<Self> {
+        const TABLES: u32 = 1 << 6;
+        listen(Family::Netfilter, TABLES).map(Self)
+    }
+
+    /// Whether there was news; whoever is told so looks for himself.
+    pub fn changed(&mut self) -> io::Result<bool> {
+        let mut changed = false;
+        let lost = hear(&mut self.0, |_| changed = true)?;
+        Ok(changed || lost)
+    }
+}
+
+impl AsFd for LinkWatch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.fd.as_fd()
+    }
+}
+
+impl AsFd for FilterWatch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.fd.as_fd()
+    }
+}
+
+fn listen(family: Family, groups: u32) -> io::Result<Socket> {
+    let socket = Socket::open(family)?;
+    bind(&socket.fd, &SocketAddrNetlink::new(0, groups))?;
+    Ok(socket)
+}
+
+/// Shows what has come; `true` if something was lost.
+fn hear(socket: &mut Socket, mut show: impl FnMut(&[u8])) -> io::Result<bool> {
+    let mut lost = false;
+    for _ in 0..MOST {
+        match recv(&socket.fd, &mut socket.buffer[..], RecvFlags::DONTWAIT) {
+            Ok((length, _)) => show(&socket.buffer[..length]),
+            Err(Errno::AGAIN) => break,
+            // What did not fit was dropped; the rest is still there.
+            Err(Errno::NOBUFS) => lost = true,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(lost)
+}
