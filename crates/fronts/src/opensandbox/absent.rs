@@ -28,7 +28,7 @@ pub(super) async fn policy(State(front): State<Front>, at: Addressed) -> Result<
 
 /// `PUT|PATCH|DELETE /sandboxes/{id}/networkpolicy`
 pub(super) async fn change_policy(State(front): State<Front>, at: Addressed) -> Problem {
-    not_yet(&front, &at, "changing the network policy comes with the network issue")
+    not_yet(&front, &at, "changing the network policy comes with the egress filter")
 }
 
 fn not_yet(front: &Front, at: &Addressed, message: &str) -> Problem {
