@@ -121,7 +121,10 @@ fn an_image_is_imported_listed_and_removed() {
     check(
         &["image", "import", "tools:1", root, "--state-dir", state],
         1,
-        "error: there is an image `tools:1` already\nhint: remove it first with `coracle image rm`\n",
+        &format!(
+            "error: `{root}` is not imported\ncaused by: there is an image `tools:1` already\n\
+             hint: remove it first with `coracle image rm`\n"
+        ),
     );
     assert_eq!(image(&["rm", "tools:1"]), "tools:1\n");
     check(
