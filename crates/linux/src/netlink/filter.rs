@@ -270,6 +270,16 @@ impl Rule {
         self.meta(PROTOCOL).equals(&[number])
     }
 
+    /// It belongs to a connection of TCP that was begun before; one that begins has SYN alone.
+    pub fn goes_on(self) -> Self {
+        const TCP: u8 = 6;
+        const TRANSPORT: u32 = 2;
+        const FLAGS: u32 = 13;
+        const SYN: u8 = 0x02;
+        const ACK: u8 = 0x10;
+        self.protocol(TCP).payload(TRANSPORT, FLAGS, 1).masked(&[SYN | ACK]).differs(&[SYN])
+    }
+
     pub fn port(self, port: u16) -> Self {
         const TRANSPORT: u32 = 2;
         self.payload(TRANSPORT, 2, 2).equals(&port.to_be_bytes())
