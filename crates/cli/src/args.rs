@@ -3,6 +3,8 @@
 //! Values arrive here checked (see `values`); what they mean is decided by the modules that
 //! take these structures.
 
+mod kept;
+
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -11,6 +13,9 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use domain::{Bytes, Cpus, Identity, Mount, SandboxId, SnapshotId};
 
+pub(crate) use self::kept::{
+    ForkArgs, ImageCommand, KeyCommand, PoolCommand, PoolSize, SnapshotCommand, VolumeCommand,
+};
 use crate::values::{self, Place};
 
 /// Sandboxes for AI agents: one binary, milliseconds per sandbox.
@@ -237,7 +242,7 @@ pub(crate) struct CreateArgs {
     pub pool: Option<String>,
 
     /// Begin with the files of this snapshot instead of an image
-    #[arg(long, value_name = "SNAPSHOT", value_parser = snapshot_id, conflicts_with = "image")]
+    #[arg(long, value_name = "SNAPSHOT", value_parser = values::snapshot_id, conflicts_with = "image")]
     pub snapshot: Option<SnapshotId>,
 
     /// Find the sandbox of this name again, and make it only if there is none
@@ -413,10 +418,6 @@ pub(crate) struct LogsArgs {
     pub from: u64,
 }
 
-fn snapshot_id(text: &str) -> Result<SnapshotId, String> {
-    SnapshotId::parse(text).map_err(|error| error.to_string())
-}
-
 fn process_id(text: &str) -> Result<domain::ProcessId, String> {
     domain::ProcessId::parse(text).map_err(|error| error.to_string())
 }
@@ -430,211 +431,6 @@ pub(crate) struct RmArgs {
     /// Remove every sandbox of the server
     #[arg(long, conflicts_with = "ids")]
     pub all: bool,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum PoolCommand {
-    /// List the pools and how many sandboxes are warm
-    Ls,
-    /// Keep sandboxes of an image warm
-    Create {
-        /// What `create --pool` and `poolRef` name
-        name: String,
-        /// The image of the warm sandboxes
-        #[arg(long, default_value = "host")]
-        image: String,
-        #[command(flatten)]
-        size: PoolSize,
-        /// The memory they are made with, such as 256m; whoever takes one may ask for another amount
-        #[arg(long, value_name = "SIZE", value_parser = values::bytes)]
-        memory: Option<Bytes>,
-        /// The processor time they are made with, in cores
-        #[arg(long, value_name = "CORES", value_parser = values::cpus)]
-        cpus: Option<Cpus>,
-        /// The disk they are made with
-        #[arg(long, value_name = "SIZE", value_parser = values::bytes)]
-        disk: Option<Bytes>,
-        /// How many may be begun in one second
-        #[arg(long, value_name = "COUNT")]
-        per_second: Option<u32>,
-        /// How many may be made at the same time
-        #[arg(long, value_name = "COUNT")]
-        at_once: Option<u32>,
-    },
-    /// Change how many sandboxes a pool has
-    Set {
-        name: String,
-        #[command(flatten)]
-        size: PoolSize,
-    },
-    /// Show all about one pool
-    Inspect { name: String },
-    /// Remove pools with their warm sandboxes; those that were taken stay
-    Rm {
-        #[arg(required = true, value_name = "NAME")]
-        names: Vec<String>,
-    },
-}
-
-/// How many sandboxes a pool has.
-#[derive(Clone, Copy, Debug, Args)]
-pub(crate) struct PoolSize {
-    /// So many are kept warm
-    #[arg(long, value_name = "COUNT")]
-    pub level: u32,
-    /// There are never more, those that were taken and still live included [default: no bound]
-    #[arg(long, value_name = "COUNT")]
-    pub max: Option<u32>,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum SnapshotCommand {
-    /// Keep the files of a running sandbox, and print the id of the snapshot
-    Create {
-        /// The sandbox, as `create` and `ls` name it
-        #[arg(value_name = "ID", value_parser = values::sandbox_id)]
-        id: SandboxId,
-        /// What to call it
-        #[arg(long)]
-        name: Option<String>,
-    },
-    /// List the snapshots of the server
-    Ls {
-        /// Only those of this sandbox
-        #[arg(long, value_name = "ID", value_parser = values::sandbox_id)]
-        sandbox: Option<SandboxId>,
-    },
-    /// Show a snapshot
-    Inspect {
-        #[arg(value_name = "SNAPSHOT", value_parser = snapshot_id)]
-        id: SnapshotId,
-    },
-    /// Delete snapshots; sandboxes that were made from them keep their files
-    Rm {
-        #[arg(required = true, value_name = "SNAPSHOT", value_parser = snapshot_id)]
-        ids: Vec<SnapshotId>,
-    },
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = FORK_HELP)]
-pub(crate) struct ForkArgs {
-    /// The sandbox, as `create` and `ls` name it
-    #[arg(value_name = "ID", value_parser = values::sandbox_id)]
-    pub id: SandboxId,
-
-    /// How many to make
-    #[arg(long, short = 'n', default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub count: u32,
-
-    /// Remove each after this long, at least 60s [default: never]
-    #[arg(long, value_name = "TIME", value_parser = values::duration)]
-    pub timeout: Option<Duration>,
-
-    #[command(flatten)]
-    pub limits: LimitArgs,
-
-    /// Set a variable in every process
-    #[arg(long = "env", short = 'e', value_name = "K=V", value_parser = values::variable)]
-    pub env: Vec<(String, String)>,
-
-    /// Hang a label on each, beside those of the sandbox
-    #[arg(long = "label", short = 'l', value_name = "K=V", value_parser = values::label)]
-    pub labels: Vec<(String, String)>,
-}
-
-const FORK_HELP: &str = "\
-A fork has the files, the labels and the size of disk of its sandbox, but none of its processes. Other limits, \
-variables and mounts are those that are named here.";
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum KeyCommand {
-    /// Hand out a key for an owner, and print it this once
-    Create {
-        /// Whose sandboxes the key opens; an owner exists from its first key on
-        owner: String,
-        /// Refuse the key after this long, such as 30d [default: never]
-        #[arg(long, value_name = "TIME", value_parser = values::duration)]
-        expires: Option<Duration>,
-    },
-    /// List the keys, never themselves
-    Ls,
-    /// Refuse keys from now on
-    Rm {
-        #[arg(required = true, value_name = "ID")]
-        ids: Vec<String>,
-    },
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum VolumeCommand {
-    /// List your volumes
-    Ls,
-    /// Make a volume; one of the same size may be there already
-    Create {
-        /// What sandboxes will call it
-        name: String,
-        /// What it can hold, such as 10g [default: what the server's configuration says]
-        #[arg(long, value_name = "BYTES", value_parser = values::bytes)]
-        size: Option<Bytes>,
-    },
-    /// Show one volume and which sandboxes use it
-    Inspect { name: String },
-    /// Remove volumes that no sandbox uses, with all they hold
-    Rm {
-        #[arg(required = true, value_name = "NAME")]
-        names: Vec<String>,
-    },
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum ImageCommand {
-    /// Make an image from a root filesystem (a directory or a tar), a `docker save` tar or an OCI layout
-    Import {
-        /// What sandboxes will call it
-        name: String,
-        /// The directory or the tar (plain, gzip or zstd)
-        #[arg(value_name = "PATH")]
-        source: PathBuf,
-        #[command(flatten)]
-        state: StateArgs,
-    },
-    /// List the images
-    Ls {
-        #[command(flatten)]
-        state: StateArgs,
-    },
-    /// Fetch an image from a registry; `NAME@sha256:…` takes exactly that one
-    Pull {
-        /// `[registry[:port]/]path[:tag][@sha256:…]`
-        name: String,
-        /// Who asks the registry; the password comes with --password-stdin
-        #[arg(long, requires = "password_stdin")]
-        username: Option<String>,
-        /// Read the password from standard input
-        #[arg(long, requires = "username")]
-        password_stdin: bool,
-        #[command(flatten)]
-        state: StateArgs,
-    },
-    /// Show what an image is made of and how it wants to be started
-    Inspect {
-        name: String,
-        #[command(flatten)]
-        state: StateArgs,
-    },
-    /// Remove layers that nobody needs, and the least recently used images beyond `images.max_bytes`
-    Gc {
-        #[command(flatten)]
-        state: StateArgs,
-    },
-    /// Remove images; sandboxes that use one keep its files
-    Rm {
-        #[arg(required = true, value_name = "NAME")]
-        names: Vec<String>,
-        #[command(flatten)]
-        state: StateArgs,
-    },
 }
 
 #[derive(Debug, Args)]

@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use domain::{Access, Bytes, Cpus, Identity, Mount, SandboxId};
+use domain::{Access, Bytes, Cpus, Identity, Mount, SandboxId, SnapshotId};
 
 /// One end of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -147,6 +147,10 @@ pub(crate) fn numeric_identity(text: &str) -> Result<(u32, u32), String> {
         Identity::Ids { uid, gid } => Ok((uid, gid)),
         Identity::Default | Identity::User(_) => Err(format!("`{text}` is not UID or UID:GID")),
     }
+}
+
+pub(crate) fn snapshot_id(text: &str) -> Result<SnapshotId, String> {
+    SnapshotId::parse(text).map_err(|error| error.to_string())
 }
 
 pub(crate) fn sandbox_id(text: &str) -> Result<SandboxId, String> {
