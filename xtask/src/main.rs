@@ -2,12 +2,15 @@
 
 mod bench;
 mod check;
+mod npm;
 mod packages;
+mod python;
 mod report;
 mod sdk;
 mod server;
 mod test;
 mod tools;
+mod upstream;
 mod vm;
 
 use std::process::ExitCode;
@@ -21,7 +24,9 @@ usage: cargo xtask CHORE
 
   test    set up what is needed and run every test there is
   check   check the invariants of ARCHITECTURE.md
-  sdk     run only the tests with the official SDK; `--binary PATH` names the program
+  sdk     run only the tests with the official clients; `--binary PATH` names the program
+  upstream CHECKOUT
+          run the reference's own suites from a checkout of its repository
   vm      run the limit tests on a kernel with cgroup v2 only, under emulation";
 
 fn main() -> ExitCode {
@@ -30,6 +35,7 @@ fn main() -> ExitCode {
         Some((chore, [])) if chore == "test" => test::test(),
         Some((chore, [])) if chore == "check" => check::check().map(|()| true),
         Some((chore, rest)) if chore == "sdk" => test::sdk_alone(rest),
+        Some((chore, rest)) if chore == "upstream" => upstream::upstream(rest),
         Some((chore, rest)) if chore == "vm" => run_vm(rest),
         _ => {
             say(format_args!("{USAGE}"));

@@ -2,44 +2,19 @@
 //! a server, pytest.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, anyhow, bail};
 
 use crate::packages::has_python;
 use crate::report::Report;
-use crate::server::{Access, Server};
+use crate::server::{Access, Server, Setup};
 use crate::tools::{run, workspace};
+use crate::{npm, python};
 
 const TESTS: &str = "tests/sdk";
 const REQUIREMENTS: &str = "tests/sdk/requirements.txt";
-
-/// Makes the environment, or uses the one that was made for the same requirements.
-pub(crate) fn environment() -> Result<PathBuf> {
-    let root = workspace();
-    let directory = root.join("target/venv");
-    let python = directory.join("bin/python");
-    let wanted = fs::read_to_string(root.join(REQUIREMENTS)).context("could not read the requirements")?;
-    let mark = directory.join("requirements.installed");
-    if python.exists() && fs::read_to_string(&mark).is_ok_and(|installed| installed == wanted) {
-        return Ok(python);
-    }
-    run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&directory))?;
-    run(Command::new(&python)
-        .args([
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--requirement",
-            REQUIREMENTS,
-        ])
-        .current_dir(&root))?;
-    fs::write(mark, wanted).context("could not note what was installed")?;
-    Ok(python)
-}
 
 /// Runs the suite against `binary`.
 pub(crate) fn test(binary: &Path, report: &mut Report) -> Result<()> {
@@ -51,12 +26,19 @@ pub(crate) fn test(binary: &Path, report: &mut Report) -> Result<()> {
         report.skip("SDK tests", "there is no python3 on this host");
         return Ok(());
     }
-    let python = environment().context("could not make the environment of the SDK tests")?;
+    let python = python::environment("venv", REQUIREMENTS);
+    let python = python.context("could not make the environment of the SDK tests")?;
     let directories = [tempfile::tempdir(), tempfile::tempdir()];
     let [keyed, keyless] = directories.map(|made| made.context("could not make a directory for a server"));
     let (keyed, keyless) = (keyed?, keyless?);
-    let server = Server::start(binary, keyed.path(), Access::Keyed)?;
-    let open_server = Server::start(binary, keyless.path(), Access::Keyless)?;
+    // Where directories of the host may be mounted, sandboxes make no set-id files; the other
+    // server shows that elsewhere they do.
+    let shared = keyless.path().join("shared");
+    fs::create_dir(&shared).context("could not make a directory to share")?;
+    let shares = [("CORACLE_VOLUMES_HOST_PATHS", shared.to_str().context("its name is text")?)];
+    let server = Server::start(binary, keyed.path(), &Setup { access: Access::Keyed, settings: &[] })?;
+    let open_server =
+        Server::start(binary, keyless.path(), &Setup { access: Access::Keyless, settings: &shares })?;
     let secrets = keyed.path().join("secrets");
     let tested = run(Command::new(python)
         .args(["-m", "pytest", "--quiet", TESTS])
@@ -64,17 +46,18 @@ pub(crate) fn test(binary: &Path, report: &mut Report) -> Result<()> {
         .env("CORACLE_URL", &server.url)
         .envs(server.key.iter().map(|key| ("CORACLE_API_KEY", key)))
         .env("CORACLE_KEYLESS_URL", &open_server.url)
-        .env("CORACLE_TEST_SHARED", keyless.path().join("shared"))
+        .env("CORACLE_TEST_SHARED", &shared)
         // The tests write every token they are given here, one per line.
         .env("CORACLE_TEST_SECRETS", &secrets)
         .env("PYTHONDONTWRITEBYTECODE", "1"));
+    let in_node = npm::test(&server, report);
     let secrets = read_secrets(&secrets);
     let searched = match secrets.is_empty() {
         true => Err(anyhow!("the tests saw no token, so the logs were searched for none")),
         false => Ok(()),
     };
     // All are told, not only the first: each may be the reason for another.
-    let outcomes = [tested, server.finish(&secrets), open_server.finish(&secrets), searched];
+    let outcomes = [tested, in_node, server.finish(&secrets), open_server.finish(&secrets), searched];
     let wrong: Vec<String> =
         outcomes.into_iter().filter_map(|outcome| Some(format!("{:#}", outcome.err()?))).collect();
     if wrong.is_empty() { Ok(()) } else { bail!(wrong.join("\n")) }

@@ -27,6 +27,13 @@ pub(crate) enum Access {
     Keyless,
 }
 
+/// How a server is set up.
+pub(crate) struct Setup<'a> {
+    pub(crate) access: Access,
+    /// Variables for settings beyond those that every test needs.
+    pub(crate) settings: &'a [(&'a str, &'a str)],
+}
+
 /// A running server.
 pub(crate) struct Server {
     process: Child,
@@ -41,25 +48,20 @@ pub(crate) struct Server {
 
 impl Server {
     /// Starts a server in `directory` and waits until it says that it is ready.
-    pub(crate) fn start(binary: &Path, directory: &Path, access: Access) -> Result<Self> {
+    pub(crate) fn start(binary: &Path, directory: &Path, setup: &Setup<'_>) -> Result<Self> {
         let state = directory.join("state");
         let log = directory.join("server.log");
-        let key = match access {
+        let key = match setup.access {
             Access::Keyed => Some(format!("key-{:032x}", u128::from_ne_bytes(random()?))),
             Access::Keyless => None,
         };
         let instance = format!("t{:031x}", u128::from_ne_bytes(random()?) >> 4);
-        let shared = directory.join("shared");
-        fs::create_dir_all(&shared).context("could not make a directory to share")?;
-        // Where directories of the host may be mounted, sandboxes make no set-id files; the other
-        // server shows that elsewhere they do.
-        let mounts = key.is_none().then_some(("CORACLE_VOLUMES_HOST_PATHS", &shared));
         let mut process = Command::new(binary)
             .args(["serve", "--listen", "127.0.0.1:0", "--state-dir"])
             .arg(&state)
             .env("CORACLE_INSTANCE", &instance)
             .envs(key.iter().map(|key| ("CORACLE_API_KEY", key)))
-            .envs(mounts)
+            .envs(setup.settings.iter().copied())
             // The links and packet filters of this host are not for tests to change.
             .env("CORACLE_NETWORK_DEFAULT", "off")
             // Everything it could ever log, so that a secret in a rare line is found too.

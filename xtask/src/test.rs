@@ -57,7 +57,7 @@ pub(crate) fn sdk_alone(args: &[String]) -> Result<bool> {
 }
 
 /// Builds the one binary as it is shipped, and says where it is.
-fn build() -> Result<PathBuf> {
+pub(crate) fn build() -> Result<PathBuf> {
     run(&mut cargo(&["build", "--release", "--locked", "--package", "cli"]))?;
     let messages =
         output(&mut cargo(&["build", "--release", "--locked", "--package", "cli", "--message-format=json"]))?;

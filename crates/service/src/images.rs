@@ -24,6 +24,10 @@ pub enum PullState {
 #[derive(Default)]
 pub(crate) struct Pulls(Mutex<Vec<Running>>);
 
+/// What the reference's image for code begins with: it starts the kernels there. Where another
+/// image stands in for that one there is no such program, and kernels need none.
+const STARTS_KERNELS: &str = "/opt/code-interpreter/code-interpreter.sh";
+
 /// How many pulls there may be at once of all tenants, and of the operator.
 const MOST_PULLS: usize = 6;
 /// How many there may be of one tenant. A pull may take long and much of the disk.
@@ -149,19 +153,27 @@ impl Core {
         }
     }
 
-    /// What the image starts, where the caller names nothing.
+    /// What the image starts, where the caller names nothing, and nothing where the caller names
+    /// what only another image would have.
     pub(crate) async fn settle_entrypoint(&self, spec: &mut Spec) {
-        let Some(images) =
-            self.backend.images().filter(|_| spec.entrypoint.is_empty() && spec.image != "host")
-        else {
+        let named = spec.entrypoint.first().map(String::as_str);
+        if spec.image == "host" || !matches!(named, None | Some(STARTS_KERNELS)) {
             return;
-        };
+        }
         // Whether there is such an image at all is seen when the sandbox is made.
-        if let Ok(Some(image)) = images.find(&spec.image).await {
-            let words: Vec<String> = image.entrypoint.into_iter().chain(image.cmd).collect();
-            if !waits_for_somebody(&words) {
-                spec.entrypoint = words;
+        let found = match self.backend.images() {
+            Some(images) => images.find(&spec.image).await.ok().flatten(),
+            None => None,
+        };
+        match found {
+            Some(image) if named.is_none() => {
+                let words: Vec<String> = image.entrypoint.into_iter().chain(image.cmd).collect();
+                if !waits_for_somebody(&words) {
+                    spec.entrypoint = words;
+                }
             }
+            Some(image) if image.name == spec.image => {}
+            _ => spec.entrypoint.clear(),
         }
     }
 

@@ -1,0 +1,50 @@
+//! The tests with the npm package of the reference: a directory with what its lock file names,
+//! and node's own test runner.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::report::Report;
+use crate::server::Server;
+use crate::tools::{run, workspace};
+
+const TESTS: &str = "tests/npm";
+const LOCK: &str = "package-lock.json";
+
+/// Runs the suite against a server.
+pub(crate) fn test(server: &Server, report: &mut Report) -> Result<()> {
+    for program in ["node", "npm"] {
+        let found = Command::new(program).arg("--version").output();
+        if !found.is_ok_and(|output| output.status.success()) {
+            report.skip("npm tests", format_args!("there is no {program} on this host"));
+            return Ok(());
+        }
+    }
+    let directory = install().context("could not install the npm package")?;
+    run(Command::new("node")
+        .args(["--test", "--test-reporter=dot"])
+        .current_dir(directory)
+        .env("CORACLE_URL", &server.url)
+        .envs(server.key.iter().map(|key| ("CORACLE_API_KEY", key))))
+}
+
+/// Packages lie beside the tests that import them, and those outside of the repository.
+fn install() -> Result<PathBuf> {
+    let (source, directory) = (workspace().join(TESTS), workspace().join("target/npm"));
+    fs::create_dir_all(&directory)?;
+    let wanted = fs::read_to_string(source.join(LOCK)).context("could not read the lock file")?;
+    for entry in fs::read_dir(&source)? {
+        let entry = entry?;
+        fs::copy(entry.path(), directory.join(entry.file_name()))?;
+    }
+    let mark = directory.join("lock.installed");
+    if fs::read_to_string(&mark).is_ok_and(|installed| installed == wanted) {
+        return Ok(directory);
+    }
+    run(Command::new("npm").args(["ci", "--silent"]).current_dir(&directory))?;
+    fs::write(mark, wanted).context("could not note what was installed")?;
+    Ok(directory)
+}

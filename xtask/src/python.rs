@@ -1,0 +1,29 @@
+//! Virtual environments with pinned packages, one for each list of requirements.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::tools::{run, workspace};
+
+/// Makes `target/NAME`, or uses the one that was made for the same requirements, and returns
+/// its interpreter.
+pub(crate) fn environment(name: &str, requirements: &str) -> Result<PathBuf> {
+    let root = workspace();
+    let directory = root.join("target").join(name);
+    let python = directory.join("bin/python");
+    let wanted = fs::read_to_string(root.join(requirements)).context("could not read the requirements")?;
+    let mark = directory.join("requirements.installed");
+    if python.exists() && fs::read_to_string(&mark).is_ok_and(|installed| installed == wanted) {
+        return Ok(python);
+    }
+    run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&directory))?;
+    run(Command::new(&python)
+        .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement"])
+        .arg(requirements)
+        .current_dir(&root))?;
+    fs::write(mark, wanted).context("could not note what was installed")?;
+    Ok(python)
+}

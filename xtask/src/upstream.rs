@@ -1,0 +1,43 @@
+//! The reference's own black-box suites, from a checkout that somebody has made.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::python;
+use crate::server::{Access, Server, Setup};
+use crate::test::build;
+use crate::tools::{run, workspace};
+
+const USAGE: &str = "usage: cargo xtask upstream CHECKOUT [--binary PATH] [smoke|python|javascript|go]...";
+const REQUIREMENTS: &str = "tests/upstream/requirements.txt";
+/// What the suites mount lies below this; one of them has the path written into it.
+const SHARED: &str = "/tmp/opensandbox-e2e";
+
+/// Runs the suites that are named, or all, and prints how each test ended.
+pub(crate) fn upstream(args: &[String]) -> Result<bool> {
+    let [checkout, rest @ ..] = args else { bail!(USAGE) };
+    let (binary, suites) = match rest {
+        [flag, path, suites @ ..] if flag == "--binary" => (PathBuf::from(path), suites),
+        suites => (build()?, suites),
+    };
+    let checkout = std::path::absolute(checkout).context("there is no such checkout")?;
+    let python = python::environment("upstream/venv", REQUIREMENTS)?;
+    let directory = tempfile::tempdir().context("could not make a directory for the server")?;
+    std::fs::create_dir_all(SHARED).context("could not make the directory to share")?;
+    // The suites were written for lines without their ends, and expect an expiry to move soon.
+    let settings = [("CORACLE_LINES", "S"), ("CORACLE_VOLUMES_HOST_PATHS", SHARED)];
+    let server =
+        Server::start(&binary, directory.path(), &Setup { access: Access::Keyless, settings: &settings })?;
+    let passed = run(Command::new(python)
+        .arg("tests/upstream/run.py")
+        .arg(checkout)
+        .arg(workspace().join("target/upstream/work"))
+        .arg(&server.url)
+        .args(suites)
+        .current_dir(workspace())
+        .env("PYTHONDONTWRITEBYTECODE", "1"));
+    server.finish(&[])?;
+    passed.map(|()| true)
+}
