@@ -252,3 +252,15 @@ def anonymous():
 
     with httpx.Client(base_url=URL) as client:
         yield client
+
+
+def test_the_script_of_the_reference_image_is_not_missed_where_another_stands_in(new_box):
+    script = ["/opt/code-interpreter/code-interpreter.sh"]
+    box = new_box(image={"uri": "opensandbox/code-interpreter:latest"}, entrypoint=script)
+    assert box.created["entrypoint"] == script
+    assert box.output("echo here") == "here\n"
+
+
+def test_a_policy_that_denies_everything_is_the_network_that_is_off(new_box):
+    box = new_box(networkPolicy={"defaultAction": "deny", "egress": []})
+    assert box.port(18080).get("/policy").json()["mode"] == "deny_all"

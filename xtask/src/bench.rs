@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::report::{Report, say};
+use crate::sdk;
 
 pub(crate) fn bench(binary: &Path, report: &mut Report) -> Result<()> {
     if !rustix::process::geteuid().is_root() {
@@ -25,7 +26,15 @@ pub(crate) fn bench(binary: &Path, report: &mut Report) -> Result<()> {
     let measured: Value = serde_json::from_slice(&output.stdout).with_context(|| {
         format!("`bench` gave no report: {}", String::from_utf8_lossy(&output.stderr).trim())
     })?;
-    for line in lines(&measured)? {
+    show(&measured)?;
+    match sdk::bench(binary, report)? {
+        Some(measured) => show(&measured),
+        None => Ok(()),
+    }
+}
+
+fn show(measured: &Value) -> Result<()> {
+    for line in lines(measured)? {
         say(format_args!("{line}"));
     }
     Ok(())

@@ -6,11 +6,12 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, anyhow, bail};
+use serde_json::Value;
 
 use crate::packages::has_python;
 use crate::report::Report;
 use crate::server::{Access, Server, Setup};
-use crate::tools::{run, workspace};
+use crate::tools::{output, run, workspace};
 use crate::{npm, python};
 
 const TESTS: &str = "tests/sdk";
@@ -61,6 +62,28 @@ pub(crate) fn test(binary: &Path, report: &mut Report) -> Result<()> {
     let wrong: Vec<String> =
         outcomes.into_iter().filter_map(|outcome| Some(format!("{:#}", outcome.err()?))).collect();
     if wrong.is_empty() { Ok(()) } else { bail!(wrong.join("\n")) }
+}
+
+/// What a call costs through the Python SDK; nothing where there is no Python.
+pub(crate) fn bench(binary: &Path, report: &mut Report) -> Result<Option<Value>> {
+    if !has_python() {
+        report.skip("bench of the SDK", "there is no python3 on this host");
+        return Ok(None);
+    }
+    let python = python::environment("venv", REQUIREMENTS)?;
+    let directory = tempfile::tempdir().context("could not make a directory for a server")?;
+    let quiet = [("CORACLE_LOG", "warn")];
+    let server =
+        Server::start(binary, directory.path(), &Setup { access: Access::Keyless, settings: &quiet })?;
+    let measured = output(
+        Command::new(python)
+            .arg("tests/sdk/bench_sdk.py")
+            .current_dir(workspace())
+            .env("CORACLE_URL", &server.url)
+            .env("PYTHONDONTWRITEBYTECODE", "1"),
+    );
+    server.finish(&[])?;
+    serde_json::from_str(&measured?).map(Some).context("the bench of the SDK gave no report")
 }
 
 fn read_secrets(file: &Path) -> Vec<String> {

@@ -61,11 +61,11 @@ impl Server {
             .arg(&state)
             .env("CORACLE_INSTANCE", &instance)
             .envs(key.iter().map(|key| ("CORACLE_API_KEY", key)))
-            .envs(setup.settings.iter().copied())
             // The links and packet filters of this host are not for tests to change.
             .env("CORACLE_NETWORK_DEFAULT", "off")
             // Everything it could ever log, so that a secret in a rare line is found too.
             .env("CORACLE_LOG", "trace")
+            .envs(setup.settings.iter().copied())
             .stdout(Stdio::piped())
             .stderr(fs::File::create(&log).context("could not make the log")?)
             .spawn()

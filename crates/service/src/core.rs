@@ -118,21 +118,27 @@ impl Core {
         }
         let _files = self.stand_on_snapshot(owner, &mut wish.spec)?;
         self.complete(&mut wish)?;
+        let mut nothing_to_start = false;
         if wish.spec.snapshot.is_none() {
             // Whoever has credentials for it has asked before, and then it is there.
             self.ensure_image(owner, &wish.spec, None).await?;
-            self.settle_entrypoint(&mut wish.spec).await;
+            nothing_to_start = self.settle_entrypoint(&mut wish.spec).await;
         }
+        let record = |wish| {
+            let record = self.record(owner, key, wish)?;
+            let entrypoint = record.entrypoint.filter(|_| !nothing_to_start);
+            Ok::<_, ServiceError>(Record { entrypoint, ..record })
+        };
         self.make_room().await;
         if let Some(warm) = self.take_warm(&wish).await {
-            match self.bring(self.record(owner, key, wish.clone())?, Some(warm)).await {
+            match self.bring(record(wish.clone())?, Some(warm)).await {
                 Err(error) if is_worth_another(&error) => {
                     tracing::warn!(error = %chain(&error), "a warm sandbox was of no use; another is made");
                 }
                 brought => return brought,
             }
         }
-        self.bring(self.record(owner, key, wish)?, None).await
+        self.bring(record(wish)?, None).await
     }
 
     /// Has a driver make the sandbox of a new record, of a warm one if there is one.

@@ -153,28 +153,28 @@ impl Core {
         }
     }
 
-    /// What the image starts, where the caller names nothing, and nothing where the caller names
-    /// what only another image would have.
-    pub(crate) async fn settle_entrypoint(&self, spec: &mut Spec) {
+    /// What the image starts, where the caller names nothing. Says whether the caller has named
+    /// what only another image would have, so that there is nothing to be started.
+    pub(crate) async fn settle_entrypoint(&self, spec: &mut Spec) -> bool {
         let named = spec.entrypoint.first().map(String::as_str);
         if spec.image == "host" || !matches!(named, None | Some(STARTS_KERNELS)) {
-            return;
+            return false;
         }
         // Whether there is such an image at all is seen when the sandbox is made.
         let found = match self.backend.images() {
             Some(images) => images.find(&spec.image).await.ok().flatten(),
             None => None,
         };
-        match found {
-            Some(image) if named.is_none() => {
-                let words: Vec<String> = image.entrypoint.into_iter().chain(image.cmd).collect();
-                if !waits_for_somebody(&words) {
-                    spec.entrypoint = words;
-                }
-            }
-            Some(image) if image.name == spec.image => {}
-            _ => spec.entrypoint.clear(),
+        if named.is_some() {
+            return found.is_none_or(|image| image.name != spec.image);
         }
+        if let Some(image) = found {
+            let words: Vec<String> = image.entrypoint.into_iter().chain(image.cmd).collect();
+            if !waits_for_somebody(&words) {
+                spec.entrypoint = words;
+            }
+        }
+        false
     }
 
     fn pull(

@@ -24,7 +24,7 @@ pub(super) struct CreateBody {
     pub(super) metadata: Option<BTreeMap<String, String>>,
     pub(super) entrypoint: Option<Vec<String>>,
     pub(super) lifecycle: Option<serde_json::Value>,
-    pub(super) network_policy: Option<serde_json::Value>,
+    pub(super) network_policy: Option<Policy>,
     pub(super) credential_proxy: Option<Switch>,
     pub(super) secure_access: Option<bool>,
     pub(super) volumes: Option<Vec<serde_json::Value>>,
@@ -53,6 +53,14 @@ impl std::fmt::Debug for ImageAuth {
 #[derive(Deserialize)]
 pub(super) struct Switch {
     pub(super) enabled: Option<bool>,
+}
+
+/// What may be reached; rules are only counted, since there is nothing to hold them.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Policy {
+    pub(super) default_action: Option<String>,
+    pub(super) egress: Option<Vec<serde_json::Value>>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

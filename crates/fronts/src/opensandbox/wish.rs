@@ -9,7 +9,7 @@ use service::{Create, Credentials};
 
 use super::labels;
 use super::problem::Problem;
-use super::types::{CreateBody, ImageBody, Notes, Platform};
+use super::types::{CreateBody, ImageBody, Notes, Platform, Policy};
 use super::volumes;
 use crate::settings::Lines;
 
@@ -68,7 +68,7 @@ pub(super) fn parse(body: CreateBody, default: Network) -> Result<Wish, Problem>
         },
         snapshot,
         resources,
-        network: extensions.network.unwrap_or(default),
+        network: policy(body.network_policy, extensions.network, default)?,
         mounts: volumes::parse(body.volumes.unwrap_or_default())?,
         env: environment(body.env.unwrap_or_default())?,
         guest: Guest::root(),
@@ -91,14 +91,28 @@ fn with_pool(body: CreateBody) -> CreateBody {
     }
 }
 
+/// What a sandbox may reach. Without an egress filter a policy holds only if it tells nothing apart.
+fn policy(body: Option<Policy>, named: Option<Network>, default: Network) -> Result<Network, Problem> {
+    let Some(policy) = body else { return Ok(named.unwrap_or(default)) };
+    let all_or_nothing = policy.egress.is_none_or(|rules| rules.is_empty());
+    match policy.default_action.as_deref() {
+        Some("allow") if all_or_nothing => Ok(named.unwrap_or(default)),
+        None | Some("deny") if all_or_nothing => match named {
+            None | Some(Network::Off | Network::Auto) => Ok(Network::Off),
+            Some(_) => Err(Problem::invalid("`networkPolicy` denies what `coracle.network` asks for")),
+        },
+        None | Some("allow" | "deny") => {
+            Err(Problem::unsupported("the rules of a network policy come with the egress filter"))
+        }
+        Some(_) => Err(Problem::invalid("`networkPolicy.defaultAction` is neither `allow` nor `deny`")),
+    }
+}
+
 /// What this server does not offer yet is refused by name rather than ignored.
 fn refuse_what_is_missing(body: &CreateBody) -> Result<(), Problem> {
     if body.template_id.is_some() {
         let message = "templates are not offered by this server";
         return Err(Problem::new(StatusCode::BAD_REQUEST, "FSB::API_NOT_SUPPORTED", message));
-    }
-    if body.network_policy.is_some() {
-        return Err(Problem::unsupported("a network policy comes with the egress filter"));
     }
     if body.credential_proxy.as_ref().is_some_and(|proxy| proxy.enabled == Some(true)) {
         return Err(Problem::unsupported(
@@ -325,6 +339,10 @@ mod tests {
     use super::*;
 
     fn create(change: Value) -> Result<Create, Problem> {
+        create_by_default(change, Network::Off)
+    }
+
+    fn create_by_default(change: Value, network: Network) -> Result<Create, Problem> {
         let mut body = json!({
             "image": {"uri": "python:3.12"}, "timeout": 600, "secureAccess": false,
             "resourceLimits": {"cpu": "1", "memory": "2Gi"}, "entrypoint": ["tail", "-f", "/dev/null"],
@@ -332,7 +350,7 @@ mod tests {
         for (name, value) in change.as_object().unwrap() {
             body[name] = value.clone();
         }
-        parse(serde_json::from_value(body).unwrap(), Network::Off).map(|wish| wish.create)
+        parse(serde_json::from_value(body).unwrap(), network).map(|wish| wish.create)
     }
 
     #[test]
@@ -360,7 +378,15 @@ mod tests {
             (json!({"env": {"A=B": "c"}}), "SANDBOX::INVALID_PARAMETER"),
             (json!({"env": {"OPENSANDBOX_EGRESS_X": "c"}}), "SANDBOX::INVALID_PARAMETER"),
             (json!({"volumes": [{"name": "v", "mountPath": "/v"}]}), "VOLUME::INVALID_BACKEND"),
-            (json!({"networkPolicy": {}}), "SANDBOX::API_NOT_SUPPORTED"),
+            (
+                json!({"networkPolicy": {"egress": [{"action": "allow", "target": "a.org"}]}}),
+                "SANDBOX::API_NOT_SUPPORTED",
+            ),
+            (json!({"networkPolicy": {"defaultAction": "ask"}}), "SANDBOX::INVALID_PARAMETER"),
+            (
+                json!({"networkPolicy": {}, "extensions": {"coracle.network": "on"}}),
+                "SANDBOX::INVALID_PARAMETER",
+            ),
             (json!({"secureAccess": true}), "SANDBOX::API_NOT_SUPPORTED"),
             (json!({"platform": {"os": "windows"}}), "SANDBOX::API_NOT_SUPPORTED"),
             (json!({"snapshotId": "s"}), "SANDBOX::INVALID_PARAMETER"),
@@ -396,6 +422,18 @@ mod tests {
         let wish = create(json!({"image": null, "entrypoint": null, "snapshotId": id})).unwrap();
         assert_eq!(wish.spec.snapshot.unwrap().as_str(), id);
         assert_eq!(wish.spec.entrypoint, ["tail", "-f", "/dev/null"]);
+    }
+
+    #[test]
+    fn a_policy_without_rules_is_all_or_nothing() {
+        let network = |policy: Value| {
+            let wish = create_by_default(json!({"networkPolicy": policy}), Network::Auto);
+            wish.unwrap().spec.network
+        };
+        assert_eq!(network(json!({"defaultAction": "deny", "egress": []})), Network::Off);
+        assert_eq!(network(json!({})), Network::Off);
+        assert_eq!(network(json!({"defaultAction": "allow", "egress": null})), Network::Auto);
+        assert_eq!(network(Value::Null), Network::Auto);
     }
 
     #[test]
