@@ -48,6 +48,8 @@ pub(crate) struct Agent {
     /// For bytes that come in, and for bytes that go out.
     pub(crate) scratch: Vec<u8>,
     pub(crate) page: Vec<u8>,
+    /// For what shells and kernels say, which makes the two above be used.
+    pub(crate) reports: Vec<u8>,
     /// Given up for a moment when no other descriptor is left.
     pub(crate) reserve: Option<OwnedFd>,
     last_number: u64,
@@ -75,6 +77,8 @@ pub(crate) enum Alarm {
     Deadline(u64),
     /// A port has not accepted.
     Dial(u64),
+    /// A kernel is not ready yet.
+    Ready(u64),
 }
 
 impl Agent {
@@ -105,6 +109,7 @@ impl Agent {
             alarms: BTreeSet::new(),
             scratch: vec![0; RECORD],
             page: vec![0; RECORD],
+            reports: vec![0; RECORD],
             reserve,
             last_number: 0,
             used: false,
@@ -174,6 +179,7 @@ impl Agent {
             match alarm {
                 Alarm::Deadline(process) => self.deadline_passed(process),
                 Alarm::Dial(dial) => self.dial_timed_out(dial),
+                Alarm::Ready(session) => self.kernel_is_late(session),
             }
         }
     }

@@ -28,6 +28,7 @@ mod hold;
 mod identity;
 mod input;
 mod journal;
+mod kernel;
 mod line;
 mod place;
 mod poll;

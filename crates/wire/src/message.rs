@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::files::{DirectoryEntry, FileInfo, FileRequest, WatchEvent};
-use crate::process::{Ended, OpenSession, ProcessStatus, RunInSession, SessionStatus, SignalProcess, Start};
+use crate::process::{
+    Ended, OpenKernel, OpenSession, ProcessStatus, RunInSession, SessionStatus, SignalProcess, Start,
+};
 
 /// The first frame of a connection, from the server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -61,6 +63,8 @@ pub enum Request {
     },
 
     OpenSession(OpenSession),
+    /// Answered `Ok` when the kernel is ready, or with what it said before it ended.
+    OpenKernel(OpenKernel),
     /// As `Start` with `follow`.
     Run(RunInSession),
     Sessions,

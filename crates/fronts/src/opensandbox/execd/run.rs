@@ -111,6 +111,8 @@ impl Run {
                 match stream {
                     Stream::Stdout | Stream::Terminal => self.stdout.push(&bytes, &mut stdout(buffer)),
                     Stream::Stderr => self.stderr.push(&bytes, &mut stderr(buffer)),
+                    // A command has nothing to tell but what it prints.
+                    Stream::Tell => {}
                 }
                 self.show_at = Instant::now() + PAUSE;
             }
