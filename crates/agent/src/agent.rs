@@ -15,7 +15,7 @@ use crate::body::Body;
 use crate::connection::Connection;
 use crate::journal::RECORD;
 use crate::place::Place;
-use crate::poll::{Poll, Token};
+use crate::poll::{Poll, Source, Token};
 use crate::ports::{Dial, Tunnel};
 use crate::process::Process;
 use crate::session::Session;
@@ -44,6 +44,8 @@ pub(crate) struct Agent {
     pub(crate) watchers: usize,
     pub(crate) dials: HashMap<u64, Dial>,
     pub(crate) tunnels: HashMap<u64, Tunnel>,
+    /// Ports on which nobody is answered.
+    pub(crate) occupied: HashMap<u64, Source>,
     alarms: BTreeSet<(Instant, Alarm)>,
     /// For bytes that come in, and for bytes that go out.
     pub(crate) scratch: Vec<u8>,
@@ -106,6 +108,7 @@ impl Agent {
             watchers: 0,
             dials: HashMap::new(),
             tunnels: HashMap::new(),
+            occupied: HashMap::new(),
             alarms: BTreeSet::new(),
             scratch: vec![0; RECORD],
             page: vec![0; RECORD],
@@ -142,6 +145,7 @@ impl Agent {
             Token::Runner(body) => self.on_runner(body),
             Token::Orders(session) => self.on_orders(session),
             Token::Verdict(session) => self.on_verdict(session),
+            Token::Occupied(port) => self.hang_up(port),
         }
     }
 

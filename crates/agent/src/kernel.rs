@@ -20,7 +20,6 @@ use wire::{Fault, FaultKind, Reply, StreamTag};
 
 use crate::agent::{Agent, Alarm};
 use crate::fault;
-use crate::process::is_plain;
 
 /// The longest line that is passed on; the rest of a longer one is cut off.
 pub(crate) const LONGEST_TELL: usize = 8 << 20;
@@ -30,6 +29,9 @@ const LONGEST_HEAD: usize = 80;
 
 /// How long a kernel may take until it is ready.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How a program says that what it needs is not there, as shells do.
+const NOT_FOUND: i32 = 127;
 
 /// How much is kept of what a kernel says before it is ready: the reason, if it never is.
 const LAST_WORDS: usize = 2048;
@@ -147,13 +149,19 @@ impl Hearing {
             End::Signal(signal) => format!("{program} was ended by signal {signal}"),
         };
         let subject = if words.trim().is_empty() { how } else { format!("{how}: {}", words.trim()) };
-        fault::plain(FaultKind::Other, "start kernel", &subject)
+        let kind = if end == End::Code(NOT_FOUND) { FaultKind::NotFound } else { FaultKind::Other };
+        fault::plain(kind, "start kernel", &subject)
     }
 }
 
 /// One order.
 pub(crate) fn order(text: &str, key: &str) -> Vec<u8> {
     format!("run {key} {}\n", json!({ "code": text })).into_bytes()
+}
+
+/// A short word without blanks; it is only told again.
+fn is_language(name: &str) -> bool {
+    (1..=64).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
 /// Takes so many bytes off the front, or all of them.
@@ -167,7 +175,7 @@ impl Agent {
     /// Opens a session with a kernel; answered when that is ready.
     pub(crate) fn open_kernel(&mut self, connection: u64, wish: OpenKernel) -> Result<(), Fault> {
         let OpenKernel { open, kernel } = wish;
-        if !is_plain(&kernel.language) {
+        if !is_language(&kernel.language) {
             return Err(fault::plain(FaultKind::Invalid, "open kernel", "the name of the language"));
         }
         if open.terminal.is_some() && kernel.program != Program::Shell {

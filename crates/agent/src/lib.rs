@@ -30,6 +30,7 @@ mod input;
 mod journal;
 mod kernel;
 mod line;
+mod occupy;
 mod place;
 mod poll;
 mod ports;

@@ -69,6 +69,10 @@ impl Agent {
             }
             Request::File(request) => self.work(connection, request)?,
             Request::Tunnel { port } => self.dial(connection, port)?,
+            Request::Occupy { port } => {
+                self.occupy(port)?;
+                self.answer(connection, &Reply::Ok);
+            }
             Request::OpenSession(open) => self.open_session(connection, open)?,
             Request::OpenKernel(wish) => self.open_kernel(connection, wish)?,
             Request::Run(run) => self.run_in_session(connection, run)?,
@@ -178,6 +182,7 @@ fn leaves_traces(request: &Request) -> bool {
             | Request::Run(_)
             | Request::File(_)
             | Request::Tunnel { .. }
+            | Request::Occupy { .. }
     )
 }
 

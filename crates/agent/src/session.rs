@@ -497,6 +497,9 @@ impl Agent {
         let Some(session) = self.sessions.get_mut(&number) else { return };
         let shell = session.shell.take();
         let opener = session.opener.take();
+        let kernel = matches!(&shell, Some(Shell { tongue: Tongue::Kernel(_), .. }));
+        // A kernel that ends in the middle of a run has failed it, however politely.
+        let end = if kernel && end == End::Code(0) { End::Code(1) } else { end };
         self.finish_run(number, end, usage);
         if let (Some(Shell { tongue: Tongue::Kernel(hearing), subjects, .. }), Some(opener)) = (shell, opener)
         {

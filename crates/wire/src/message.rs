@@ -78,6 +78,11 @@ pub enum Request {
     Tunnel {
         port: u16,
     },
+    /// Answered `Ok`: from now on somebody listens on `127.0.0.1:port`, who hangs up on whoever
+    /// connects, unless somebody did before.
+    Occupy {
+        port: u16,
+    },
 }
 
 /// What an agent answers.
