@@ -251,7 +251,7 @@ class Kernel:
             sys.modules["matplotlib.pyplot"].close(figure)
         self.tell("result", bundle_json(forms))
 
-    def show_figures(self, *_args, **_options):
+    def show_figures(self):
         """Shows and closes the figures that are open; this is also what `plt.show` does."""
         pyplot = sys.modules.get("matplotlib.pyplot")
         if pyplot is None or not hasattr(pyplot, "get_fignums"):
@@ -333,9 +333,12 @@ class PyplotWatch:
         if spec is not None and hasattr(spec.loader, "exec_module"):
             load = spec.loader.exec_module
 
+            def show(*_arguments, **_options):
+                self.kernel.show_figures()
+
             def exec_module(module):
                 load(module)
-                module.show = self.kernel.show_figures
+                module.show = show
 
             spec.loader.exec_module = exec_module
         return spec
