@@ -2,7 +2,7 @@
 //! a server, pytest.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -16,6 +16,31 @@ use crate::{npm, python};
 
 const TESTS: &str = "tests/sdk";
 const REQUIREMENTS: &str = "tests/sdk/requirements.txt";
+/// What code inside sandboxes imports, and the interpreter that will do it.
+const LIBRARIES: &str = "tests/sdk/libraries.txt";
+const INTERPRETER: &str = "/usr/bin/python3";
+
+/// Installs the libraries for the interpreter that sandboxes have, once for each of its versions.
+fn libraries(python: &Path) -> Result<PathBuf> {
+    let root = workspace();
+    let version = "import sys; print('%d.%d' % sys.version_info[:2])";
+    let output = Command::new(INTERPRETER).args(["-c", version]).output();
+    let output = output.with_context(|| format!("could not run `{INTERPRETER}`"))?;
+    let version = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    let directory = root.join("target/libraries").join(&version);
+    let wanted = fs::read_to_string(root.join(LIBRARIES)).context("could not read which libraries")?;
+    let mark = directory.join("libraries.installed");
+    if fs::read_to_string(&mark).is_ok_and(|installed| installed == wanted) {
+        return Ok(directory);
+    }
+    run(Command::new(python)
+        .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--upgrade"])
+        .args(["--only-binary=:all:", "--python-version", &version, "--requirement", LIBRARIES, "--target"])
+        .arg(&directory)
+        .current_dir(&root))?;
+    fs::write(mark, wanted).context("could not note what was installed")?;
+    Ok(directory)
+}
 
 /// Runs the suite against `binary`.
 pub(crate) fn test(binary: &Path, report: &mut Report) -> Result<()> {
@@ -29,6 +54,7 @@ pub(crate) fn test(binary: &Path, report: &mut Report) -> Result<()> {
     }
     let python = python::environment("venv", REQUIREMENTS);
     let python = python.context("could not make the environment of the SDK tests")?;
+    let libraries = libraries(&python).context("could not install what code in contexts uses")?;
     let directories = [tempfile::tempdir(), tempfile::tempdir()];
     let [keyed, keyless] = directories.map(|made| made.context("could not make a directory for a server"));
     let (keyed, keyless) = (keyed?, keyless?);
@@ -36,7 +62,8 @@ pub(crate) fn test(binary: &Path, report: &mut Report) -> Result<()> {
     // server shows that elsewhere they do.
     let shared = keyless.path().join("shared");
     fs::create_dir(&shared).context("could not make a directory to share")?;
-    let shares = [("CORACLE_VOLUMES_HOST_PATHS", shared.to_str().context("its name is text")?)];
+    let paths = std::env::join_paths([&shared, &libraries]).context("a directory has a colon in its name")?;
+    let shares = [("CORACLE_VOLUMES_HOST_PATHS", paths.to_str().context("its name is text")?)];
     let server = Server::start(binary, keyed.path(), &Setup { access: Access::Keyed, settings: &[] })?;
     let open_server =
         Server::start(binary, keyless.path(), &Setup { access: Access::Keyless, settings: &shares })?;
@@ -48,6 +75,7 @@ pub(crate) fn test(binary: &Path, report: &mut Report) -> Result<()> {
         .envs(server.key.iter().map(|key| ("CORACLE_API_KEY", key)))
         .env("CORACLE_KEYLESS_URL", &open_server.url)
         .env("CORACLE_TEST_SHARED", &shared)
+        .env("CORACLE_TEST_LIBRARIES", &libraries)
         // The tests write every token they are given here, one per line.
         .env("CORACLE_TEST_SECRETS", &secrets)
         .env("PYTHONDONTWRITEBYTECODE", "1"));
