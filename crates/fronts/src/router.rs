@@ -1,8 +1,7 @@
 //! Puts the fronts on one listener.
 //!
 //! A request finds its front by the form of its `Host`, then by a routing header, then by its
-//! path. The fronts there are today are told apart by path alone; one that needs the earlier
-//! forms gets its branch here, before the paths. Each front is one line, so deleting one is
+//! path: `hosts.rs` knows the first two. Each front is one line here, so deleting one is
 //! deleting its folder and that line.
 
 use std::sync::Arc;
@@ -14,7 +13,7 @@ use tokio::sync::Semaphore;
 
 use crate::auth::Guard;
 use crate::settings::Settings;
-use crate::{answer, auth, limits, trace};
+use crate::{answer, auth, hosts, limits, trace};
 
 /// Everything the server answers. Axum panics here if two fronts claim one path.
 pub fn router(service: Service, settings: Settings) -> Router {
@@ -25,11 +24,18 @@ pub fn router(service: Service, settings: Settings) -> Router {
     #[cfg(feature = "operator")]
     let router = router.merge(crate::operator::router(service.clone(), settings.clone()));
     #[cfg(feature = "opensandbox")]
-    let router = router.merge(crate::opensandbox::router(service, settings));
-    complete(router)
+    let (router, ports) = {
+        let (routes, ports) = crate::opensandbox::router(service, settings.clone());
+        (router.merge(routes), ports)
+    };
+    let router = complete(router);
+    #[cfg(feature = "opensandbox")]
+    let router = router.layer(from_fn_with_state(ports, hosts::answer));
+    router
         .layer(from_fn_with_state(slots, limits::admit))
         .layer(from_fn_with_state(guard, auth::guard))
         .layer(from_fn(trace::record))
+        .layer(from_fn_with_state(settings, hosts::recognise))
 }
 
 /// What is answered on the socket of operators: their API alone, without a key.

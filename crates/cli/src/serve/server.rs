@@ -101,6 +101,9 @@ async fn run(
         default_network: network_of(handover.network.default),
         json_body_limit: handover.json_body,
         concurrent_requests: handover.concurrent_requests,
+        gateway: handover.gateway.settings(),
+        answer_timeout: handover.answer_timeout,
+        renewal_interval: handover.renewal_interval,
         metrics: Some(metrics),
         ..fronts::Settings::new(address)
     };
