@@ -77,7 +77,8 @@ pub(crate) struct Guard {
 
 /// Without a key: only from this machine, only under its own names, never across sites.
 pub(crate) async fn guard(State(guard): State<Guard>, request: Request, next: Next) -> Response {
-    let open = matches!(request.uri().path(), "/health" | "/version") && !is_named(&request);
+    let open = matches!(request.uri().path(), "/health" | "/version" | "/openapi.json" | "/docs")
+        && !is_named(&request);
     if guard.service.keyless() && !open {
         let peer = match request.extensions().get::<Peer>() {
             Some(Peer::Network(peer)) => Some(*peer),

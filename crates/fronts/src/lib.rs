@@ -11,6 +11,7 @@ mod auth;
 mod door;
 mod hosts;
 mod limits;
+mod openapi;
 mod router;
 mod serve;
 mod settings;

@@ -20,7 +20,7 @@ pub fn router(service: Service, settings: Settings) -> Router {
     let slots = Arc::new(Semaphore::new(settings.concurrent_requests));
     let settings = Arc::new(settings);
     let guard = Guard { service: service.clone(), settings: settings.clone() };
-    let router = Router::new();
+    let router = crate::openapi::router();
     #[cfg(feature = "operator")]
     let router = router.merge(crate::operator::router(service.clone(), settings.clone()));
     #[cfg(feature = "opensandbox")]
@@ -65,13 +65,25 @@ mod tests {
         }
     }
 
+    /// Every front and all its paths; one more front is one more line.
+    fn fronts() -> Vec<(&'static str, Vec<String>)> {
+        let operator = crate::operator::table().into_iter().map(|(path, _)| path.to_owned());
+        vec![
+            ("document", ["/openapi.json", "/docs"].map(str::to_owned).to_vec()),
+            ("operator", operator.collect()),
+            ("opensandbox", crate::opensandbox::paths()),
+        ]
+    }
+
     #[test]
     fn no_path_is_meant_for_two_fronts() {
-        let operator = crate::operator::table().into_iter().map(|(path, _)| path.to_owned());
-        let opensandbox: Vec<String> = crate::opensandbox::paths();
-        for path in operator {
-            for other in &opensandbox {
-                assert!(!overlap(&path, other), "`{path}` and `{other}`");
+        let fronts = fronts();
+        for (place, (name, paths)) in fronts.iter().enumerate() {
+            for (other, others) in &fronts[place + 1..] {
+                for path in paths {
+                    let met = others.iter().find(|other| overlap(path, other));
+                    assert_eq!(met, None, "`{path}` of {name} is also a path of {other}");
+                }
             }
         }
     }

@@ -76,6 +76,17 @@ impl FromRequestParts<Front> for PortText {
     }
 }
 
+/// The kind of diagnostics that the path names.
+pub(super) struct KindText(pub(super) String);
+
+impl FromRequestParts<Front> for KindText {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Front) -> Result<Self, Infallible> {
+        Ok(Self(param(parts, "kind").await))
+    }
+}
+
 /// A JSON body, whatever its content type says.
 pub(super) struct JsonBody<T>(pub(super) T);
 

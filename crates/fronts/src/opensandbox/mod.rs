@@ -14,6 +14,7 @@
 mod absent;
 mod access;
 mod address;
+mod diagnostics;
 mod egress;
 mod endpoints;
 mod execd;
@@ -21,6 +22,7 @@ mod forward;
 mod labels;
 mod lifecycle;
 mod lines;
+mod operations;
 mod pools;
 mod problem;
 mod proxy;
@@ -42,6 +44,7 @@ use crate::settings::Settings;
 
 pub(crate) use access::ROUTING_HEADERS;
 pub(crate) use address::claims;
+pub(crate) use operations::{SCHEMAS, sections};
 pub(crate) use proxy::Ports;
 use routes::table;
 

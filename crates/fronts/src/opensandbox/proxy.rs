@@ -4,10 +4,11 @@
 use std::time::{Duration, SystemTime};
 
 use axum::Router;
-use axum::extract::{Request, State};
+use axum::extract::{FromRequestParts, Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, any};
 use domain::{Owner, SandboxId};
+use http::request::Parts;
 use http::{Uri, uri::PathAndQuery};
 use hyper::upgrade::OnUpgrade;
 use service::Sandbox;
@@ -21,6 +22,7 @@ use super::signed::Signed;
 use super::types::Notes;
 use super::{EGRESS_PORT, EXECD_PORT, Front, egress, forward};
 use crate::auth;
+use crate::serve::Peer;
 use crate::trace::Route;
 
 const RENEWAL_HEADER: &str = "OpenSandbox-Access-Renew";
@@ -83,6 +85,22 @@ impl Target {
     }
 }
 
+/// By what address the execution API was reached, for what it forwards itself.
+#[derive(Clone)]
+pub(super) struct Reached {
+    pub(super) mount: String,
+    pub(super) form: Form,
+    pub(super) signed: Option<Signed>,
+}
+
+impl FromRequestParts<Front> for Reached {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Front) -> Result<Self, Problem> {
+        parts.extensions.get::<Self>().cloned().ok_or_else(|| Problem::no_sandbox(""))
+    }
+}
+
 async fn proxy(State(ports): State<Ports>, request: Request) -> Response {
     match Target::parse(request.uri().path()) {
         Ok(target) => ports.answer(target, request).await,
@@ -127,8 +145,9 @@ impl Ports {
         match target.port {
             EXECD_PORT => {
                 let lines = notes.lines(front.settings.default_lines);
-                let scope = Scope { owner, id: target.id, lines };
-                execute(self.execd.clone(), scope, &target.path, request).await
+                let Target { id, mount, path, form, signed, .. } = target;
+                let (scope, reached) = (Scope { owner, id, lines }, Reached { mount, form, signed });
+                execute(self.execd.clone(), scope, reached, &path, request).await
             }
             EGRESS_PORT => egress::answer(&sandbox, request.method(), &target.path),
             _ => forward::forward(front, &owner, &target, request).await,
@@ -149,7 +168,13 @@ fn refuse(problem: Problem, port: u16) -> Response {
 }
 
 /// Hands a request to the execution API under the path it has there.
-async fn execute(execd: Router, scope: Scope, path: &str, mut request: Request) -> Response {
+async fn execute(
+    execd: Router,
+    scope: Scope,
+    reached: Reached,
+    path: &str,
+    mut request: Request,
+) -> Response {
     let path = if path.is_empty() { "/" } else { path };
     let inner = match request.uri().query() {
         Some(query) => format!("{path}?{query}"),
@@ -162,12 +187,13 @@ async fn execute(execd: Router, scope: Scope, path: &str, mut request: Request) 
     };
     *request.uri_mut() = uri;
     // The outer router leaves the parameters of its own path there.
-    let upgrade = request.extensions_mut().remove::<OnUpgrade>();
-    request.extensions_mut().clear();
-    if let Some(upgrade) = upgrade {
-        request.extensions_mut().insert(upgrade);
-    }
-    request.extensions_mut().insert(scope);
+    let extensions = request.extensions_mut();
+    let (upgrade, peer) = (extensions.remove::<OnUpgrade>(), extensions.remove::<Peer>());
+    extensions.clear();
+    upgrade.map(|upgrade| extensions.insert(upgrade));
+    peer.map(|peer| extensions.insert(peer));
+    extensions.insert(scope);
+    extensions.insert(reached);
     execd.oneshot(request).await.into_response()
 }
 

@@ -11,6 +11,7 @@ mod logs;
 mod measure;
 mod mode;
 mod multipart;
+mod port;
 
 mod pty;
 mod run;
@@ -119,6 +120,9 @@ fn table() -> Vec<(&'static str, MethodRouter<Front>)> {
         ("/pty", post(pty::create)),
         ("/pty/{name}", get(pty::look).delete(pty::delete)),
         ("/pty/{name}/ws", get(pty::attach)),
+        ("/proxy/{name}", any(port::forward)),
+        ("/proxy/{name}/", any(port::forward)),
+        ("/proxy/{name}/{*path}", any(port::forward)),
         ("/metrics", get(measure::once)),
         ("/metrics/watch", get(measure::watch)),
         ("/code", any(no_kernels)),
@@ -128,6 +132,17 @@ fn table() -> Vec<(&'static str, MethodRouter<Front>)> {
         ("/v1/isolated/capabilities", get(no_isolation)),
         ("/v1/isolated/{*rest}", any(not_isolated)),
     ]
+}
+
+/// Routes for which there is a description to be held equal to.
+#[cfg(test)]
+pub(super) fn plain_table() -> Vec<(String, MethodRouter<Front>)> {
+    table().into_iter().map(|(path, route)| (path.to_owned(), route)).collect()
+}
+
+#[cfg(test)]
+pub(super) fn file_table() -> Vec<(String, MethodRouter<Front>)> {
+    files::table().into_iter().map(|(path, route)| (path.to_owned(), route)).collect()
 }
 
 /// Tells the access log which route of this router answered.
