@@ -5,6 +5,7 @@ mod escape;
 mod events;
 mod failures;
 mod full_disk;
+mod fuzz;
 mod images;
 mod keys;
 mod large_files;

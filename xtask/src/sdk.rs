@@ -65,6 +65,7 @@ pub(crate) fn test(binary: &Path, report: &mut Report) -> Result<()> {
         .envs(server.key.iter().map(|key| ("CORACLE_API_KEY", key)))
         .env("CORACLE_KEYLESS_URL", &open_server.url)
         .env("CORACLE_TEST_SHARED", keyless.path().join("shared"))
+        .env("CORACLE_TEST_BINARY", binary)
         // The tests write every token they are given here, one per line.
         .env("CORACLE_TEST_SECRETS", &secrets)
         .env("PYTHONDONTWRITEBYTECODE", "1"));

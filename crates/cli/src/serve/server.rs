@@ -58,6 +58,10 @@ const OF_REGISTRIES: &[&str] = &[
     "/etc/ca-certificates",
     "/usr/share/ca-certificates",
     "/usr/local/share/ca-certificates",
+    // A static program finds no `getrandom` by name at run time, so the library that looks for
+    // it there, on the way to a resolver, reads these instead, and panics if it may not.
+    "/dev/random",
+    "/dev/urandom",
 ];
 
 /// Takes on the server's own uid and confines itself to its own directory.

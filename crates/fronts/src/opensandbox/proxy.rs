@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, any};
 use domain::{Owner, SandboxId};
 use http::request::Parts;
-use http::{Uri, uri::PathAndQuery};
+use http::{StatusCode, Uri, uri::PathAndQuery};
 use hyper::upgrade::OnUpgrade;
 use service::Sandbox;
 use tower::ServiceExt;
@@ -20,7 +20,7 @@ use super::execd::Scope;
 use super::problem::Problem;
 use super::signed::Signed;
 use super::types::Notes;
-use super::{EGRESS_PORT, EXECD_PORT, Front, egress, forward};
+use super::{EGRESS_PORT, EXECD_PORT, Front, egress, execd, forward};
 use crate::auth;
 use crate::serve::Peer;
 use crate::trace::Route;
@@ -146,8 +146,13 @@ impl Ports {
             EXECD_PORT => {
                 let lines = notes.lines(front.settings.default_lines);
                 let Target { id, mount, path, form, signed, .. } = target;
-                let (scope, reached) = (Scope { owner, id, lines }, Reached { mount, form, signed });
-                execute(self.execd.clone(), scope, reached, &path, request).await
+                let scope = Scope { owner: owner.clone(), id: id.clone(), lines };
+                let reached = Reached { mount, form, signed };
+                let response = execute(self.execd.clone(), scope, reached, &path, request).await;
+                if response.status() == StatusCode::INTERNAL_SERVER_ERROR {
+                    return execd::gone(front, &owner, &id).unwrap_or(response);
+                }
+                response
             }
             EGRESS_PORT => egress::answer(&sandbox, request.method(), &target.path),
             _ => forward::forward(front, &owner, &target, request).await,
@@ -211,7 +216,6 @@ async fn renew_on_access(front: &Front, owner: &Owner, sandbox: &Sandbox, notes:
 
 #[cfg(test)]
 mod tests {
-    use http::StatusCode;
     use proptest::prelude::{Just, Strategy, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
 
     use super::*;

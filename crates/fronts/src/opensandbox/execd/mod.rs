@@ -160,13 +160,23 @@ async fn ping(
     axum::extract::State(front): axum::extract::State<Front>,
     scope: Scope,
 ) -> Result<StatusCode, Fault> {
-    let phase = front.service.get(&scope.owner, &scope.id)?.phase;
+    usable(&front, &scope.owner, &scope.id).map(|()| StatusCode::OK)
+}
+
+fn usable(front: &Front, owner: &Owner, id: &SandboxId) -> Result<(), Fault> {
+    let phase = front.service.get(owner, id)?.phase;
     match phase.judge(domain::Request::Use) {
-        domain::Verdict::Accept => Ok(StatusCode::OK),
+        domain::Verdict::Accept => Ok(()),
         domain::Verdict::AlreadySo | domain::Verdict::Deny => {
             Err(Fault::new(StatusCode::CONFLICT, "SERVICE_UNAVAILABLE", format!("the sandbox is {phase}")))
         }
     }
+}
+
+/// What to say of a failure if the sandbox was removed, paused or died meanwhile: nothing failed
+/// then but the moment.
+pub(super) fn gone(front: &Front, owner: &Owner, id: &SandboxId) -> Option<Response> {
+    usable(front, owner, id).err().map(axum::response::IntoResponse::into_response)
 }
 
 async fn no_kernels() -> Fault {
