@@ -1,11 +1,13 @@
 //! The end-to-end tests: a module per subject, all against the real binary.
 
 mod crash;
+mod diagnostics;
 mod escape;
 mod events;
 mod failures;
 mod full_disk;
 mod fuzz;
+mod gateway;
 mod images;
 mod keys;
 mod large_files;

@@ -256,10 +256,10 @@ pub(crate) mod tests {
             assert!(methods.insert(operation.method().to_owned()), "`{}` stands there twice", operation.at);
         }
         for (path, found) in &described {
-            let fitting = routes.iter().filter(|(pattern, _)| fits(pattern, path));
+            let mut fitting = routes.iter().filter(|(pattern, _)| fits(pattern, path));
             let exact = fitting.clone().find(|(pattern, _)| !pattern.contains("{*"));
             let (pattern, route) =
-                exact.or(fitting.last()).unwrap_or_else(|| panic!("there is no route for `{path}`"));
+                exact.or(fitting.next()).unwrap_or_else(|| panic!("there is no route for `{path}`"));
             if let Some(taken) = methods(route) {
                 assert_eq!(*found, taken, "`{path}` is described as something else than `{pattern}`");
             }

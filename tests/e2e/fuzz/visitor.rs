@@ -91,8 +91,9 @@ impl<'a> Visitor<'a> {
         if answer.status == 404 {
             self.sandboxes.retain(|id| !message.contains(id.as_str()));
         }
-        if operation.path == "/v1/sandboxes" && operation.method == "POST" {
-            body["id"].as_str().map(|id| push(&mut self.sandboxes, id));
+        let created = operation.path == "/v1/sandboxes" && operation.method == "POST";
+        if let Some(id) = body["id"].as_str().filter(|_| created) {
+            push(&mut self.sandboxes, id);
         }
         let names = [&body["session_id"], &body["name"], &body["text"]];
         names.iter().filter_map(|name| name.as_str()).for_each(|name| push(&mut self.names, name));
