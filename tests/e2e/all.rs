@@ -2,10 +2,13 @@
 
 mod contexts;
 mod crash;
+mod diagnostics;
 mod escape;
 mod events;
 mod failures;
 mod full_disk;
+mod fuzz;
+mod gateway;
 mod images;
 mod keys;
 mod large_files;

@@ -46,7 +46,6 @@ def test_extensions_with_their_prefix_are_echoed(api, new_box):
         ({"extensions": {"coracle.network": "filtered"}}, 400, "SANDBOX::API_NOT_SUPPORTED"),
         ({"extensions": {"coracle.lines": "Q"}}, 400, "SANDBOX::INVALID_PARAMETER"),
         ({"extensions": {"poolRef": "none"}}, 404, "KUBERNETES::POOL_NOT_FOUND"),
-        ({"secureAccess": True}, 400, "SANDBOX::API_NOT_SUPPORTED"),
         ({"snapshotId": "s", "image": None}, 404, "SNAPSHOT::NOT_FOUND"),
         ({"image": None}, 400, "SANDBOX::INVALID_PARAMETER"),
     ],
@@ -147,14 +146,14 @@ def test_an_entrypoint_that_ended_is_seen(api, new_box):
         assert shown["entrypoint"] == entrypoint
 
 
-def test_endpoints_refuse_what_is_no_port_and_what_is_not_signed(api, box):
+def test_endpoints_refuse_what_is_no_port_and_what_cannot_be_signed(api, box):
     def resolve(port, **query):
         answer = api.get(f"/v1/sandboxes/{box.id}/endpoints/{port}", params=query)
         return answer.status_code, answer.json().get("code")
 
     assert resolve(0) == resolve(65536) == resolve("x") == (400, "DOCKER::INVALID_PORT")
     assert resolve(8080, use_server_proxy="true", expires=1) == (400, "SANDBOX::INVALID_PARAMETER")
-    assert resolve(8080, use_server_proxy="false", expires=1) == (400, "SANDBOX::API_NOT_SUPPORTED")
+    assert resolve(8080, use_server_proxy="false", expires=1) == (400, "SANDBOX::INVALID_PARAMETER")
     assert resolve(8080)[0] == 200
 
 
@@ -165,7 +164,6 @@ def test_an_endpoint_is_named_as_the_client_named_the_server(api, box):
 
 def test_what_is_not_offered_is_said(api, box):
     for method, path, status, code in [
-        ("GET", f"/v1/sandboxes/{box.id}/diagnostics/logs?scope=container", 501, "SANDBOX::API_NOT_SUPPORTED"),
         ("PATCH", f"/v1/sandboxes/{box.id}/networkpolicy", 501, "SANDBOX::API_NOT_SUPPORTED"),
         ("POST", "/v1/templates", 501, "FSB::API_NOT_SUPPORTED"),
     ]:

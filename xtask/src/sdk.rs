@@ -76,6 +76,7 @@ pub(crate) fn test(binary: &Path, report: &mut Report) -> Result<()> {
         .env("CORACLE_KEYLESS_URL", &open_server.url)
         .env("CORACLE_TEST_SHARED", &shared)
         .env("CORACLE_TEST_LIBRARIES", &libraries)
+        .env("CORACLE_TEST_BINARY", binary)
         // The tests write every token they are given here, one per line.
         .env("CORACLE_TEST_SECRETS", &secrets)
         .env("PYTHONDONTWRITEBYTECODE", "1"));

@@ -62,6 +62,8 @@ struct Flow {
     ended: bool,
     /// The receiver was told so.
     told: bool,
+    /// The receiver takes nothing more.
+    refused: bool,
 }
 
 impl Agent {
@@ -161,11 +163,13 @@ impl Tunnel {
             self.hang_up(side);
         }
         loop {
-            let moved = self
-                .inward
-                .step(&self.near, &self.far, scratch)
-                .and_then(|()| self.outward.step(&self.far, &self.near, scratch));
-            if moved.is_err() || (self.inward.told && self.outward.told) {
+            if self.inward.step(&self.near, &self.far, scratch).is_err() {
+                self.inward.refuse();
+            }
+            if self.outward.step(&self.far, &self.near, scratch).is_err() {
+                self.outward.give_up();
+            }
+            if self.inward.told && self.outward.told {
                 return false;
             }
             // A side that hung up makes no more events, so all it left behind is read now.
@@ -181,12 +185,16 @@ impl Tunnel {
 
     /// A side is closed both ways: it takes nothing more, but may have left something.
     fn hang_up(&mut self, side: Side) {
-        let (source, to) = match side {
-            Side::Near => (&mut self.near, &mut self.outward),
-            Side::Far => (&mut self.far, &mut self.inward),
-        };
-        source.mute();
-        *to = Flow { waiting: Vec::new(), ended: true, told: true };
+        match side {
+            Side::Near => {
+                self.near.mute();
+                self.outward.give_up();
+            }
+            Side::Far => {
+                self.far.mute();
+                self.inward.refuse();
+            }
+        }
     }
 }
 
@@ -195,14 +203,28 @@ impl Flow {
         self.waiting.is_empty() && !self.ended
     }
 
+    /// Nobody is there to be told anything.
+    fn give_up(&mut self) {
+        *self = Self { ended: true, told: true, ..Self::default() };
+    }
+
+    /// The receiver takes nothing more. What is still sent is dropped until the sender stops: a
+    /// service may answer without reading the request, and a client whose writes fail would not
+    /// look for that answer.
+    fn refuse(&mut self) {
+        self.waiting.clear();
+        self.refused = true;
+    }
+
+    /// Moves what can be moved; it fails if the receiver is gone.
     fn step(&mut self, from: &Source, to: &Source, scratch: &mut [u8]) -> rustix::io::Result<()> {
         self.send(to)?;
         if self.hungry() {
             match rustix::net::recv(from.as_fd(), &mut scratch[..BUFFER], RecvFlags::empty()) {
-                Ok((0, _)) => self.ended = true,
-                Ok((count, _)) => self.waiting.extend_from_slice(&scratch[..count]),
+                Ok((1.., _)) if self.refused => {}
+                Ok((count @ 1.., _)) => self.waiting.extend_from_slice(&scratch[..count]),
                 Err(Errno::AGAIN | Errno::INTR) => self.ended = from.is_muted(),
-                Err(errno) => return Err(errno),
+                Ok((0, _)) | Err(_) => self.ended = true,
             }
             self.send(to)?;
         }

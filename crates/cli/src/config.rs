@@ -4,6 +4,7 @@
 //! `RawConfig` is what was written; [`Config`] is what holds, checked and with defaults in.
 //! Only `Config` travels.
 
+mod gateway;
 mod keys;
 mod network;
 mod pools;
@@ -25,6 +26,7 @@ use toml::{Table, Value};
 use crate::args::{ServeArgs, StateArgs};
 use crate::output::WithHint;
 use crate::values;
+pub(crate) use gateway::Gateway;
 pub(crate) use pools::{PoolSettings, network as network_of};
 use raw::{Amount, RawConfig, RawImages, RawLimits, RawPrepared, RawQuota};
 pub(crate) use volumes::Volumes;
@@ -61,6 +63,11 @@ pub(crate) struct Config {
     pub pools: Vec<PoolSettings>,
     pub volumes: Volumes,
     pub network: NetworkSettings,
+    pub gateway: Gateway,
+    /// How long a service inside a sandbox may take to begin its answer.
+    pub answer_timeout: Duration,
+    /// Accesses closer together than this renew a sandbox once.
+    pub renewal_interval: Duration,
 }
 
 /// An API key. It never appears in what is printed.
@@ -226,10 +233,7 @@ impl Config {
             uid_base: raw.uid_base.unwrap_or(backend_local::range::DEFAULT_BASE),
             free_space_floor: bytes("free_space_floor", raw.free_space_floor.as_ref(), Bytes::mib(512))?,
             owners: check_owners(&raw.owners)?,
-            park_after: match &raw.park_after {
-                Some(amount) => read("park_after", amount, values::duration)?,
-                None => Duration::from_secs(600),
-            },
+            park_after: time("park_after", raw.park_after.as_ref(), 600)?,
             longest_timeout: raw
                 .longest_timeout
                 .map(|amount| read("longest_timeout", &amount, values::duration))
@@ -237,6 +241,9 @@ impl Config {
             prepared: check_prepared(&raw.prepared)?,
             volumes: volumes::check(&raw.volumes, &state_dir)?,
             pools: pools::check(&raw.pool, network.default)?,
+            gateway: gateway::check(raw.gateway)?,
+            answer_timeout: time("answer_timeout", raw.answer_timeout.as_ref(), 180)?,
+            renewal_interval: time("renewal_interval", raw.renewal_interval.as_ref(), 60)?,
             network,
             state_dir,
         };
@@ -514,6 +521,10 @@ fn read<T>(setting: &str, amount: &Amount, parse: fn(&str) -> Result<T, String>)
 
 fn bytes(setting: &str, amount: Option<&Amount>, default: Bytes) -> Result<Bytes> {
     amount.map_or(Ok(default), |amount| read(setting, amount, values::bytes))
+}
+
+fn time(setting: &str, amount: Option<&Amount>, seconds: u64) -> Result<Duration> {
+    amount.map_or(Ok(Duration::from_secs(seconds)), |amount| read(setting, amount, values::duration))
 }
 
 fn positive<T: Default + PartialEq>(setting: &str, written: Option<T>, default: T) -> Result<T> {

@@ -17,6 +17,7 @@ use http::{HeaderMap, StatusCode, header};
 use service::Service;
 
 use crate::answer;
+use crate::hosts::{self, is_named};
 use crate::serve::Peer;
 use crate::settings::Settings;
 
@@ -76,7 +77,8 @@ pub(crate) struct Guard {
 
 /// Without a key: only from this machine, only under its own names, never across sites.
 pub(crate) async fn guard(State(guard): State<Guard>, request: Request, next: Next) -> Response {
-    let open = matches!(request.uri().path(), "/health" | "/version");
+    let open = matches!(request.uri().path(), "/health" | "/version" | "/openapi.json" | "/docs")
+        && !is_named(&request);
     if guard.service.keyless() && !open {
         let peer = match request.extensions().get::<Peer>() {
             Some(Peer::Network(peer)) => Some(*peer),
@@ -112,6 +114,9 @@ fn judge(
 }
 
 fn is_ours(settings: &Settings, host: &str) -> bool {
+    if hosts::label(settings, host).is_some() {
+        return true;
+    }
     let name = without_port(host);
     let public = settings.public_address.as_deref();
     match name.parse::<IpAddr>() {
@@ -121,7 +126,7 @@ fn is_ours(settings: &Settings, host: &str) -> bool {
 }
 
 /// The host alone; an IPv6 address without its brackets.
-fn without_port(host: &str) -> &str {
+pub(crate) fn without_port(host: &str) -> &str {
     match host.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or(rest),
         None => host.rsplit_once(':').map_or(host, |(name, _)| name),

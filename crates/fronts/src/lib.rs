@@ -9,7 +9,9 @@
 mod answer;
 mod auth;
 mod door;
+mod hosts;
 mod limits;
+mod openapi;
 mod router;
 mod serve;
 mod settings;
@@ -24,5 +26,5 @@ mod operator;
 pub use router::operators_router;
 pub use router::router;
 pub use serve::{serve, serve_operators};
-pub use settings::{Lines, NotADialect, Settings};
+pub use settings::{Gateway, GatewayMode, Lines, NotADialect, RouteKey, Settings, Short};
 pub use trace::install_metrics;

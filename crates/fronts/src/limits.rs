@@ -14,10 +14,11 @@ use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::answer;
+use crate::hosts::is_named;
 
 /// Refuses a request that finds no free slot; one that does holds it until its answer was sent.
 pub(crate) async fn admit(State(slots): State<Arc<Semaphore>>, request: Request, next: Next) -> Response {
-    if request.uri().path() == "/health" {
+    if request.uri().path() == "/health" && !is_named(&request) {
         return next.run(request).await;
     }
     let Ok(slot) = slots.try_acquire_owned() else {

@@ -1,8 +1,7 @@
 //! Puts the fronts on one listener.
 //!
 //! A request finds its front by the form of its `Host`, then by a routing header, then by its
-//! path. The fronts there are today are told apart by path alone; one that needs the earlier
-//! forms gets its branch here, before the paths. Each front is one line, so deleting one is
+//! path: `hosts.rs` knows the first two. Each front is one line here, so deleting one is
 //! deleting its folder and that line.
 
 use std::sync::Arc;
@@ -14,22 +13,29 @@ use tokio::sync::Semaphore;
 
 use crate::auth::Guard;
 use crate::settings::Settings;
-use crate::{answer, auth, limits, trace};
+use crate::{answer, auth, hosts, limits, trace};
 
 /// Everything the server answers. Axum panics here if two fronts claim one path.
 pub fn router(service: Service, settings: Settings) -> Router {
     let slots = Arc::new(Semaphore::new(settings.concurrent_requests));
     let settings = Arc::new(settings);
     let guard = Guard { service: service.clone(), settings: settings.clone() };
-    let router = Router::new();
+    let router = crate::openapi::router();
     #[cfg(feature = "operator")]
     let router = router.merge(crate::operator::router(service.clone(), settings.clone()));
     #[cfg(feature = "opensandbox")]
-    let router = router.merge(crate::opensandbox::router(service, settings));
-    complete(router)
+    let (router, ports) = {
+        let (routes, ports) = crate::opensandbox::router(service, settings.clone());
+        (router.merge(routes), ports)
+    };
+    let router = complete(router);
+    #[cfg(feature = "opensandbox")]
+    let router = router.layer(from_fn_with_state(ports, hosts::answer));
+    router
         .layer(from_fn_with_state(slots, limits::admit))
         .layer(from_fn_with_state(guard, auth::guard))
         .layer(from_fn(trace::record))
+        .layer(from_fn_with_state(settings, hosts::recognise))
 }
 
 /// What is answered on the socket of operators: their API alone, without a key.
@@ -59,13 +65,25 @@ mod tests {
         }
     }
 
+    /// Every front and all its paths; one more front is one more line.
+    fn fronts() -> Vec<(&'static str, Vec<String>)> {
+        let operator = crate::operator::table().into_iter().map(|(path, _)| path.to_owned());
+        vec![
+            ("document", ["/openapi.json", "/docs"].map(str::to_owned).to_vec()),
+            ("operator", operator.collect()),
+            ("opensandbox", crate::opensandbox::paths()),
+        ]
+    }
+
     #[test]
     fn no_path_is_meant_for_two_fronts() {
-        let operator = crate::operator::table().into_iter().map(|(path, _)| path.to_owned());
-        let opensandbox: Vec<String> = crate::opensandbox::paths();
-        for path in operator {
-            for other in &opensandbox {
-                assert!(!overlap(&path, other), "`{path}` and `{other}`");
+        let fronts = fronts();
+        for (place, (name, paths)) in fronts.iter().enumerate() {
+            for (other, others) in &fronts[place + 1..] {
+                for path in paths {
+                    let met = others.iter().find(|other| overlap(path, other));
+                    assert_eq!(met, None, "`{path}` of {name} is also a path of {other}");
+                }
             }
         }
     }

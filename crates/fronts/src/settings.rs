@@ -1,6 +1,8 @@
 //! What an operator can set about the HTTP surface.
 
+use std::fmt;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use domain::Network;
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -23,6 +25,12 @@ pub struct Settings {
     pub concurrent_requests: usize,
     /// Connections that are open at once; past them the next ones wait until one is closed.
     pub connections: usize,
+    /// How ports of sandboxes are addressed beside the paths of the API.
+    pub gateway: Gateway,
+    /// How long a service inside a sandbox may take to begin its answer.
+    pub answer_timeout: Duration,
+    /// Accesses closer together than this renew a sandbox once.
+    pub renewal_interval: Duration,
     /// Where `/metrics` takes its text from; see [`crate::install_metrics`].
     pub metrics: Option<PrometheusHandle>,
 }
@@ -42,6 +50,49 @@ pub enum Lines {
 #[error("`{0}` is not a line dialect: write `P` or `S`")]
 pub struct NotADialect(String);
 
+/// How ports of sandboxes are addressed beside the paths of the API, and how addresses are signed.
+#[derive(Clone, Debug, Default)]
+pub struct Gateway {
+    pub mode: GatewayMode,
+    /// Whether services of sandboxes without secure access need no token there.
+    pub public: bool,
+    /// Keys of signed routes. The first signs, all are good; without any the server has its own.
+    pub keys: Vec<RouteKey>,
+    pub short: Short,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum GatewayMode {
+    #[default]
+    Off,
+    /// By hosts below `domain`, which is `host[:port]` as clients write it.
+    Wildcard { domain: String },
+    /// By a header.
+    Header,
+}
+
+/// A key of signed routes. It never prints its secret.
+#[derive(Clone, PartialEq, Eq)]
+pub struct RouteKey {
+    /// A digit or a lower-case letter.
+    pub name: char,
+    pub secret: Vec<u8>,
+}
+
+impl fmt::Debug for RouteKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}=***", self.name)
+    }
+}
+
+/// Whether signatures of 32 bits are made and accepted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Short {
+    #[default]
+    Refused,
+    Accepted,
+}
+
 impl Settings {
     pub fn new(listen: SocketAddr) -> Self {
         Self {
@@ -52,6 +103,9 @@ impl Settings {
             json_body_limit: 1 << 20,
             concurrent_requests: 1024,
             connections: 4096,
+            gateway: Gateway::default(),
+            answer_timeout: Duration::from_secs(180),
+            renewal_interval: Duration::from_secs(60),
             metrics: None,
         }
     }

@@ -107,6 +107,15 @@ impl Feed {
         told
     }
 
+    /// The last events of one sandbox, at most so many, the oldest first.
+    pub(crate) fn of(&self, owner: &Owner, sandbox: &SandboxId, most: usize) -> Vec<LifeEvent> {
+        let ring = self.lock();
+        let own = ring.events.iter().rev().filter(|event| event.sandbox == *sandbox && event.owner == *owner);
+        let mut own: Vec<LifeEvent> = own.take(most).cloned().collect();
+        own.reverse();
+        own
+    }
+
     fn lock(&self) -> MutexGuard<'_, Ring> {
         self.ring.lock().expect("nobody panics while noting an event")
     }
@@ -223,6 +232,21 @@ mod tests {
         assert_eq!(told[0], Told::Missed { after: 3, through: 7 });
         assert!(matches!(&told[1], Told::Event(event) if event.id == 8));
         assert!(matches!(&feed.read(7, 1)[0], Told::Event(event) if event.id == 8));
+    }
+
+    #[test]
+    fn the_last_events_of_one_sandbox_are_found_among_others() {
+        let feed = Feed::new(Vec::new());
+        let other = SandboxId::from_entropy([2; 20]);
+        tell(&feed, 2);
+        feed.tell(SystemTime::UNIX_EPOCH, &Owner::single(), &other, Phase::Running, None);
+        tell(&feed, 2);
+        let ids = |sandbox, most| -> Vec<u64> {
+            feed.of(&Owner::single(), &sandbox, most).iter().map(|event| event.id).collect()
+        };
+        assert_eq!(ids(SandboxId::from_entropy([1; 20]), 3), [2, 4, 5]);
+        assert_eq!(ids(other, 3), [3]);
+        assert_eq!(feed.of(&Owner::named("somebody"), &SandboxId::from_entropy([1; 20]), 9), []);
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod clock;
 mod commands;
 mod contexts;
 mod core;
+mod diagnosis;
 mod driver;
 mod entrypoint;
 mod error;
@@ -63,6 +64,7 @@ pub use agent_client::AgentError;
 pub use api_keys::ApiKey;
 pub use backend::{AgentStream, Capabilities, Credentials, Freed, ImageInfo, InForce, MountFault, Usage};
 pub use contexts::{Context, MOST_CONTEXTS, OpenContext, RunCode, Unread, default_context};
+pub use diagnosis::Tail;
 pub use error::{ErrorKind, FileError, FileFault, ServiceError, SnapshotProblem};
 pub use events::{Events, LifeEvent, Told};
 pub use files::{Attributes, Change, Edit, FileInfo, FileKind, WatchEvent, WriteMode};
@@ -276,6 +278,11 @@ impl Service {
 
     pub fn get(&self, owner: &Owner, id: &SandboxId) -> Result<Sandbox, ServiceError> {
         Ok(self.0.find(owner, id)?.state.borrow().clone())
+    }
+
+    /// A sandbox whoever's it is, for rules about who may reach it.
+    pub fn look(&self, id: &SandboxId) -> Option<Sandbox> {
+        self.0.registry.find(id).map(|handle| handle.state.borrow().clone())
     }
 
     /// Newest first.

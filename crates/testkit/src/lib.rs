@@ -24,9 +24,18 @@ pub fn needs_root() -> bool {
 /// It goes straight to standard error: what goes through `eprintln!` is only shown for tests
 /// that fail.
 pub fn skip(why: &str) {
+    say("SKIPPED", why);
+}
+
+/// Says what is worth knowing of a test that passed, such as the seed of its choices.
+pub fn tell(what: &str) {
+    say("NOTE", what);
+}
+
+fn say(word: &str, what: &str) {
     // The harness names the thread of a test after it.
     let thread = std::thread::current();
     let name = thread.name().unwrap_or("a test");
     // Whoever closed standard error does not want to know.
-    writeln!(std::io::stderr(), "SKIPPED {name}: {why}").unwrap_or_default();
+    writeln!(std::io::stderr(), "{word} {name}: {what}").unwrap_or_default();
 }

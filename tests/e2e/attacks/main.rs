@@ -19,6 +19,7 @@ mod launcher;
 mod lie;
 mod mounts;
 mod processes;
+mod serve;
 mod sockets;
 mod subvert;
 mod verdict;
@@ -100,6 +101,7 @@ fn attack(words: &[&str]) -> Attempt {
         ["plug-launcher", socket] => launcher::plug(socket),
         ["lie", kind] => lie::lie(kind),
         ["connect-tcp", port] => sockets::connect_tcp(port),
+        ["serve", port] => serve::serve(port),
 
         ["init-module"] => kernel::init_module(),
         ["bpf"] => kernel::bpf(),

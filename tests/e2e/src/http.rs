@@ -38,13 +38,22 @@ impl Response {
 /// A connection that is kept between requests and made anew when the server closed it.
 pub struct Client {
     address: String,
+    /// What it calls the server.
+    host: String,
     headers: Vec<(String, String)>,
     connection: Option<BufReader<TcpStream>>,
 }
 
 impl Client {
     pub fn new(address: &str) -> Self {
-        Self { address: address.to_owned(), headers: Vec::new(), connection: None }
+        let (address, host) = (address.to_owned(), address.to_owned());
+        Self { address, host, headers: Vec::new(), connection: None }
+    }
+
+    /// Calls the server by another name than its address.
+    pub fn calling_it(mut self, host: &str) -> Self {
+        self.host = host.to_owned();
+        self
     }
 
     /// Sends these headers with every request from now on.
@@ -124,7 +133,7 @@ impl Client {
 
     fn head(&self, method: &str, path: &str, kind: &str, length: u64) -> String {
         let mut head =
-            format!("{method} {path} HTTP/1.1\r\nHost: {}\r\nContent-Length: {length}\r\n", self.address);
+            format!("{method} {path} HTTP/1.1\r\nHost: {}\r\nContent-Length: {length}\r\n", self.host);
         if !kind.is_empty() {
             head.push_str(&format!("Content-Type: {kind}\r\n"));
         }

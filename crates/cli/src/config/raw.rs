@@ -22,6 +22,8 @@ pub(super) struct RawConfig {
     pub free_space_floor: Option<Amount>,
     pub longest_timeout: Option<Amount>,
     pub park_after: Option<Amount>,
+    pub renewal_interval: Option<Amount>,
+    pub answer_timeout: Option<Amount>,
     #[serde(default)]
     pub images: RawImages,
     #[serde(default)]
@@ -36,6 +38,8 @@ pub(super) struct RawConfig {
     pub pool: Vec<RawPool>,
     #[serde(default)]
     pub network: RawNetwork,
+    #[serde(default)]
+    pub gateway: RawGateway,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -113,6 +117,23 @@ pub(super) struct RawNetwork {
     pub resolvers: Option<Vec<String>>,
     pub allow: Option<Vec<String>>,
     pub deny: Option<Vec<String>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawGateway {
+    pub mode: Option<String>,
+    pub domain: Option<String>,
+    pub public: Option<bool>,
+    pub keys: Option<Vec<String>>,
+    pub short_signatures: Option<bool>,
+}
+
+/// Its keys are secrets.
+impl std::fmt::Debug for RawGateway {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RawGateway").field("mode", &self.mode).finish_non_exhaustive()
+    }
 }
 
 /// A quantity: text with a unit, or a bare number as TOML has it.

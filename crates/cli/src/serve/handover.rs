@@ -14,7 +14,7 @@ use backend_local::settings::{Lifetime, Maxima, MountRule, Settings};
 use linux::descriptors::Inherited;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Config, Lines, Most, OnStop, PoolSettings, Quota};
+use crate::config::{Config, Gateway, Lines, Most, OnStop, PoolSettings, Quota};
 
 /// The settings as one part needs them. It travels through memory only: it holds the API key.
 #[derive(Serialize, Deserialize)]
@@ -52,6 +52,9 @@ pub(crate) struct Handover {
     pub host_paths: Vec<PathBuf>,
     pub volume_size: u64,
     pub network: NetworkSettings,
+    pub gateway: Gateway,
+    pub answer_timeout: Duration,
+    pub renewal_interval: Duration,
     pub announce: Announce,
 }
 
@@ -98,6 +101,9 @@ impl Handover {
             host_paths: config.volumes.host_paths.clone(),
             volume_size: config.volumes.default_size.0,
             network: config.network.clone(),
+            gateway: config.gateway.clone(),
+            answer_timeout: config.answer_timeout,
+            renewal_interval: config.renewal_interval,
             announce,
         }
     }

@@ -58,6 +58,10 @@ const OF_REGISTRIES: &[&str] = &[
     "/etc/ca-certificates",
     "/usr/share/ca-certificates",
     "/usr/local/share/ca-certificates",
+    // A static program finds no `getrandom` by name at run time, so the library that looks for
+    // it there, on the way to a resolver, reads these instead, and panics if it may not.
+    "/dev/random",
+    "/dev/urandom",
 ];
 
 /// Takes on the server's own uid and confines itself to its own directory.
@@ -101,6 +105,9 @@ async fn run(
         default_network: network_of(handover.network.default),
         json_body_limit: handover.json_body,
         concurrent_requests: handover.concurrent_requests,
+        gateway: handover.gateway.settings(),
+        answer_timeout: handover.answer_timeout,
+        renewal_interval: handover.renewal_interval,
         metrics: Some(metrics),
         ..fronts::Settings::new(address)
     };

@@ -15,11 +15,6 @@ pub(super) async fn templates(Caller(_): Caller) -> Problem {
     Problem::new(StatusCode::NOT_IMPLEMENTED, "FSB::API_NOT_SUPPORTED", message)
 }
 
-/// `GET /sandboxes/{id}/diagnostics/…`
-pub(super) async fn diagnostics(State(front): State<Front>, at: Addressed) -> Problem {
-    not_yet(&front, &at, "diagnostics are not offered by this server yet")
-}
-
 /// `GET /sandboxes/{id}/networkpolicy`: what holds, as on the egress port.
 pub(super) async fn policy(State(front): State<Front>, at: Addressed) -> Result<Json<PolicyBody>, Problem> {
     let sandbox = front.service.get(&at.owner, &at.id)?;

@@ -9,14 +9,22 @@ use domain::{Owner, SandboxId};
 use http::request::Parts;
 use http::{HeaderMap, StatusCode};
 use serde::de::DeserializeOwned;
+use service::Sandbox;
 
 use super::problem::Problem;
+use super::proxy::{Form, Target};
+use super::types::Notes;
 use super::{EGRESS_PORT, EXECD_PORT, Front};
 use crate::auth::{self, KEY_HEADERS, Refusal};
 
 pub(super) const EXECD_TOKEN: &str = "X-EXECD-ACCESS-TOKEN";
 pub(super) const EGRESS_TOKEN: &str = "OPENSANDBOX-EGRESS-AUTH";
 pub(super) const PORT_TOKEN: &str = "X-Coracle-Access-Token";
+/// What opens a sandbox that was created with `secureAccess`, and what it is made for.
+pub(super) const SECURE_ACCESS: &str = "OpenSandbox-Secure-Access";
+pub(super) const SECURE_PURPOSE: &str = "secure-access";
+/// The headers that name a port in the place of a path, the older name last.
+pub(crate) const ROUTING_HEADERS: [&str; 2] = ["OpenSandbox-Ingress-To", "OPEN-SANDBOX-INGRESS"];
 
 /// How long a client may take to send a JSON body.
 const BODY_TIME: Duration = Duration::from_secs(30);
@@ -68,6 +76,17 @@ impl FromRequestParts<Front> for PortText {
     }
 }
 
+/// The kind of diagnostics that the path names.
+pub(super) struct KindText(pub(super) String);
+
+impl FromRequestParts<Front> for KindText {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Front) -> Result<Self, Infallible> {
+        Ok(Self(param(parts, "kind").await))
+    }
+}
+
 /// A JSON body, whatever its content type says.
 pub(super) struct JsonBody<T>(pub(super) T);
 
@@ -115,28 +134,54 @@ pub(super) fn token_of(port: u16) -> (&'static str, &'static str) {
     }
 }
 
-/// Who reaches a port of a sandbox: whoever has the sandbox's token for it, or an API key. Some
-/// clients present the key in the headers that are meant for tokens.
-pub(super) fn to_port(
+/// Who reaches a port of a sandbox. `found` is the sandbox, whoever's it is.
+///
+/// 1. An address that carries a signature opens nothing but by that signature.
+/// 2. A sandbox with secure access is opened by such a signature or by its own token, nothing else.
+/// 3. Any other is opened by a signature, by its token for that port, or by an API key; some
+///    clients present the key in the headers that are meant for tokens.
+/// 4. What operators made public needs nothing, if it is a service and no API of ours.
+pub(super) fn admit(
     front: &Front,
     headers: &HeaderMap,
-    id: &SandboxId,
-    port: u16,
-) -> Result<Owner, Refusal> {
-    let (header, purpose) = token_of(port);
-    // Pages that a sandbox serves may talk to its ports, though never to the API.
-    if front.service.keyless() && purpose == "ports" {
+    target: &Target,
+    found: Option<&Sandbox>,
+) -> Result<Owner, Problem> {
+    let signed = match (&target.signed, found) {
+        (Some(_), None) => return Err(Problem::no_sandbox(target.id.as_str())),
+        (Some(signed), Some(sandbox)) => {
+            front.routes.verify(&front.service, target, signed)?;
+            Some(sandbox.owner.clone())
+        }
+        (None, _) => None,
+    };
+    if let Some(sandbox) = found.filter(|sandbox| Notes::of(sandbox).secure_access) {
+        let token = auth::text(headers, SECURE_ACCESS).unwrap_or_default();
+        let by_token = || front.service.owner_by_token(&sandbox.id, SECURE_PURPOSE, token.trim());
+        return signed.or_else(by_token).ok_or_else(secure_access_needed);
+    }
+    let (header, purpose) = token_of(target.port);
+    let own_service = purpose == "ports";
+    if front.service.keyless() {
+        // Pages that a sandbox serves may talk to its ports, though never to the API.
+        if !own_service {
+            return Ok(auth::caller(&front.service, headers, &[])?);
+        }
         let foreign = auth::comes_from_another_site(headers);
-        return if foreign { Err(Refusal::Page) } else { Ok(Owner::single()) };
+        return if foreign { Err(Refusal::Page.into()) } else { Ok(Owner::single()) };
     }
-    let by_token =
-        auth::text(headers, header).and_then(|token| front.service.owner_by_token(id, purpose, token));
-    match by_token {
-        Some(owner) if !front.service.keyless() => Ok(owner),
-        _ => auth::caller(
-            &front.service,
-            headers,
-            &[KEY_HEADERS[0], KEY_HEADERS[1], EXECD_TOKEN, EGRESS_TOKEN],
-        ),
+    let public = target.form == Form::Gateway && front.settings.gateway.public && own_service;
+    let public = found.filter(|_| public).map(|sandbox| sandbox.owner.clone());
+    let token = || auth::text(headers, header);
+    let by_token = || token().and_then(|token| front.service.owner_by_token(&target.id, purpose, token));
+    if let Some(owner) = signed.or(public).or_else(by_token) {
+        return Ok(owner);
     }
+    let names = [KEY_HEADERS[0], KEY_HEADERS[1], EXECD_TOKEN, EGRESS_TOKEN];
+    Ok(auth::caller(&front.service, headers, &names)?)
+}
+
+fn secure_access_needed() -> Problem {
+    let message = "this sandbox is opened by the header OpenSandbox-Secure-Access or by a signed route alone";
+    Problem::new(StatusCode::UNAUTHORIZED, "MISSING_OR_INVALID_SECURE_ACCESS", message)
 }

@@ -1,23 +1,30 @@
-//! Where a client reaches a port of a sandbox: always on this server, below the proxy path.
+//! Where a client reaches a port of a sandbox: always on this server, below the proxy path or as
+//! the gateway has it.
 
 use std::collections::BTreeMap;
+use std::time::SystemTime;
 
 use axum::Json;
 use axum::extract::State;
-use http::{HeaderMap, StatusCode, Uri};
+use domain::SandboxId;
+use http::{HeaderMap, Uri};
 use serde::Serialize;
 
 use super::Front;
-use super::access::{Addressed, PortText, token_of};
+use super::access::{Addressed, PortText, ROUTING_HEADERS, SECURE_ACCESS, SECURE_PURPOSE, token_of};
+use super::address;
 use super::problem::Problem;
 use super::query::Query;
+use super::types::Notes;
 use crate::auth;
+use crate::settings::GatewayMode;
 
-#[derive(Serialize)]
+#[derive(Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Endpoint {
     /// `host[:port]/path`, without a scheme.
     endpoint: String,
-    /// What the client adds to every request there: the sandbox's own token.
+    /// What the client adds to every request there: the sandbox's own tokens, and what names it.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     headers: BTreeMap<&'static str, String>,
 }
 
@@ -30,25 +37,80 @@ pub(super) async fn resolve(
     headers: HeaderMap,
 ) -> Result<Json<Endpoint>, Problem> {
     let query = Query::of(&uri);
-    if query.first("expires").is_some() {
-        return Err(if query.is_on("use_server_proxy") {
-            Problem::invalid("`expires` cannot be combined with `use_server_proxy`")
-        } else {
-            Problem::unsupported("signed routes are not offered by this server")
-        });
+    let by_path = query.is_on("use_server_proxy");
+    let expires = expires(&query)?;
+    if expires.is_some() && by_path {
+        return Err(Problem::invalid("`expires` cannot be combined with `use_server_proxy`"));
     }
-    let port = port.parse().ok().filter(|port| *port > 0);
-    let port: u16 = port.ok_or_else(|| {
-        Problem::new(StatusCode::BAD_REQUEST, "DOCKER::INVALID_PORT", "a port is a number from 1 to 65535")
-    })?;
-    front.service.get(&at.owner, &at.id)?;
+    let port = address::port(&port)?;
+    let sandbox = front.service.get(&at.owner, &at.id)?;
     // The name the client used is the one name known to work for it.
     let host = front.settings.public_address.clone().or_else(|| auth::host(&uri, &headers));
     let host = host.ok_or_else(|| Problem::invalid("the header `Host` is missing"))?;
+    let (suffix, tokens) = match expires {
+        // Whoever has the address needs nothing else, so it can be handed on.
+        Some(expires) => {
+            let signed = front.routes.sign(&front.service, &at.id, port, expires)?;
+            (format!("-{}-{}", signed.expires, signed.signature), BTreeMap::new())
+        }
+        None => (String::new(), tokens(&front, &at.id, port, &Notes::of(&sandbox))),
+    };
+    let mode = if by_path { &GatewayMode::Off } else { &front.settings.gateway.mode };
+    Ok(Json(endpoint(mode, host, &at.id, &format!("{port}{suffix}"), tokens)))
+}
+
+/// What opens a port.
+fn tokens(front: &Front, id: &SandboxId, port: u16, notes: &Notes) -> BTreeMap<&'static str, String> {
     let (header, purpose) = token_of(port);
-    let token = front.service.token(&at.id, purpose);
-    Ok(Json(Endpoint {
-        endpoint: format!("{host}/v1/sandboxes/{}/proxy/{port}", at.id),
-        headers: BTreeMap::from([(header, token.expose().to_owned())]),
-    }))
+    let secure = notes.secure_access.then_some((SECURE_ACCESS, SECURE_PURPOSE));
+    let both = [Some((header, purpose)), secure].into_iter().flatten();
+    both.map(|(header, purpose)| (header, front.service.token(id, purpose).expose().to_owned())).collect()
+}
+
+/// The address as the mode has it; `port` carries its signature.
+fn endpoint(
+    mode: &GatewayMode,
+    host: String,
+    id: &SandboxId,
+    port: &str,
+    mut headers: BTreeMap<&'static str, String>,
+) -> Endpoint {
+    let endpoint = match mode {
+        GatewayMode::Off => format!("{host}/v1/sandboxes/{id}/proxy/{port}"),
+        GatewayMode::Wildcard { domain } => format!("{id}-{port}.{domain}"),
+        GatewayMode::Header => {
+            headers.insert(ROUTING_HEADERS[0], format!("{id}-{port}"));
+            host
+        }
+    };
+    Endpoint { endpoint, headers }
+}
+
+/// Until when the address is to open the port; `None` if it is not to open it by itself.
+fn expires(query: &Query) -> Result<Option<u64>, Problem> {
+    let Some(seconds) = query.number::<u64>("expires").map_err(Problem::invalid)? else { return Ok(None) };
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    if seconds <= now.as_secs() {
+        return Err(Problem::invalid("`expires` is not in the future"));
+    }
+    Ok(Some(seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_has_the_form_of_its_mode() {
+        let id = SandboxId::parse("abcdefghij0123456789").unwrap();
+        for (mode, expected, header) in [
+            (GatewayMode::Off, "h:1/v1/sandboxes/abcdefghij0123456789/proxy/80-e-s", None),
+            (GatewayMode::Wildcard { domain: "d:2".to_owned() }, "abcdefghij0123456789-80-e-s.d:2", None),
+            (GatewayMode::Header, "h:1", Some("abcdefghij0123456789-80-e-s")),
+        ] {
+            let made = endpoint(&mode, "h:1".to_owned(), &id, "80-e-s", BTreeMap::new());
+            assert_eq!(made.endpoint, expected);
+            assert_eq!(made.headers.get(ROUTING_HEADERS[0]).map(String::as_str), header);
+        }
+    }
 }

@@ -8,10 +8,13 @@
 //! /v1/sandboxes/{id}/proxy/44772/…   proxy.rs ─► execd/
 //! /v1/sandboxes/{id}/proxy/18080/…   proxy.rs ─► egress.rs
 //! /v1/sandboxes/{id}/proxy/{port}/…  proxy.rs ─► forward.rs ─► the port, through the agent
+//! {id}-{port} as a host or a header  address.rs ─► proxy.rs, as if it were a path
 //! ```
 
 mod absent;
 mod access;
+mod address;
+mod diagnostics;
 mod egress;
 mod endpoints;
 mod execd;
@@ -19,11 +22,13 @@ mod forward;
 mod labels;
 mod lifecycle;
 mod lines;
+mod operations;
 mod pools;
 mod problem;
 mod proxy;
 mod query;
 mod routes;
+mod signed;
 mod snapshots;
 mod sse;
 mod types;
@@ -37,6 +42,10 @@ use service::Service;
 
 use crate::settings::Settings;
 
+pub(crate) use access::ROUTING_HEADERS;
+pub(crate) use address::claims;
+pub(crate) use operations::{SCHEMAS, sections};
+pub(crate) use proxy::Ports;
 use routes::table;
 
 /// The port under which clients look for the execution API. Nothing listens on it inside.
@@ -51,16 +60,20 @@ pub(crate) struct Front {
     settings: Arc<Settings>,
     terminals: Arc<execd::Terminals>,
     samples: Arc<execd::Samples>,
+    routes: Arc<signed::Routes>,
 }
 
-pub(crate) fn router(service: Service, settings: Arc<Settings>) -> Router {
-    let front = Front { service, settings, terminals: Arc::default(), samples: Arc::default() };
-    let gateway = proxy::Gateway { front: front.clone(), execd: execd::router(front.clone()) };
+/// What is answered by path, and who answers for ports that are named otherwise.
+pub(crate) fn router(service: Service, settings: Arc<Settings>) -> (Router, Ports) {
+    let routes = signed::Routes::new(settings.gateway.keys.clone(), settings.gateway.short);
+    let (terminals, samples, routes) = (Arc::default(), Arc::default(), Arc::new(routes));
+    let front = Front { service, settings, terminals, samples, routes };
+    let ports = Ports { front: front.clone(), execd: execd::router(front.clone()) };
     let proxied =
         proxy::table().into_iter().fold(Router::new(), |router, (path, method)| router.route(&path, method));
     let routes =
         table().into_iter().fold(Router::new(), |router, (path, method)| router.route(&path, method));
-    routes.with_state(front).merge(proxied.with_state(gateway))
+    (routes.with_state(front).merge(proxied.with_state(ports.clone())), ports)
 }
 
 /// Every path of this front.

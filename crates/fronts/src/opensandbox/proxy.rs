@@ -1,40 +1,54 @@
-//! The paths below which the ports of a sandbox are reached.
+//! The ports of a sandbox, however they are addressed: below a path, by a host of their own, or
+//! by a header.
 
 use std::time::{Duration, SystemTime};
 
 use axum::Router;
-use axum::extract::{Request, State};
+use axum::extract::{FromRequestParts, Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, any};
 use domain::{Owner, SandboxId};
+use http::request::Parts;
 use http::{StatusCode, Uri, uri::PathAndQuery};
 use hyper::upgrade::OnUpgrade;
 use service::Sandbox;
 use tower::ServiceExt;
 
-use super::access::to_port;
+use super::access::admit;
+use super::address::{Place, port_and_signature};
 use super::execd::Scope;
 use super::problem::Problem;
+use super::signed::Signed;
 use super::types::Notes;
-use super::{EGRESS_PORT, EXECD_PORT, Front, egress, forward};
-use crate::auth::{self, Refusal};
+use super::{EGRESS_PORT, EXECD_PORT, Front, egress, execd, forward};
+use crate::auth;
+use crate::serve::Peer;
+use crate::trace::Route;
 
-/// The expiry is moved on access at most so often.
-const RENEWAL_STEP: Duration = Duration::from_secs(60);
 const RENEWAL_HEADER: &str = "OpenSandbox-Access-Renew";
 
+/// What answers for the ports of sandboxes.
 #[derive(Clone)]
-pub(super) struct Gateway {
+pub(crate) struct Ports {
     pub(super) front: Front,
     /// The execution API, with the sandbox in the request's extensions.
     pub(super) execd: Router,
 }
 
-pub(super) fn table() -> Vec<(String, MethodRouter<Gateway>)> {
+pub(super) fn table() -> Vec<(String, MethodRouter<Ports>)> {
     let forms = ["/sandboxes/{id}/proxy/{port}", "/sandboxes/{id}/proxy/{port}/{*path}"];
     // A wildcard does not match the bare slash.
     let forms = forms.into_iter().chain(["/sandboxes/{id}/proxy/{port}/"]);
     forms.flat_map(|path| [format!("/v1{path}"), path.to_owned()]).map(|path| (path, any(proxy))).collect()
+}
+
+/// By what a client named a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// Below a path of the server's own address, which all sandboxes share.
+    Path,
+    /// By a host or a header; the whole path is the service's.
+    Gateway,
 }
 
 /// A port of a sandbox and what is asked of it.
@@ -46,6 +60,9 @@ pub(super) struct Target {
     pub(super) mount: String,
     /// The rest, as the client wrote it.
     pub(super) path: String,
+    pub(super) form: Form,
+    /// What the address carries to open it.
+    pub(super) signed: Option<Signed>,
 }
 
 impl Target {
@@ -56,51 +73,95 @@ impl Target {
             return Err(Problem::no_sandbox(""));
         };
         let parsed = SandboxId::parse(id).ok().ok_or_else(|| Problem::no_sandbox(id))?;
-        let number: Option<u16> = port.parse().ok().filter(|port| *port > 0);
-        let number = number.ok_or_else(|| {
-            Problem::new(
-                StatusCode::BAD_REQUEST,
-                "DOCKER::INVALID_PORT",
-                "a port is a number from 1 to 65535",
-            )
-        })?;
+        let (number, signed) = port_and_signature(port)?;
         let rest = rest.first().map(|rest| format!("/{rest}")).unwrap_or_default();
         let mount = path[..path.len() - rest.len()].to_owned();
-        Ok(Self { id: parsed, port: number, mount, path: rest })
+        Ok(Self { id: parsed, port: number, mount, path: rest, form: Form::Path, signed })
+    }
+
+    fn named(place: Place, path: &str) -> Self {
+        let Place { id, port, signed } = place;
+        Self { id, port, mount: String::new(), path: path.to_owned(), form: Form::Gateway, signed }
     }
 }
 
-async fn proxy(State(gateway): State<Gateway>, request: Request) -> Response {
-    let target = match Target::parse(request.uri().path()) {
-        Ok(target) => target,
-        Err(problem) => return problem.into_response(),
-    };
-    let front = &gateway.front;
-    let owner = match to_port(front, request.headers(), &target.id, target.port) {
-        Ok(owner) => owner,
-        Err(refusal) => return refuse(refusal, target.port),
-    };
-    let sandbox = match front.service.get(&owner, &target.id) {
-        Ok(sandbox) => sandbox,
-        Err(error) => return Problem::from(error).into_response(),
-    };
-    let notes = Notes::of(&sandbox);
-    if auth::text(request.headers(), RENEWAL_HEADER) != Some("skip") {
-        renew_on_access(front, &owner, &sandbox, &notes).await;
+/// By what address the execution API was reached, for what it forwards itself.
+#[derive(Clone)]
+pub(super) struct Reached {
+    pub(super) mount: String,
+    pub(super) form: Form,
+    pub(super) signed: Option<Signed>,
+}
+
+impl FromRequestParts<Front> for Reached {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Front) -> Result<Self, Problem> {
+        parts.extensions.get::<Self>().cloned().ok_or_else(|| Problem::no_sandbox(""))
     }
-    match target.port {
-        EXECD_PORT => {
-            let lines = notes.lines(front.settings.default_lines);
-            execute(gateway.execd, Scope { owner, id: target.id, lines }, &target.path, request).await
+}
+
+async fn proxy(State(ports): State<Ports>, request: Request) -> Response {
+    match Target::parse(request.uri().path()) {
+        Ok(target) => ports.answer(target, request).await,
+        Err(problem) => problem.into_response(),
+    }
+}
+
+impl Ports {
+    /// Answers a request whose host or header named a port, as [`Place`] has it.
+    pub(crate) async fn reach(self, label: &str, request: Request) -> Response {
+        let mut response = match Place::parse(label) {
+            Ok(place) => {
+                let target = Target::named(place, request.uri().path());
+                self.answer(target, request).await
+            }
+            Err(problem) => problem.into_response(),
+        };
+        if response.extensions().get::<Route>().is_none() {
+            response.extensions_mut().insert(Route("gateway".to_owned()));
         }
-        EGRESS_PORT => egress::answer(&sandbox, request.method(), &target.path),
-        _ => forward::forward(front, &owner, &target, request).await,
+        response
+    }
+
+    async fn answer(self, target: Target, request: Request) -> Response {
+        let front = &self.front;
+        let found = front.service.look(&target.id);
+        if found.is_none() && target.form == Form::Gateway {
+            return Problem::no_sandbox(target.id.as_str()).into_response();
+        }
+        let owner = match admit(front, request.headers(), &target, found.as_ref()) {
+            Ok(owner) => owner,
+            Err(problem) => return refuse(problem, target.port),
+        };
+        let sandbox = match front.service.get(&owner, &target.id) {
+            Ok(sandbox) => sandbox,
+            Err(error) => return Problem::from(error).into_response(),
+        };
+        let notes = Notes::of(&sandbox);
+        if auth::text(request.headers(), RENEWAL_HEADER).is_none_or(|value| value.trim() != "skip") {
+            renew_on_access(front, &owner, &sandbox, &notes).await;
+        }
+        match target.port {
+            EXECD_PORT => {
+                let lines = notes.lines(front.settings.default_lines);
+                let Target { id, mount, path, form, signed, .. } = target;
+                let scope = Scope { owner: owner.clone(), id: id.clone(), lines };
+                let reached = Reached { mount, form, signed };
+                let response = execute(self.execd.clone(), scope, reached, &path, request).await;
+                if response.status() == StatusCode::INTERNAL_SERVER_ERROR {
+                    return execd::gone(front, &owner, &id).unwrap_or(response);
+                }
+                response
+            }
+            EGRESS_PORT => egress::answer(&sandbox, request.method(), &target.path),
+            _ => forward::forward(front, &owner, &target, request).await,
+        }
     }
 }
 
 /// Each of the three surfaces words its refusals in its own way.
-fn refuse(refusal: Refusal, port: u16) -> Response {
-    let problem = Problem::from(refusal);
+fn refuse(problem: Problem, port: u16) -> Response {
     match port {
         EXECD_PORT => {
             let body = axum::Json(serde_json::json!({ "error": problem.message }));
@@ -112,7 +173,13 @@ fn refuse(refusal: Refusal, port: u16) -> Response {
 }
 
 /// Hands a request to the execution API under the path it has there.
-async fn execute(execd: Router, scope: Scope, path: &str, mut request: Request) -> Response {
+async fn execute(
+    execd: Router,
+    scope: Scope,
+    reached: Reached,
+    path: &str,
+    mut request: Request,
+) -> Response {
     let path = if path.is_empty() { "/" } else { path };
     let inner = match request.uri().query() {
         Some(query) => format!("{path}?{query}"),
@@ -125,21 +192,22 @@ async fn execute(execd: Router, scope: Scope, path: &str, mut request: Request) 
     };
     *request.uri_mut() = uri;
     // The outer router leaves the parameters of its own path there.
-    let upgrade = request.extensions_mut().remove::<OnUpgrade>();
-    request.extensions_mut().clear();
-    if let Some(upgrade) = upgrade {
-        request.extensions_mut().insert(upgrade);
-    }
-    request.extensions_mut().insert(scope);
+    let extensions = request.extensions_mut();
+    let (upgrade, peer) = (extensions.remove::<OnUpgrade>(), extensions.remove::<Peer>());
+    extensions.clear();
+    upgrade.map(|upgrade| extensions.insert(upgrade));
+    peer.map(|peer| extensions.insert(peer));
+    extensions.insert(scope);
+    extensions.insert(reached);
     execd.oneshot(request).await.into_response()
 }
 
-/// Moves the expiry if the sandbox was created with that wish. A failure to do so must not fail
-/// the request that happened to come by.
+/// Moves the expiry if the sandbox was created with that wish, unless it was moved a moment ago. A
+/// failure to do so must not fail the request that happened to come by.
 async fn renew_on_access(front: &Front, owner: &Owner, sandbox: &Sandbox, notes: &Notes) {
     let (Some(seconds), Some(expires)) = (notes.renew_on_access, sandbox.expires) else { return };
     let wanted = SystemTime::now() + Duration::from_secs(seconds);
-    if expires + RENEWAL_STEP < wanted
+    if expires + front.settings.renewal_interval < wanted
         && let Err(error) = front.service.renew(owner, &sandbox.id, wanted).await
     {
         tracing::warn!(%error, "could not renew a sandbox on access");
@@ -170,6 +238,15 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_signature_is_part_of_the_mount() {
+        let path = format!("/v1/sandboxes/{ID}/proxy/8080-t2k-abc/x");
+        let target = Target::parse(&path).unwrap();
+        assert_eq!((target.port, target.path.as_str()), (8080, "/x"));
+        assert!(target.mount.ends_with("/8080-t2k-abc"));
+        assert_eq!(target.signed.unwrap().expires, "t2k");
+    }
+
     /// Paths that are nearly right, and some that are not.
     fn any_path() -> impl Strategy<Value = String> {
         let id = prop_oneof![Just(ID.to_owned()), "[a-z0-9./%-]{0,24}", Just("..".to_owned())];
@@ -190,6 +267,7 @@ mod tests {
                 prop_assert!(target.path.is_empty() || target.path.starts_with('/'));
                 let named = format!("/sandboxes/{}/proxy/", target.id);
                 let (_, port) = target.mount.split_once(&named).expect("it names the sandbox");
+                let port = port.split('-').next().unwrap_or_default();
                 prop_assert_eq!(port.parse::<u16>().ok(), Some(target.port));
             }
         }

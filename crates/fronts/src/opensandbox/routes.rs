@@ -1,8 +1,8 @@
-//! Every lifecycle path, each both under `/v1` and without it.
+//! Every lifecycle path, each both under `/v1` and without it, and where a gateway says that it is well.
 
 use axum::routing::{MethodRouter, any, get, patch, post};
 
-use super::{Front, absent, endpoints, lifecycle, pools, snapshots};
+use super::{Front, absent, diagnostics, endpoints, lifecycle, pools, snapshots};
 
 pub(super) fn table() -> Vec<(String, MethodRouter<Front>)> {
     let twice = |(path, method): (&str, MethodRouter<Front>)| {
@@ -10,6 +10,7 @@ pub(super) fn table() -> Vec<(String, MethodRouter<Front>)> {
     };
     let mut table: Vec<_> = offered().into_iter().chain(not_offered()).flat_map(twice).collect();
     table.push(("/v1/metrics/events".to_owned(), post(lifecycle::take_measurement)));
+    table.push(("/status.ok".to_owned(), get(async || "OK")));
     table
 }
 
@@ -27,16 +28,19 @@ fn offered() -> Vec<(&'static str, MethodRouter<Front>)> {
         ("/sandboxes/{id}/endpoints/{port}", get(endpoints::resolve)),
         ("/pools", get(pools::list).post(pools::create)),
         ("/pools/{name}", get(pools::get).put(pools::set).delete(pools::delete)),
-        ("/sandboxes/{id}/networkpolicy", get(absent::policy).fallback(absent::change_policy)),
+        ("/sandboxes/{id}/diagnostics/{kind}", get(diagnostics::show)),
+        ("/sandboxes/{id}/networkpolicy", changeable(get(absent::policy))),
     ]
 }
 
+/// Reading works; whoever wants a change is told that it does not.
+fn changeable(read: MethodRouter<Front>) -> MethodRouter<Front> {
+    let change = absent::change_policy;
+    read.put(change).patch(change).delete(change)
+}
+
 fn not_offered() -> Vec<(&'static str, MethodRouter<Front>)> {
-    vec![
-        ("/sandboxes/{id}/diagnostics/{kind}", get(absent::diagnostics)),
-        ("/templates", any(absent::templates)),
-        ("/templates/{id}", any(absent::templates)),
-    ]
+    vec![("/templates", any(absent::templates)), ("/templates/{id}", any(absent::templates))]
 }
 
 #[cfg(test)]

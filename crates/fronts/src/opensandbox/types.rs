@@ -85,6 +85,9 @@ pub(super) struct Notes {
     /// Each proxied access moves the expiry to at least so many seconds from then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) renew_on_access: Option<u64>,
+    /// Its ports are opened by its own token or a signed route alone.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) secure_access: bool,
 }
 
 impl Notes {

@@ -59,6 +59,7 @@ pub(super) fn parse(body: CreateBody, default: Network) -> Result<Wish, Problem>
         platform: platform(body.platform)?,
         lines: extensions.lines.map(|lines| lines.letter().to_owned()),
         renew_on_access: extensions.renew_on_access,
+        secure_access: body.secure_access.unwrap_or(false),
     };
     let spec = Spec {
         image,
@@ -121,11 +122,6 @@ fn refuse_what_is_missing(body: &CreateBody) -> Result<(), Problem> {
     }
     if body.lifecycle.is_some() {
         return Err(Problem::unsupported("lifecycle hooks are not offered by this server"));
-    }
-    if body.secure_access == Some(true) {
-        let message =
-            "`secureAccess` is not offered; every endpoint answer carries a token of its sandbox anyway";
-        return Err(Problem::unsupported(message));
     }
     Ok(())
 }
@@ -387,7 +383,6 @@ mod tests {
                 json!({"networkPolicy": {}, "extensions": {"coracle.network": "on"}}),
                 "SANDBOX::INVALID_PARAMETER",
             ),
-            (json!({"secureAccess": true}), "SANDBOX::API_NOT_SUPPORTED"),
             (json!({"platform": {"os": "windows"}}), "SANDBOX::API_NOT_SUPPORTED"),
             (json!({"snapshotId": "s"}), "SANDBOX::INVALID_PARAMETER"),
             (json!({"snapshotId": "s", "image": null}), "SNAPSHOT::NOT_FOUND"),

@@ -99,6 +99,12 @@ pub(super) async fn remove(State(front): State<Front>, _: Operator, RawQuery(que
     match front.service.remove_image(&name).await {
         Ok(freed) => Json(told(&freed)).into_response(),
         Err(error) if error.kind() == ErrorKind::Invalid => unknown(),
+        // A name that no image has, or one that is not ours to remove.
+        Err(error) if error.kind() == ErrorKind::Unsupported => answer::error(
+            StatusCode::BAD_REQUEST,
+            "INVALID_IMAGE_REQUEST",
+            &error.told_to(&domain::Owner::single()),
+        ),
         Err(error) => failed(&error),
     }
 }

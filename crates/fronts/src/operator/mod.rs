@@ -6,6 +6,7 @@ mod events;
 mod images;
 mod keys;
 mod names;
+mod operations;
 mod sandboxes;
 mod usage;
 mod volumes;
@@ -22,6 +23,7 @@ use jiff::Timestamp;
 use service::Service;
 
 use self::access::Operator;
+pub(crate) use self::operations::{SCHEMAS, sections};
 use crate::answer;
 use crate::settings::Settings;
 

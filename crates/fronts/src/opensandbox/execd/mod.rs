@@ -13,6 +13,7 @@ mod logs;
 mod measure;
 mod mode;
 mod multipart;
+mod port;
 
 mod pty;
 mod run;
@@ -122,6 +123,9 @@ fn table() -> Vec<(&'static str, MethodRouter<Front>)> {
         ("/pty", post(pty::create)),
         ("/pty/{name}", get(pty::look).delete(pty::delete)),
         ("/pty/{name}/ws", get(pty::attach)),
+        ("/proxy/{name}", any(port::forward)),
+        ("/proxy/{name}/", any(port::forward)),
+        ("/proxy/{name}/{*path}", any(port::forward)),
         ("/metrics", get(measure::once)),
         ("/metrics/watch", get(measure::watch)),
         ("/code", post(code::run).delete(code::interrupt)),
@@ -131,6 +135,17 @@ fn table() -> Vec<(&'static str, MethodRouter<Front>)> {
         ("/v1/isolated/capabilities", get(no_isolation)),
         ("/v1/isolated/{*rest}", any(not_isolated)),
     ]
+}
+
+/// Routes for which there is a description to be held equal to.
+#[cfg(test)]
+pub(super) fn plain_table() -> Vec<(String, MethodRouter<Front>)> {
+    table().into_iter().map(|(path, route)| (path.to_owned(), route)).collect()
+}
+
+#[cfg(test)]
+pub(super) fn file_table() -> Vec<(String, MethodRouter<Front>)> {
+    files::table().into_iter().map(|(path, route)| (path.to_owned(), route)).collect()
 }
 
 /// Tells the access log which route of this router answered.
@@ -148,13 +163,23 @@ async fn ping(
     axum::extract::State(front): axum::extract::State<Front>,
     scope: Scope,
 ) -> Result<StatusCode, Fault> {
-    let phase = front.service.get(&scope.owner, &scope.id)?.phase;
+    usable(&front, &scope.owner, &scope.id).map(|()| StatusCode::OK)
+}
+
+fn usable(front: &Front, owner: &Owner, id: &SandboxId) -> Result<(), Fault> {
+    let phase = front.service.get(owner, id)?.phase;
     match phase.judge(domain::Request::Use) {
-        domain::Verdict::Accept => Ok(StatusCode::OK),
+        domain::Verdict::Accept => Ok(()),
         domain::Verdict::AlreadySo | domain::Verdict::Deny => {
             Err(Fault::new(StatusCode::CONFLICT, "SERVICE_UNAVAILABLE", format!("the sandbox is {phase}")))
         }
     }
+}
+
+/// What to say of a failure if the sandbox was removed, paused or died meanwhile: nothing failed
+/// then but the moment.
+pub(super) fn gone(front: &Front, owner: &Owner, id: &SandboxId) -> Option<Response> {
+    usable(front, owner, id).err().map(axum::response::IntoResponse::into_response)
 }
 
 async fn no_isolation() -> axum::Json<serde_json::Value> {

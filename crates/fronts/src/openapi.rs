@@ -1,0 +1,305 @@
+//! The server's own description of its routes, as an OpenAPI document.
+//!
+//! Each front keeps a table of its operations beside its routes, and a test holds the two equal:
+//! a route that is not described, or described and not there, fails. Schemas of bodies are JSON
+//! in `openapi.json` of the front.
+
+use std::sync::LazyLock;
+
+use axum::Router;
+use axum::response::{Html, IntoResponse};
+use axum::routing::get;
+use http::header;
+use serde_json::{Map, Value, json};
+
+/// One method of one path, in words that are short to write.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Operation {
+    /// `GET /v1/sandboxes/{id}`, below the prefix of its table.
+    pub(crate) at: &'static str,
+    pub(crate) summary: &'static str,
+    /// Names of query parameters with blanks between; `*` after one that may be repeated, `!` after
+    /// one that must be there, `:int` and `:bool` for those that are no text.
+    pub(crate) query: &'static str,
+    /// The schema of its body: nothing, a name, a name with `?` if it may be left out, or
+    /// `multipart`.
+    pub(crate) body: &'static str,
+    /// Statuses with blanks between, beside those of everybody.
+    pub(crate) answers: &'static str,
+}
+
+/// Shortens tables.
+pub(crate) const fn operation(
+    at: &'static str,
+    summary: &'static str,
+    query: &'static str,
+    body: &'static str,
+    answers: &'static str,
+) -> Operation {
+    Operation { at, summary, query, body, answers }
+}
+
+/// A group of operations below one path.
+pub(crate) struct Section {
+    pub(crate) tag: &'static str,
+    pub(crate) prefix: &'static str,
+    pub(crate) operations: &'static [Operation],
+    /// Whether everybody may call them.
+    pub(crate) open: bool,
+}
+
+impl Operation {
+    fn method(&self) -> &'static str {
+        self.at.split_once(' ').map_or("", |(method, _)| method)
+    }
+
+    fn path(&self) -> &'static str {
+        self.at.split_once(' ').map_or("", |(_, path)| path)
+    }
+
+    fn describe(&self, section: &Section) -> Value {
+        let path = format!("{}{}", section.prefix, self.path());
+        let in_path = path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
+        let in_path = in_path
+            .map(|name| json!({"name": name, "in": "path", "required": true, "schema": {"type": "string"}}));
+        let in_query = self.query.split(' ').filter(|word| !word.is_empty()).map(query_parameter);
+        let mut described = json!({
+            "summary": self.summary,
+            "tags": [section.tag],
+            "parameters": in_path.chain(in_query).collect::<Vec<_>>(),
+            "responses": self.responses(section),
+        });
+        if section.open {
+            described["security"] = json!([]);
+        }
+        if let Some(body) = self.request_body() {
+            described["requestBody"] = body;
+        }
+        described
+    }
+
+    fn request_body(&self) -> Option<Value> {
+        let name = self.body.trim_end_matches('?');
+        match name {
+            "" => None,
+            "multipart" => {
+                let schema = json!({"$ref": "#/components/schemas/Upload"});
+                Some(json!({"required": true, "content": {"multipart/form-data": {"schema": schema}}}))
+            }
+            name => {
+                let schema = json!({"$ref": format!("#/components/schemas/{name}")});
+                let required = !self.body.ends_with('?');
+                Some(json!({"required": required, "content": {"application/json": {"schema": schema}}}))
+            }
+        }
+    }
+
+    /// Its own statuses, and those that whoever stands before it may answer with.
+    fn responses(&self, section: &Section) -> Map<String, Value> {
+        let of_all: &[&str] = if section.open { &["403", "429"] } else { &["401", "403", "429"] };
+        let of_bodies: &[&str] = if self.body.is_empty() { &[] } else { &["400", "408", "413"] };
+        let own = self.answers.split(' ').filter(|status| !status.is_empty());
+        let all = own.chain(of_all.iter().copied()).chain(of_bodies.iter().copied());
+        all.map(|status| (status.to_owned(), response(status))).collect()
+    }
+}
+
+fn query_parameter(word: &str) -> Value {
+    let (name, kind) = word.split_once(':').unwrap_or((word, "string"));
+    let kind = match kind.trim_end_matches('!') {
+        "int" => "integer",
+        "bool" => "boolean",
+        other => other,
+    };
+    let plain = name.trim_end_matches(['*', '!']);
+    let schema = json!({ "type": kind });
+    let schema = if name.ends_with('*') { json!({"type": "array", "items": schema}) } else { schema };
+    json!({"name": plain, "in": "query", "required": word.ends_with('!'), "schema": schema})
+}
+
+fn response(status: &str) -> Value {
+    let description = match status {
+        "101" => "the connection changes its protocol",
+        "200" | "202" | "201" | "204" | "206" => "it is done",
+        _ => {
+            let schema = json!({"$ref": "#/components/schemas/Error"});
+            return json!({"description": "it is refused", "content": {"application/json": {"schema": schema}}});
+        }
+    };
+    json!({ "description": description })
+}
+
+/// Everything that is described.
+fn sections() -> Vec<Section> {
+    let mut sections = vec![Section { tag: "document", prefix: "", operations: OWN, open: true }];
+    #[cfg(feature = "operator")]
+    sections.extend(crate::operator::sections());
+    #[cfg(feature = "opensandbox")]
+    sections.extend(crate::opensandbox::sections());
+    sections
+}
+
+fn schemas() -> Map<String, Value> {
+    let mut all = Map::new();
+    let parts: &[&str] = &[
+        #[cfg(feature = "operator")]
+        crate::operator::SCHEMAS,
+        #[cfg(feature = "opensandbox")]
+        crate::opensandbox::SCHEMAS,
+    ];
+    for part in parts {
+        all.extend(serde_json::from_str::<Map<String, Value>>(part).expect("a test has read it"));
+    }
+    all.insert(
+        "Error".to_owned(),
+        json!({"type": "object", "required": ["code", "message"], "properties": {
+            "code": {"type": "string"}, "message": {"type": "string"}}}),
+    );
+    all
+}
+
+fn document() -> Value {
+    let mut paths = Map::new();
+    for section in sections() {
+        for operation in section.operations {
+            let path = format!("{}{}", section.prefix, operation.path());
+            let methods = paths.entry(path).or_insert_with(|| json!({}));
+            methods[operation.method().to_ascii_lowercase()] = operation.describe(&section);
+        }
+    }
+    let key = |name: &str| json!({"type": "apiKey", "in": "header", "name": name});
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Coracle",
+            "version": env!("CARGO_PKG_VERSION"),
+            "description": "Every path that begins with /v1/sandboxes, /v1/snapshots, /v1/pools or \
+                            /v1/templates is also there without /v1.",
+        },
+        "security": [{"key": []}, {"execution": []}, {"egress": []}],
+        "paths": paths,
+        "components": {
+            "schemas": schemas(),
+            "securitySchemes": {
+                "key": key("OPEN-SANDBOX-API-KEY"),
+                "execution": key("X-EXECD-ACCESS-TOKEN"),
+                "egress": key("OPENSANDBOX-EGRESS-AUTH"),
+            },
+        },
+    })
+}
+
+const OWN: &[Operation] = &[
+    operation("GET /openapi.json", "This document", "", "", "200"),
+    operation("GET /docs", "This document for people", "", "", "200"),
+];
+
+/// Where the document is read, by everybody.
+pub(crate) fn router() -> Router {
+    static DOCUMENT: LazyLock<String> = LazyLock::new(|| document().to_string());
+    static PAGE: LazyLock<String> = LazyLock::new(page);
+    let json = || async { ([(header::CONTENT_TYPE, "application/json")], DOCUMENT.as_str()).into_response() };
+    Router::new().route("/openapi.json", get(json)).route("/docs", get(|| async { Html(PAGE.as_str()) }))
+}
+
+/// A list of all operations, without a script.
+fn page() -> String {
+    let mut rows = String::new();
+    for section in sections() {
+        rows.push_str(&format!("<tr><th colspan=3>{}</th></tr>\n", section.tag));
+        for operation in section.operations {
+            let (method, path) = (operation.method(), operation.path());
+            let cells = [method, &format!("<code>{}{path}</code>", section.prefix), operation.summary];
+            rows.push_str(&format!("<tr><td>{}</td></tr>\n", cells.join("</td><td>")));
+        }
+    }
+    format!(
+        "<!doctype html><meta charset=utf-8><title>Coracle</title><h1>Coracle</h1>\
+         <p>The same as <a href=/openapi.json>a document for programs</a>.</p><table>{rows}</table>"
+    )
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use axum::routing::MethodRouter;
+
+    use super::*;
+
+    /// The methods that a route takes; `None` if it takes any.
+    pub(crate) fn methods<S>(route: &MethodRouter<S>) -> Option<BTreeSet<String>> {
+        let shown = format!("{route:?}");
+        let (_, allowed) = shown.split_once("allow_header: Bytes(b\"")?;
+        let (allowed, _) = allowed.split_once('"')?;
+        // Whoever takes GET takes HEAD.
+        Some(allowed.split(',').filter(|method| *method != "HEAD").map(str::to_owned).collect())
+    }
+
+    fn fits(pattern: &str, path: &str) -> bool {
+        let (mut pattern, mut path) = (pattern.split('/'), path.split('/'));
+        loop {
+            match (pattern.next(), path.next()) {
+                (None, None) => return true,
+                (Some(part), Some(_)) if part.starts_with("{*") => return true,
+                (Some(one), Some(other)) if one == other || one.starts_with('{') => {}
+                _ => return false,
+            }
+        }
+    }
+
+    /// Holds described operations equal to routes.
+    pub(crate) fn check<S>(operations: &[Operation], routes: &[(String, MethodRouter<S>)]) {
+        let mut described: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+        for operation in operations {
+            let methods = described.entry(operation.path()).or_default();
+            assert!(methods.insert(operation.method().to_owned()), "`{}` stands there twice", operation.at);
+        }
+        for (path, found) in &described {
+            let mut fitting = routes.iter().filter(|(pattern, _)| fits(pattern, path));
+            let exact = fitting.clone().find(|(pattern, _)| !pattern.contains("{*"));
+            let (pattern, route) =
+                exact.or(fitting.next()).unwrap_or_else(|| panic!("there is no route for `{path}`"));
+            if let Some(taken) = methods(route) {
+                assert_eq!(*found, taken, "`{path}` is described as something else than `{pattern}`");
+            }
+        }
+        for (pattern, _) in routes {
+            assert!(described.keys().any(|path| fits(pattern, path)), "`{pattern}` is not described");
+        }
+    }
+
+    #[test]
+    fn every_schema_that_is_named_is_there() {
+        let document = document();
+        let text = document.to_string();
+        let named = text.split("#/components/schemas/").skip(1).filter_map(|rest| rest.split('"').next());
+        for name in named {
+            assert!(document["components"]["schemas"][name].is_object(), "there is no schema `{name}`");
+        }
+    }
+
+    #[test]
+    fn what_is_short_in_a_table_is_whole_in_the_document() {
+        let wish = operation("GET /x/{id}", "", "a* b:int c! d:bool!", "Name?", "200");
+        let section = Section { tag: "t", prefix: "/p", operations: &[], open: false };
+        let described = wish.describe(&section);
+        let parameters = described["parameters"].as_array().unwrap();
+        let shown: Vec<_> = parameters
+            .iter()
+            .map(|it| {
+                (it["name"].as_str().unwrap(), it["schema"]["type"].as_str().unwrap(), it["required"] == true)
+            })
+            .collect();
+        let expected = [
+            ("id", "string", true),
+            ("a", "array", false),
+            ("b", "integer", false),
+            ("c", "string", true),
+            ("d", "boolean", true),
+        ];
+        assert_eq!(shown, expected);
+        assert_eq!(described["requestBody"]["required"], false);
+        assert!(described["responses"]["413"].is_object() && described["responses"]["401"].is_object());
+    }
+}

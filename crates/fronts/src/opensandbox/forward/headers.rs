@@ -1,0 +1,275 @@
+//! Which headers pass between a client and a service, and what they say then.
+
+use http::{HeaderMap, HeaderName, HeaderValue, header};
+
+use super::super::access::{EGRESS_TOKEN, EXECD_TOKEN, PORT_TOKEN, ROUTING_HEADERS, SECURE_ACCESS};
+use super::super::proxy::{Form, Target};
+use crate::auth::{self, KEY_HEADERS};
+
+/// Headers that belong to one connection, not to the message. `Trailer` is not one of them: what
+/// it names follows the body from end to end.
+const HOP_BY_HOP: [HeaderName; 8] = [
+    header::CONNECTION,
+    header::PROXY_AUTHENTICATE,
+    header::PROXY_AUTHORIZATION,
+    header::TE,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+];
+
+/// Headers that are for this server.
+const NOT_FORWARDED: [&str; 10] = [
+    "open-sandbox-api-key",
+    SECURE_ACCESS,
+    "opensandbox-access-renew",
+    EXECD_TOKEN,
+    EGRESS_TOKEN,
+    PORT_TOKEN,
+    ROUTING_HEADERS[0],
+    ROUTING_HEADERS[1],
+    "forwarded",
+    "host",
+];
+
+/// Headers that a browser sends to every sandbox at the server's own address, so that one could
+/// act as the client of another. A sandbox with an address of its own may have them.
+const NOT_SHARED: [&str; 2] = ["authorization", "cookie"];
+
+/// Headers by which a page of one sandbox would act on everything at this address or beside it:
+/// put itself in front of it, empty what the browser stored for it, move it elsewhere, or be told
+/// of requests to it.
+const NOT_ANSWERED: [&str; 6] =
+    ["service-worker-allowed", "clear-site-data", "strict-transport-security", "alt-svc", "nel", "report-to"];
+
+/// Makes the headers of a request those that the service gets.
+pub(super) fn ask(target: &Target, headers: &mut HeaderMap, is_our_key: impl Fn(&str) -> bool) {
+    let trailers = takes_trailers(headers);
+    strip(headers);
+    for name in NOT_FORWARDED {
+        headers.remove(name);
+    }
+    if target.form == Form::Path {
+        for name in NOT_SHARED {
+            headers.remove(name);
+        }
+    }
+    drop_our_keys(headers, is_our_key);
+    let forwarded: Vec<_> =
+        headers.keys().filter(|name| name.as_str().starts_with("x-forwarded-")).cloned().collect();
+    for name in forwarded {
+        headers.remove(name);
+    }
+    // Whoever takes trailers gets them: they pass through us.
+    if trailers {
+        headers.insert(header::TE, HeaderValue::from_static("trailers"));
+        headers.insert(header::CONNECTION, HeaderValue::from_static("te"));
+    }
+}
+
+/// Makes the headers of an answer those that the client gets. `host` is how it named us.
+pub(super) fn answer(target: &Target, host: Option<&str>, headers: &mut HeaderMap) {
+    strip(headers);
+    for name in NOT_ANSWERED {
+        headers.remove(name);
+    }
+    stay_below(target, host, headers);
+    if target.form == Form::Gateway {
+        keep_cookies_at_home(headers);
+    }
+    // The address of a signed route opens it, so a browser must not tell it to other sites.
+    if target.signed.is_some() && !headers.contains_key(header::REFERRER_POLICY) {
+        headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("same-origin"));
+    }
+}
+
+/// The protocol that a request asks to change to.
+pub(super) fn upgrade_of(headers: &HeaderMap) -> Option<HeaderValue> {
+    let asked = named_by_connection(headers).any(|name| name == header::UPGRADE);
+    headers.get(header::UPGRADE).filter(|_| asked).cloned()
+}
+
+/// Removes what belongs to one connection, the headers that `Connection` names included.
+pub(super) fn strip(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = named_by_connection(headers).collect();
+    for name in named.iter().chain(&HOP_BY_HOP) {
+        headers.remove(name);
+    }
+}
+
+fn named_by_connection(headers: &HeaderMap) -> impl Iterator<Item = HeaderName> {
+    let values = headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).filter_map(|name| HeaderName::try_from(name.trim()).ok())
+}
+
+fn takes_trailers(headers: &HeaderMap) -> bool {
+    let values = headers.get_all(header::TE).iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).any(|word| word.trim().eq_ignore_ascii_case("trailers"))
+}
+
+/// `X-API-Key` may be the service's own header; only keys of ours are kept from it, wherever they
+/// stand among its values.
+fn drop_our_keys(headers: &mut HeaderMap, is_ours: impl Fn(&str) -> bool) {
+    let header::Entry::Occupied(entry) = headers.entry(KEY_HEADERS[1]) else { return };
+    let (name, values) = entry.remove_entry_mult();
+    let theirs: Vec<_> = values.filter(|value| !value.to_str().is_ok_and(&is_ours)).collect();
+    for value in theirs {
+        headers.append(name.clone(), value);
+    }
+}
+
+/// Keeps a redirect to the service's own root below the address by which it is reached. The
+/// service may know itself by the name it listens on, or by the one the client used.
+fn stay_below(target: &Target, host: Option<&str>, headers: &mut HeaderMap) {
+    let Some(location) = auth::text(headers, "location") else { return };
+    let port = target.port;
+    let names = [format!("localhost:{port}"), format!("127.0.0.1:{port}"), format!("[::1]:{port}")];
+    let path = names.iter().map(String::as_str).chain(host).find_map(|name| below(location, name));
+    let path =
+        path.or_else(|| (location.starts_with('/') && !location.starts_with("//")).then_some(location));
+    let Some(path) = path else { return };
+    let path = if path.is_empty() && target.mount.is_empty() { "/" } else { path };
+    let is_below = |mount: &str| path.strip_prefix(mount).is_some_and(|rest| rest.starts_with(['/', '?']));
+    let mount = if is_below(&target.mount) { "" } else { &target.mount };
+    if let Ok(value) = HeaderValue::try_from(format!("{mount}{path}")) {
+        headers.insert(header::LOCATION, value);
+    }
+}
+
+/// What follows `scheme://name` in a location, if it names just that.
+fn below<'a>(location: &'a str, name: &str) -> Option<&'a str> {
+    let rest = ["http://", "https://"].iter().find_map(|scheme| location.strip_prefix(scheme))?;
+    let (authority, path) = rest.split_at_checked(name.len())?;
+    let whole = path.is_empty() || path.starts_with(['/', '?', '#']);
+    (authority.eq_ignore_ascii_case(name) && whole).then_some(path)
+}
+
+/// A cookie for the whole domain would be sent to all sandboxes beside this one.
+fn keep_cookies_at_home(headers: &mut HeaderMap) {
+    let header::Entry::Occupied(entry) = headers.entry(header::SET_COOKIE) else { return };
+    let (name, values) = entry.remove_entry_mult();
+    let values: Vec<_> = values.filter_map(|value| without_domain(&value)).collect();
+    for value in values {
+        headers.append(name.clone(), value);
+    }
+}
+
+/// A cookie without its `Domain`; `None` if it is not text, and so cannot be judged.
+fn without_domain(cookie: &HeaderValue) -> Option<HeaderValue> {
+    let is_domain = |part: &&str| {
+        let name = part.split('=').next().unwrap_or_default();
+        name.trim().eq_ignore_ascii_case("domain")
+    };
+    let mut parts = cookie.to_str().ok()?.split(';');
+    let first = parts.next()?;
+    let kept: Vec<&str> = std::iter::once(first).chain(parts.filter(|part| !is_domain(part))).collect();
+    HeaderValue::try_from(kept.join(";")).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use domain::SandboxId;
+
+    use super::*;
+
+    fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+        let pair = |(name, value): &(&'static str, &'static str)| {
+            (HeaderName::from_static(name), HeaderValue::from_static(value))
+        };
+        pairs.iter().map(pair).collect()
+    }
+
+    fn target(mount: &str) -> Target {
+        let form = if mount.is_empty() { Form::Gateway } else { Form::Path };
+        let id = SandboxId::from_entropy([1; 20]);
+        Target { id, port: 3000, mount: mount.to_owned(), path: String::new(), form, signed: None }
+    }
+
+    #[test]
+    fn headers_of_the_connection_are_removed_with_those_it_names() {
+        let mut headers = headers(&[
+            ("connection", "close, X-Private"),
+            ("x-private", "1"),
+            ("keep-alive", "5"),
+            ("transfer-encoding", "chunked"),
+            ("x-public", "2"),
+            ("trailer", "x-sum"),
+        ]);
+        strip(&mut headers);
+        assert_eq!(headers.keys().collect::<Vec<_>>(), ["x-public", "trailer"]);
+    }
+
+    #[test]
+    fn trailers_are_asked_for_if_the_client_takes_them() {
+        for (te, expected) in [("gzip, Trailers", true), ("gzip", false)] {
+            let mut headers = headers(&[("te", te), ("connection", "TE")]);
+            ask(&target("/m"), &mut headers, |_| false);
+            assert_eq!(auth::text(&headers, "te"), expected.then_some("trailers"), "{te}");
+        }
+    }
+
+    #[test]
+    fn what_a_browser_sends_by_itself_reaches_only_an_address_of_ones_own() {
+        for (mount, expected) in [("/m", false), ("", true)] {
+            let mut headers = headers(&[("cookie", "a=1"), ("authorization", "Bearer x")]);
+            ask(&target(mount), &mut headers, |_| false);
+            assert_eq!(headers.contains_key("cookie") && headers.contains_key("authorization"), expected);
+            assert_eq!(headers.is_empty(), !expected);
+        }
+    }
+
+    #[test]
+    fn a_key_of_ours_is_dropped_wherever_it_stands() {
+        let name = KEY_HEADERS[1];
+        let mut headers = headers(&[(name, "theirs"), (name, "ours"), (name, "other"), (name, "ours")]);
+        drop_our_keys(&mut headers, |key| key == "ours");
+        assert_eq!(headers.get_all(name).iter().collect::<Vec<_>>(), ["theirs", "other"]);
+        drop_our_keys(&mut headers, |_| true);
+        assert!(!headers.contains_key(name));
+    }
+
+    #[test]
+    fn an_upgrade_needs_both_headers() {
+        let asked = |pairs: &[_]| upgrade_of(&headers(pairs)).is_some();
+        assert!(asked(&[("connection", "keep-alive, Upgrade"), ("upgrade", "websocket")]));
+        assert!(!asked(&[("upgrade", "websocket")]));
+        assert!(!asked(&[("connection", "upgrade")]));
+    }
+
+    #[test]
+    fn redirects_stay_below_the_port() {
+        for (location, expected, alone) in [
+            ("/login?x=1", "/m/login?x=1", "/login?x=1"),
+            ("http://localhost:3000/login", "/m/login", "/login"),
+            ("http://LOCALHOST:3000/login", "/m/login", "/login"),
+            ("https://[::1]:3000?a", "/m?a", "?a"),
+            ("http://127.0.0.1:3000", "/m", "/"),
+            ("http://box.example:8080/a#b", "/m/a#b", "/a#b"),
+            ("/m/login", "/m/login", "/m/login"),
+            ("/mm", "/m/mm", "/mm"),
+            ("//evil.example/x", "//evil.example/x", "//evil.example/x"),
+            ("http://localhost:30001/x", "http://localhost:30001/x", "http://localhost:30001/x"),
+            ("http://localhost:3000@evil.example", "http://localhost:3000@evil.example", ""),
+            ("https://example.com/x", "https://example.com/x", "https://example.com/x"),
+            ("relative", "relative", "relative"),
+        ] {
+            for (mount, expected) in
+                [("/m", expected), ("", alone)].into_iter().filter(|pair| !pair.1.is_empty())
+            {
+                let mut headers = headers(&[("location", location)]);
+                stay_below(&target(mount), Some("box.example:8080"), &mut headers);
+                assert_eq!(headers[header::LOCATION], expected, "{location} below {mount}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_cookie_stays_with_its_sandbox() {
+        let mut headers =
+            headers(&[("set-cookie", "a=1; DOMAIN=.example; Path=/"), ("set-cookie", "b=domain=2")]);
+        answer(&target(""), None, &mut headers);
+        let kept: Vec<_> = headers.get_all("set-cookie").iter().collect();
+        assert_eq!(kept, ["a=1; Path=/", "b=domain=2"]);
+    }
+}

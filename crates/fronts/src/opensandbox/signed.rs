@@ -1,0 +1,268 @@
+//! Signed routes: addresses that open one port of one sandbox until a moment, without a header.
+//!
+//! ```text
+//! {expires}    the moment in seconds of the epoch, to the base 36
+//! {signature}  26 digits of base 32: a keyed hash of 130 bits by this server's own secret
+//!              27: the same by a key of the configuration, whose one-character name is the last
+//!               9: 8 hexadecimal digits and such a name, as the reference has it
+//! ```
+//! The last form holds 32 bits, which can be guessed. It is accepted only where the operator
+//! wants it, and then only so many wrong ones are looked at.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use domain::SandboxId;
+use http::StatusCode;
+use service::Service;
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+use super::problem::Problem;
+use super::proxy::Target;
+use crate::settings::{RouteKey, Short};
+
+/// What an address carries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Signed {
+    pub(super) expires: String,
+    pub(super) signature: String,
+}
+
+/// 26 digits of 5 bits each; with everything else they fit into a label of a host name.
+const FULL: usize = 26;
+const SHORT: usize = 8;
+/// Longer numbers leave no room for a full signature, and name moments after the year 4000.
+const LONGEST_EXPIRES: usize = 7;
+/// So many wrong short signatures of one sandbox are looked at in each window. At that rate one
+/// is guessed in four hundred years.
+const GUESSES: u32 = 20;
+const WINDOW: Duration = Duration::from_secs(60);
+
+/// Makes and judges signatures.
+pub(crate) struct Routes {
+    /// The first makes them, all are good.
+    keys: Vec<RouteKey>,
+    short: Short,
+    guesses: Mutex<HashMap<SandboxId, (Instant, u32)>>,
+}
+
+impl Routes {
+    pub(super) fn new(keys: Vec<RouteKey>, short: Short) -> Self {
+        Self { keys, short, guesses: Mutex::default() }
+    }
+
+    /// What opens a port until `expires`.
+    pub(super) fn sign(
+        &self,
+        service: &Service,
+        id: &SandboxId,
+        port: u16,
+        expires: u64,
+    ) -> Result<Signed, Problem> {
+        let expires = base36(expires);
+        if expires.len() > LONGEST_EXPIRES {
+            return Err(Problem::invalid("`expires` is too far away"));
+        }
+        let signature = match (self.keys.first(), self.short) {
+            (Some(key), Short::Accepted) => format!("{}{}", short(key, id, port, &expires), key.name),
+            (Some(key), Short::Refused) => format!("{}{}", full(&key.secret, id, port, &expires), key.name),
+            (None, _) => full(own(service, id).as_bytes(), id, port, &expires),
+        };
+        Ok(Signed { expires, signature })
+    }
+
+    /// Refuses what is forged or over.
+    pub(super) fn verify(&self, service: &Service, target: &Target, signed: &Signed) -> Result<(), Problem> {
+        let Signed { expires, signature } = signed;
+        let (id, port) = (&target.id, target.port);
+        if self.is_right(service, id, port, expires, signature)? && !is_over(expires, SystemTime::now()) {
+            return Ok(());
+        }
+        let message = "the signature of this address is wrong, or its time is over";
+        Err(Problem::new(StatusCode::UNAUTHORIZED, "MISSING_OR_INVALID_SECURE_ACCESS", message))
+    }
+
+    fn is_right(
+        &self,
+        service: &Service,
+        id: &SandboxId,
+        port: u16,
+        expires: &str,
+        signature: &str,
+    ) -> Result<bool, Problem> {
+        // Text that is not ASCII has no characters to cut at.
+        if !signature.is_ascii() || !expires.is_ascii() {
+            return Ok(false);
+        }
+        let same = |right: &str, given: &str| bool::from(right.as_bytes().ct_eq(given.as_bytes()));
+        if signature.len() == FULL {
+            return Ok(same(&full(own(service, id).as_bytes(), id, port, expires), signature));
+        }
+        let Some((given, name)) = signature.char_indices().last().map(|(at, name)| (&signature[..at], name))
+        else {
+            return Ok(false);
+        };
+        let Some(key) = self.keys.iter().find(|key| key.name == name) else { return Ok(false) };
+        match given.len() {
+            FULL => Ok(same(&full(&key.secret, id, port, expires), given)),
+            SHORT if self.short == Short::Accepted => {
+                self.take_a_guess(id)?;
+                let right = same(&short(key, id, port, expires), given);
+                if right {
+                    self.give_it_back(id);
+                }
+                Ok(right)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    fn take_a_guess(&self, id: &SandboxId) -> Result<(), Problem> {
+        let mut guesses = self.guesses.lock().unwrap_or_else(PoisonError::into_inner);
+        guesses.retain(|_, (since, _)| since.elapsed() < WINDOW);
+        let (_, count) = guesses.entry(id.clone()).or_insert_with(|| (Instant::now(), 0));
+        if *count >= GUESSES {
+            let message = "too many wrong signatures of this sandbox's addresses; try again in a minute";
+            let problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, "TOO_MANY_REQUESTS", message);
+            return Err(Problem { retry_after: Some(WINDOW.as_secs()), ..problem });
+        }
+        *count += 1;
+        Ok(())
+    }
+
+    /// Only wrong ones count.
+    fn give_it_back(&self, id: &SandboxId) {
+        let mut guesses = self.guesses.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, count)) = guesses.get_mut(id) {
+            *count = count.saturating_sub(1);
+        }
+    }
+}
+
+/// The server's own key for the routes of one sandbox.
+fn own(service: &Service, id: &SandboxId) -> String {
+    service.token(id, "routes").expose().to_owned()
+}
+
+fn is_over(expires: &str, now: SystemTime) -> bool {
+    let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    from_base36(expires).is_none_or(|expires| expires < now)
+}
+
+/// Everything that is signed, in a form that has one meaning.
+fn canonical(kind: &str, id: &SandboxId, port: u16, expires: &str) -> String {
+    format!("v1\n{kind}\n{id}\n{port}\n{expires}\n")
+}
+
+fn full(secret: &[u8], id: &SandboxId, port: u16, expires: &str) -> String {
+    const DIGITS: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
+    let key = blake3::derive_key("coracle signed routes v1", secret);
+    let hash = blake3::keyed_hash(&key, canonical("full", id, port, expires).as_bytes());
+    let bit = |place: usize| usize::from(hash.as_bytes()[place / 8] >> (7 - place % 8) & 1);
+    let digit = |at: usize| (0..5).fold(0, |sum, place| sum << 1 | bit(at * 5 + place));
+    (0..FULL).map(|at| char::from(DIGITS[digit(at)])).collect()
+}
+
+/// The reference's signature: the beginning of a plain hash over the secret and the text, each
+/// behind its length.
+fn short(key: &RouteKey, id: &SandboxId, port: u16, expires: &str) -> String {
+    let text = canonical("short", id, port, expires);
+    let length = |bytes: &[u8]| u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_be_bytes();
+    let mut hash = Sha256::new();
+    hash.update(length(&key.secret));
+    hash.update(&key.secret);
+    hash.update(length(text.as_bytes()));
+    hash.update(text.as_bytes());
+    hash.finalize().iter().take(SHORT / 2).map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn base36(mut number: u64) -> String {
+    let mut digits = Vec::new();
+    loop {
+        let digit = u32::try_from(number % 36).expect("it is below 36");
+        digits.push(char::from_digit(digit, 36).expect("it is below 36"));
+        number /= 36;
+        if number == 0 {
+            return digits.iter().rev().collect();
+        }
+    }
+}
+
+/// Reads what [`base36`] writes: lower case, no leading zero.
+fn from_base36(text: &str) -> Option<u64> {
+    let number = u64::from_str_radix(text, 36).ok()?;
+    (base36(number) == text).then_some(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id() -> SandboxId {
+        SandboxId::parse("abcdefghij0123456789").unwrap()
+    }
+
+    fn key() -> RouteKey {
+        RouteKey { name: 'k', secret: b"secret".to_vec() }
+    }
+
+    /// Computed by the reference's own rule with another implementation of SHA-256.
+    #[test]
+    fn the_short_form_is_the_references() {
+        assert_eq!(short(&key(), &id(), 8080, "t2kabc"), "f67d3f49");
+    }
+
+    #[test]
+    fn a_full_signature_is_of_this_port_this_sandbox_this_moment_and_this_key() {
+        let right = full(b"secret", &id(), 8080, "t2kabc");
+        assert_eq!(right.len(), FULL);
+        assert!(right.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit()));
+        let other = SandboxId::parse("bbcdefghij0123456789").unwrap();
+        for wrong in [
+            full(b"other", &id(), 8080, "t2kabc"),
+            full(b"secret", &other, 8080, "t2kabc"),
+            full(b"secret", &id(), 8081, "t2kabc"),
+            full(b"secret", &id(), 8080, "t2kabd"),
+        ] {
+            assert_ne!(right, wrong);
+        }
+    }
+
+    #[test]
+    fn a_signed_label_fits_into_a_host_name() {
+        let most = [id().as_str(), "65535", &"z".repeat(LONGEST_EXPIRES), &"a".repeat(FULL + 1)].join("-");
+        assert!(most.len() <= 63, "{}", most.len());
+    }
+
+    #[test]
+    fn numbers_to_the_base_36_have_one_form() {
+        for number in [0, 35, 36, 1_794_767_587, u64::MAX] {
+            assert_eq!(from_base36(&base36(number)), Some(number));
+        }
+        for wrong in ["", "00", "01", "A", "-1", "+1", "zzzzzzzzzzzzzz", "a b"] {
+            assert_eq!(from_base36(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn time_is_over_after_the_second_it_names() {
+        let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        assert!(!is_over(&base36(100), at(100)));
+        assert!(is_over(&base36(100), at(101)));
+        assert!(is_over("not a number", at(0)));
+    }
+
+    #[test]
+    fn short_signatures_cannot_be_tried_without_end() {
+        let routes = Routes::new(vec![key()], Short::Accepted);
+        for _ in 0..GUESSES {
+            assert!(routes.take_a_guess(&id()).is_ok());
+        }
+        assert_eq!(routes.take_a_guess(&id()).unwrap_err().status, StatusCode::TOO_MANY_REQUESTS);
+        routes.give_it_back(&id());
+        assert!(routes.take_a_guess(&id()).is_ok(), "a right one counts");
+        assert!(routes.take_a_guess(&SandboxId::from_entropy([1; 20])).is_ok(), "another's count");
+    }
+}

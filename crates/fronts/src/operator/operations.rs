@@ -1,0 +1,56 @@
+//! Every operation of this front, for the server's OpenAPI document. A test holds it equal to the
+//! routes.
+
+use crate::openapi::{Operation, Section, operation};
+
+/// Schemas of the bodies that are named here.
+pub(crate) const SCHEMAS: &str = include_str!("openapi.json");
+
+pub(crate) fn sections() -> Vec<Section> {
+    vec![
+        Section { tag: "well-being", prefix: "", operations: OPEN, open: true },
+        Section { tag: "operators", prefix: "", operations: OPERATORS, open: false },
+    ]
+}
+
+const OPEN: &[Operation] = &[
+    operation("GET /health", "Whether the server is well", "", "", "200"),
+    operation("GET /version", "Which version it is", "", "", "200"),
+];
+
+const OPERATORS: &[Operation] = &[
+    operation("GET /metrics", "Measurements as Prometheus reads them", "", "", "200 501"),
+    operation("GET /coracle/v1/sandboxes", "What holds for every sandbox", "", "", "200"),
+    operation("GET /coracle/v1/sandboxes/{id}", "What holds for a sandbox", "", "", "200 404"),
+    operation("GET /coracle/v1/sandboxes/{id}/usage", "What it used in the last hour", "", "", "200 404"),
+    operation("GET /coracle/v1/usage", "What sandboxes used in the last hours", "hours:int", "", "200 400"),
+    operation("GET /coracle/v1/events", "What became of sandboxes", "after:int follow:bool", "", "200 400"),
+    operation("GET /coracle/v1/errors", "The last requests that failed", "", "", "200"),
+    operation("GET /coracle/v1/capabilities", "What this host offers", "", "", "200"),
+    operation("GET /coracle/v1/keys", "List keys", "", "", "200"),
+    operation("POST /coracle/v1/keys", "Issue a key", "", "IssueKey", "200 201 409"),
+    operation("DELETE /coracle/v1/keys/{id}", "Revoke a key", "", "", "204 404"),
+    operation("GET /coracle/v1/volumes", "List volumes", "", "", "200"),
+    operation("POST /coracle/v1/volumes", "Make a volume", "", "CreateVolume", "200 201 409"),
+    operation("GET /coracle/v1/volumes/{name}", "Look at a volume", "", "", "200 404"),
+    operation("DELETE /coracle/v1/volumes/{name}", "Remove a volume", "", "", "204 404 409"),
+    operation("GET /coracle/v1/images", "List images, or look at one", "name", "", "200 404"),
+    operation("POST /coracle/v1/images", "Fetch an image", "", "PullImage", "200 202 400 404 409 500"),
+    operation("DELETE /coracle/v1/images", "Remove an image", "name!", "", "200 204 400 404 409"),
+    operation("POST /coracle/v1/images/gc", "Remove what no image needs", "", "", "200"),
+    operation("GET /coracle/v1/names/{name}", "What a name leads to", "", "", "200 404"),
+    operation("POST /coracle/v1/names/{name}/release", "Let it make room", "", "", "200 404"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::openapi::tests::check;
+
+    #[test]
+    fn what_is_described_is_what_is_answered() {
+        let all = [OPEN, OPERATORS].concat();
+        let routes = super::super::table().into_iter().map(|(path, route)| (path.to_owned(), route));
+        check(&all, &routes.collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,115 @@
+//! Whether an answer is one that the server says it gives.
+
+use serde_json::Value;
+
+use super::document::Operation;
+use super::request::{Form, Request};
+
+/// As much of an answer as was read.
+pub(super) struct Answer {
+    pub(super) status: u16,
+    head: String,
+    body: Vec<u8>,
+    /// Whether nothing more can come.
+    pub(super) whole: bool,
+}
+
+impl Answer {
+    /// `None` while the head is not there.
+    pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
+        let end = bytes.windows(4).position(|four| four == b"\r\n\r\n")?;
+        let head = String::from_utf8_lossy(&bytes[..end]).into_owned();
+        let status = head.split(' ').nth(1)?.parse().ok()?;
+        // It invites us to send what was sent already.
+        if status == 100 {
+            return Self::parse(&bytes[end + 4..]);
+        }
+        let mut answer = Self { status, head, body: bytes[end + 4..].to_vec(), whole: false };
+        let length = answer.header("content-length").and_then(|length| length.parse().ok());
+        answer.whole = match length {
+            Some(length) => answer.body.len() >= length,
+            None => status == 204 || status == 304 || answer.body.ends_with(b"0\r\n\r\n"),
+        };
+        Some(answer)
+    }
+
+    pub(super) fn header(&self, name: &str) -> Option<&str> {
+        let lines = self.head.split("\r\n").skip(1);
+        let mut pairs = lines.filter_map(|line| line.split_once(':'));
+        pairs.find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim())
+    }
+
+    /// Its body, or the first event of it.
+    pub(super) fn json(&self) -> Option<Value> {
+        let text = String::from_utf8_lossy(&self.body);
+        let first = text.lines().find(|line| line.starts_with('{'))?;
+        serde_json::from_str(first).ok()
+    }
+}
+
+/// Complains about an answer that is wrong.
+pub(super) fn judge(operation: &Operation, request: &Request, answer: &Answer) -> Result<(), String> {
+    let complain = |why: &str| {
+        let body: String = String::from_utf8_lossy(&answer.body).chars().take(400).collect();
+        let sent = request.bytes.escape_ascii().to_string();
+        let sent: String = sent.chars().take(1_500).collect();
+        Err(format!("{}: {why}: {} {body}\n    sent: {sent}", request.title, answer.status))
+    };
+    if answer.status == 500 && !is_a_file_error(operation, answer) {
+        return complain("the server failed");
+    }
+    if request.form == Form::Broken {
+        return Ok(());
+    }
+    if request.described {
+        // A service, or its absence, answers for a port.
+        let unknown = !operation.statuses.contains(&answer.status);
+        if unknown && !is_of_everybody(answer.status) {
+            return complain("this status is not described");
+        }
+    } else if answer.status >= 500 && !matches!(answer.status, 501..=504) {
+        return complain("an undescribed method fails");
+    }
+    if answer.header("x-request-id").is_none() {
+        return complain("there is no request id");
+    }
+    if answer.status >= 400 && !request.title.starts_with("HEAD") {
+        return has_the_right_shape(operation, answer).or_else(|why| complain(&why));
+    }
+    Ok(())
+}
+
+/// What any path may be answered with: a path that means another one, or none.
+fn is_of_everybody(status: u16) -> bool {
+    matches!(status, 400 | 404 | 405 | 408 | 413)
+}
+
+/// The kernel's own refusals of work on files are 500 in this API, as in the reference.
+fn is_a_file_error(operation: &Operation, answer: &Answer) -> bool {
+    let Some(body) = answer.json() else { return false };
+    let of_the_agent = body["message"].as_str().is_some_and(|message| message.contains("the agent"));
+    operation.tag.starts_with("files") && body["code"] == "RUNTIME_ERROR" && !of_the_agent
+}
+
+/// An error says what went wrong, in the way of its API.
+fn has_the_right_shape(operation: &Operation, answer: &Answer) -> Result<(), String> {
+    let text = String::from_utf8_lossy(&answer.body);
+    if text.trim().is_empty() {
+        return Err("an error without a word".to_owned());
+    }
+    if answer.header("content-type").is_some_and(|kind| kind.starts_with("text/plain")) {
+        return if operation.tag == "egress" || operation.path.contains("{port}") {
+            Ok(())
+        } else {
+            Err("an error as plain text".to_owned())
+        };
+    }
+    let body = answer.json().ok_or("an error that is no object")?;
+    let says = |field: &str| body[field].as_str().is_some_and(|text| !text.is_empty());
+    let refusal = says("error") && answer.status == 401;
+    if says("code") && says("message") || refusal {
+        Ok(())
+    } else {
+        Err("an error of another shape".to_owned())
+    }
+}

@@ -1,0 +1,248 @@
+//! Requests as bytes: well-formed ones with odd contents, and ones that are not even well-formed.
+
+use super::dice::Dice;
+use super::document::Operation;
+use super::values::{anything, fitting, nasty, of_schema, rubbish};
+
+const BORDER: &str = "border";
+
+/// One request.
+pub(super) struct Request {
+    pub(super) bytes: Vec<u8>,
+    /// How it is named in a complaint.
+    pub(super) title: String,
+    /// Whether it is one that HTTP allows, so that its answer must be as described.
+    pub(super) form: Form,
+    /// Whether it is the method that the document describes.
+    pub(super) described: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    Good,
+    /// Whatever is answered is fine, if it is no failure of the server.
+    Broken,
+}
+
+/// What the requests of one visitor are made for.
+pub(super) struct Aim<'a> {
+    pub(super) host: &'a str,
+    pub(super) key: &'a str,
+    /// Sandboxes that are there, or were.
+    pub(super) sandboxes: &'a [String],
+    /// Names of commands, sessions and terminals that were seen in answers.
+    pub(super) names: &'a [String],
+}
+
+pub(super) fn make(operation: &Operation, aim: &Aim, dice: &mut Dice) -> Request {
+    let other = dice.chance(4);
+    let method = if other {
+        dice.pick(&["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "PROPFIND", "x"])
+    } else {
+        &operation.method
+    };
+    let path = path(operation, aim, dice);
+    // Behind it there may be another path, which is not described.
+    let astray = if dice.chance(2) { dice.pick(&["/..", "/x", "/%2e", "/%00", "//"]) } else { "" };
+    let target = format!("{path}{astray}{}", query(operation, dice));
+    let (kind, body) = body(operation, dice);
+    let mut head = format!("{method} {target} HTTP/1.1\r\nHost: {}\r\n", aim.host);
+    for (name, value) in headers(aim, dice) {
+        head.push_str(&format!("{name}: {value}\r\n"));
+    }
+    if !body.is_empty() {
+        head.push_str(&format!("Content-Type: {kind}\r\n"));
+    }
+    let title = format!("{method} {target}").chars().take(300).collect();
+    let (bytes, form) = if dice.chance(10) {
+        (broken(&head, &body, dice), Form::Broken)
+    } else if dice.chance(20) {
+        ([head.as_bytes(), b"Transfer-Encoding: chunked\r\n\r\n", &chunks(&body, dice)].concat(), Form::Good)
+    } else {
+        let length = format!("Content-Length: {}\r\n\r\n", body.len());
+        ([head.as_bytes(), length.as_bytes(), &body].concat(), Form::Good)
+    };
+    Request { bytes, title, form, described: method == operation.method && astray.is_empty() }
+}
+
+/// A text as a part of a path or a query may have it.
+fn encoded(text: &str) -> String {
+    text.bytes()
+        .map(|byte| match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
+                char::from(byte).to_string()
+            }
+            other => format!("%{other:02X}"),
+        })
+        .collect()
+}
+
+fn path(operation: &Operation, aim: &Aim, dice: &mut Dice) -> String {
+    let mut parts: Vec<String> = Vec::new();
+    for part in operation.path.split('/') {
+        parts.push(match part {
+            "{id}"
+                if dice.chance(85) && !aim.sandboxes.is_empty() && operation.path.contains("/sandboxes/") =>
+            {
+                aim.sandboxes[dice.below(aim.sandboxes.len())].clone()
+            }
+            "{port}" if dice.chance(90) => {
+                dice.pick(&["7000", "9", "44772", "18080", "80", "65535"]).to_owned()
+            }
+            "{uid}" | "{gid}" if dice.chance(90) => {
+                dice.pick(&["0", "1000", "65534", "4294967295"]).to_owned()
+            }
+            "{kind}" if dice.chance(90) => dice.pick(&["logs", "events", "inspect", "summary"]).to_owned(),
+            "{name}" if dice.chance(50) && !aim.names.is_empty() => {
+                encoded(&aim.names[dice.below(aim.names.len())])
+            }
+            part if part.starts_with('{') => {
+                let name = part.trim_matches(['{', '}']);
+                let text = if dice.chance(40) { fitting(name, dice) } else { nasty(dice) };
+                encoded(&text.chars().take(2_000).collect::<String>())
+            }
+            part => part.to_owned(),
+        });
+    }
+    parts.join("/")
+}
+
+fn query(operation: &Operation, dice: &mut Dice) -> String {
+    let mut pairs = Vec::new();
+    for parameter in &operation.query {
+        let times = if parameter.kind == "array" { dice.below(3) } else { usize::from(dice.chance(60)) };
+        for _ in 0..times {
+            let value = match parameter.kind.as_str() {
+                _ if dice.chance(25) => nasty(dice).chars().take(3_000).collect(),
+                "integer" => dice.pick(&["0", "1", "5", "100", "-1", "99999999999999999999"]).to_owned(),
+                "boolean" => dice.pick(&["true", "false", "1", "x"]).to_owned(),
+                _ => fitting(&parameter.name, dice),
+            };
+            pairs.push(format!("{}={}", parameter.name, encoded(&value)));
+        }
+    }
+    if dice.chance(4) {
+        pairs.push(format!("{}={}", encoded(&nasty(dice)[..]), "%ff%00"));
+        pairs.retain(|pair| pair.len() < 20_000);
+    }
+    if pairs.is_empty() { String::new() } else { format!("?{}", pairs.join("&")) }
+}
+
+fn headers(aim: &Aim, dice: &mut Dice) -> Vec<(String, String)> {
+    let mut headers = Vec::new();
+    match dice.below(25) {
+        0 => {}
+        1 => headers.push(("OPEN-SANDBOX-API-KEY".to_owned(), "wrong".to_owned())),
+        _ => headers.push(("OPEN-SANDBOX-API-KEY".to_owned(), aim.key.to_owned())),
+    }
+    const ODD: &[&str] = &[
+        "X-Request-ID: \t",
+        "Idempotency-Key: same",
+        "Range: bytes=0-0",
+        "Range: bytes=-0",
+        "Range: bytes=9-1,5-6",
+        "Range: bytes=18446744073709551615-",
+        "Upgrade: websocket",
+        "Connection: Upgrade",
+        "Connection: close, X-API-Key",
+        "Sec-WebSocket-Key: x",
+        "Sec-WebSocket-Version: 13",
+        "OpenSandbox-Ingress-To: x",
+        "OpenSandbox-Secure-Access: x",
+        "OpenSandbox-Access-Renew: skip",
+        "X-EXECD-ACCESS-TOKEN: x",
+        "Origin: http://evil.example",
+        "Last-Event-ID: -1",
+        "Accept-Encoding: gzip, br",
+        "Content-Encoding: gzip",
+        "If-None-Match: *",
+        "TE: trailers",
+        "Trailer: X-Sum",
+    ];
+    for _ in 0..if dice.chance(25) { 1 + dice.below(4) } else { 0 } {
+        if let Some((name, value)) = dice.pick(ODD).split_once(": ") {
+            headers.push((name.to_owned(), value.to_owned()));
+        }
+    }
+    headers
+}
+
+fn body(operation: &Operation, dice: &mut Dice) -> (String, Vec<u8>) {
+    if operation.multipart {
+        return (format!("multipart/form-data; boundary={BORDER}"), multipart(dice));
+    }
+    let kind = if dice.chance(90) { "application/json" } else { "text/plain; charset=\"" };
+    let bytes = match &operation.body {
+        _ if dice.chance(6) => rubbish(dice),
+        Some(_) if dice.chance(5) && operation.path != "/coracle/v1/images" => {
+            anything(dice, 4).to_string().into_bytes()
+        }
+        Some(schema) => {
+            let mut body = of_schema("body", schema, dice);
+            // Nobody is asked for images but this host itself, where nobody answers.
+            if operation.path == "/coracle/v1/images" && body["name"].is_string() {
+                body["name"] = format!("127.0.0.1:1/{}", fitting("name", dice)).into();
+            }
+            body.to_string().into_bytes()
+        }
+        None => Vec::new(),
+    };
+    (kind.to_owned(), bytes)
+}
+
+/// Parts in an order that is right as a rule.
+fn multipart(dice: &mut Dice) -> Vec<u8> {
+    let mut out = Vec::new();
+    for _ in 0..dice.below(4) {
+        let path = if dice.chance(70) { fitting("path", dice) } else { nasty(dice) };
+        let metadata = serde_json::json!({"path": path, "mode": if dice.chance(80) { 644 } else { -1 }});
+        let metadata = if dice.chance(90) { metadata } else { anything(dice, 2) };
+        for (name, content) in [("metadata", metadata.to_string().into_bytes()), ("file", dice.bytes(3_000))]
+        {
+            if dice.chance(4) {
+                continue;
+            }
+            let head = format!(
+                "--{BORDER}\r\nContent-Disposition: form-data; name=\"{name}\"; filename=\"x\"\r\n\r\n"
+            );
+            out.extend([head.as_bytes(), &content, b"\r\n"].concat());
+        }
+    }
+    if dice.chance(90) {
+        out.extend(format!("--{BORDER}--\r\n").as_bytes());
+    }
+    out
+}
+
+/// A body as chunks of odd sizes.
+fn chunks(body: &[u8], dice: &mut Dice) -> Vec<u8> {
+    let mut out = Vec::new();
+    for piece in body.chunks(1 + dice.below(1_000)) {
+        out.extend([format!("{:x}\r\n", piece.len()).as_bytes(), piece, b"\r\n"].concat());
+    }
+    out.extend(b"0\r\n\r\n");
+    out
+}
+
+/// What no client should send.
+fn broken(head: &str, body: &[u8], dice: &mut Dice) -> Vec<u8> {
+    let plain = format!("{head}Content-Length: {}\r\n\r\n", body.len());
+    let whole = [plain.as_bytes(), body].concat();
+    match dice.below(12) {
+        // A body that is shorter, or longer, than it says.
+        0 => [format!("{head}Content-Length: {}\r\n\r\n", body.len() + 10).as_bytes(), body].concat(),
+        1 => [format!("{head}Content-Length: 0\r\n\r\n").as_bytes(), body, b"rubbish\r\n\r\n"].concat(),
+        2 => [head.as_bytes(), b"Transfer-Encoding: chunked\r\n\r\n5\r\nab"].concat(),
+        3 => [head.as_bytes(), b"Transfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\nab\r\n0\r\n\r\n"]
+            .concat(),
+        4 => [head.as_bytes(), b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"].concat(),
+        5 => [head.as_bytes(), b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab"].concat(),
+        // Several at once, without waiting for answers.
+        6 => whole.repeat(5),
+        7 => whole[..dice.below(whole.len())].to_vec(),
+        8 => [format!("{head}X-Long: {}\r\n", "x".repeat(80_000)).as_bytes(), b"\r\n"].concat(),
+        9 => [head.as_bytes(), "X-Many: 1\r\n".repeat(300).as_bytes(), b"\r\n"].concat(),
+        10 => b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(),
+        _ => dice.bytes(2_000),
+    }
+}

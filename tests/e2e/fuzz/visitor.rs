@@ -1,0 +1,154 @@
+//! One of those who ask: it sends requests, reads as much of each answer as it needs, and
+//! remembers what it could ask for next.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::time::{Duration, Instant};
+
+use e2e::server::Server;
+use serde_json::json;
+
+use super::dice::Dice;
+use super::document::Operation;
+use super::judge::{self, Answer};
+use super::request::{self, Aim, Form};
+use super::{KEY, client};
+
+/// How long the beginning of an answer is waited for. Searching all files of the host takes long.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a stream is listened to.
+const ATTENTION: Duration = Duration::from_millis(150);
+const MOST: usize = 256 << 10;
+/// How many things of each kind are remembered.
+const REMEMBERED: usize = 6;
+
+pub(super) struct Visitor<'a> {
+    server: &'a Server,
+    operations: &'a [Operation],
+    dice: Dice,
+    sandboxes: Vec<String>,
+    names: Vec<String>,
+}
+
+impl<'a> Visitor<'a> {
+    pub(super) fn new(server: &'a Server, operations: &'a [Operation], dice: Dice) -> Self {
+        Self { server, operations, dice, sandboxes: Vec::new(), names: Vec::new() }
+    }
+
+    /// Sends one request, and complains about an answer that is wrong. Returns its status, or 0.
+    pub(super) fn visit(&mut self) -> Result<u16, String> {
+        self.keep_a_sandbox();
+        let operation = self.choose();
+        let aim =
+            Aim { host: self.server.address(), key: KEY, sandboxes: &self.sandboxes, names: &self.names };
+        let request = request::make(operation, &aim, &mut self.dice);
+        let answer = self.exchange(&request.bytes, request.form);
+        let Some(answer) = answer.map_err(|why| format!("{}: {why}", request.title))? else { return Ok(0) };
+        self.remember(operation, &answer);
+        judge::judge(operation, &request, &answer).map(|()| answer.status)
+    }
+
+    /// Making sandboxes takes long, and every one else needs one.
+    fn choose(&mut self) -> &'a Operation {
+        let operation = &self.operations[self.dice.below(self.operations.len())];
+        let costly = matches!(
+            (operation.method.as_str(), operation.path.as_str()),
+            ("POST", "/v1/sandboxes" | "/v1/pools") | ("DELETE", "/v1/sandboxes/{id}")
+        );
+        if costly && self.dice.chance(70) { self.choose() } else { operation }
+    }
+
+    fn keep_a_sandbox(&mut self) {
+        if !self.sandboxes.is_empty() && !self.dice.chance(1) {
+            return;
+        }
+        let wish = json!({
+            "image": {"uri": "host"}, "timeout": 3600, "resourceLimits": {"memory": "64Mi"},
+            "entrypoint": ["tail", "-f", "/dev/null"],
+        });
+        let made = client(self.server).post("/v1/sandboxes", &wish).expect("the server answers");
+        match made.json()["id"].as_str() {
+            Some(id) => push(&mut self.sandboxes, id),
+            // All places are taken: one of the others' must do.
+            None => {
+                let all =
+                    client(self.server).get("/v1/sandboxes?pageSize=200").expect("the server answers").json();
+                let ids =
+                    all["items"].as_array().into_iter().flatten().filter_map(|item| item["id"].as_str());
+                let ids: Vec<&str> = ids.collect();
+                if !ids.is_empty() {
+                    push(&mut self.sandboxes, ids[self.dice.below(ids.len())]);
+                }
+            }
+        }
+    }
+
+    /// Notes what an answer names.
+    fn remember(&mut self, operation: &Operation, answer: &Answer) {
+        let Some(body) = answer.json() else { return };
+        // Others remove sandboxes too.
+        let message = body["message"].as_str().unwrap_or_default();
+        if answer.status == 404 {
+            self.sandboxes.retain(|id| !message.contains(id.as_str()));
+        }
+        let created = operation.path == "/v1/sandboxes" && operation.method == "POST";
+        if let Some(id) = body["id"].as_str().filter(|_| created) {
+            push(&mut self.sandboxes, id);
+        }
+        let names = [&body["session_id"], &body["name"], &body["text"]];
+        names.iter().filter_map(|name| name.as_str()).for_each(|name| push(&mut self.names, name));
+    }
+
+    /// Sends bytes and reads an answer; `None` if the server closed the connection instead, which it
+    /// may do to what is no request.
+    fn exchange(&mut self, bytes: &[u8], form: Form) -> Result<Option<Answer>, String> {
+        let failed = |what: &str, error: std::io::Error| format!("{what}: {error}");
+        let mut stream =
+            TcpStream::connect(self.server.address()).map_err(|error| failed("no connection", error))?;
+        stream.set_read_timeout(Some(ATTENTION)).expect("it is a socket");
+        // It may refuse the rest while we still send it.
+        let sent = stream.write_all(bytes);
+        if form == Form::Broken && sent.is_ok() && self.dice.chance(50) {
+            stream.shutdown(Shutdown::Write).ok();
+        }
+        let (mut seen, began) = (Vec::new(), Instant::now());
+        loop {
+            let mut piece = [0; 16 << 10];
+            match stream.read(&mut piece) {
+                Ok(0) => break,
+                Ok(count) => seen.extend_from_slice(&piece[..count]),
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                    let incomplete = Answer::parse(&seen).is_none();
+                    match form {
+                        // It still waits for the rest of something that will never come.
+                        Form::Broken => break,
+                        Form::Good if incomplete && began.elapsed() > PATIENCE => {
+                            return Err("no answer in time".to_owned());
+                        }
+                        Form::Good if incomplete => continue,
+                        Form::Good => break,
+                    }
+                }
+                Err(_) => break,
+            }
+            if seen.len() > MOST || Answer::parse(&seen).is_some_and(|answer| answer.whole) {
+                break;
+            }
+        }
+        match Answer::parse(&seen) {
+            Some(answer) => Ok(Some(answer)),
+            None if form == Form::Broken => Ok(None),
+            None => Err(format!(
+                "the connection was closed without an answer: {:?}",
+                String::from_utf8_lossy(&seen)
+            )),
+        }
+    }
+}
+
+fn push(list: &mut Vec<String>, item: &str) {
+    if list.len() >= REMEMBERED {
+        list.remove(0);
+    }
+    list.push(item.to_owned());
+}
