@@ -157,6 +157,14 @@ def test_snapshots(osb, made, api):
         osb.text("snapshot", "delete", snapshot)
 
 
+def test_diagnostics_in_both_forms(osb, made):
+    assert made in osb.text("diagnostics", "events", made, "--scope", "lifecycle", "-o", "json")
+    assert made in osb.text("diagnostics", "logs", made, "--scope", "container", "-o", "json")
+    for form in ("logs", "events", "inspect", "summary"):
+        osb.text("devops", form, made)
+    assert made in osb.text("devops", "inspect", made)
+
+
 def test_the_policy_is_told_and_what_is_not_offered_says_so(osb, made):
     assert "deny" in osb.text("egress", "get", made, "-o", "json")
     refused = osb.call("egress", "patch", made, "--rule", "allow=example.org")

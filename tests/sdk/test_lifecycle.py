@@ -29,6 +29,9 @@ def test_extensions_with_their_prefix_are_echoed(api, new_box):
         assert "other" not in shown["extensions"]
 
 
+RULES = {"defaultAction": "deny", "egress": [{"action": "allow", "target": "example.org"}]}
+
+
 @pytest.mark.parametrize(
     ("change", "status", "code"),
     [
@@ -42,7 +45,8 @@ def test_extensions_with_their_prefix_are_echoed(api, new_box):
         ({"volumes": [{"name": "v", "mountPath": "/v", "host": {"path": "/"}}]}, 400, "VOLUME::HOST_PATH_NOT_ALLOWED"),
         ({"volumes": [{"name": "v", "mountPath": "v", "host": {"path": "/"}}]}, 400, "VOLUME::INVALID_MOUNT_PATH"),
         ({"volumes": [{"name": "v", "mountPath": "/v"}]}, 400, "VOLUME::INVALID_BACKEND"),
-        ({"networkPolicy": {"defaultAction": "deny"}}, 400, "SANDBOX::API_NOT_SUPPORTED"),
+        ({"networkPolicy": RULES}, 400, "SANDBOX::API_NOT_SUPPORTED"),
+        ({"networkPolicy": {"defaultAction": "ask"}}, 400, "SANDBOX::INVALID_PARAMETER"),
         ({"extensions": {"coracle.network": "filtered"}}, 400, "SANDBOX::API_NOT_SUPPORTED"),
         ({"extensions": {"coracle.lines": "Q"}}, 400, "SANDBOX::INVALID_PARAMETER"),
         ({"extensions": {"poolRef": "none"}}, 404, "KUBERNETES::POOL_NOT_FOUND"),
@@ -56,9 +60,9 @@ def test_a_create_that_cannot_be_is_refused_by_name(api, change, status, code):
 
 
 def test_what_comes_later_says_so(api):
-    for change in [{"networkPolicy": {}}, {"extensions": {"coracle.network": "filtered"}}]:
+    for change in [{"networkPolicy": RULES}, {"extensions": {"coracle.network": "filtered"}}]:
         answer = api.post("/v1/sandboxes", json={**CREATE, **change})
-        assert "comes with the egress filter" in answer.json()["message"]
+        assert "with the egress filter" in answer.json()["message"]
 
 
 def test_small_resources_are_in_force(new_box):
