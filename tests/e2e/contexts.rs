@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::time::{Duration, Instant};
 
 use e2e::http::Response;
+use e2e::run::ORDINARY;
 use e2e::sandbox::Sandbox;
 use e2e::server::{Server, Start};
 use serde_json::{Value, json};
@@ -295,6 +296,24 @@ fn what_cannot_be_done_is_refused_in_plain_words() {
     let answer = sandbox.inside("POST", "code/context", &json!({"language": "python"}));
     assert_eq!(answer.status, 400, "{}", answer.text());
     assert!(answer.text().contains("`python3` is not there"), "{}", answer.text());
+}
+
+#[test]
+fn an_ordinary_users_sandboxes_have_contexts_too() {
+    let server = Start::new().as_user(ORDINARY).env("CORACLE_REQUIRE_LIMITS", "false").start();
+    let mut sandbox = server.create_with(&json!({"resourceLimits": {}}));
+    let context = open(&mut sandbox, "python");
+    assert_eq!(run(&mut sandbox, &context, "2 + 2").results(), "4");
+    let mut live = Live::start(&mut sandbox, &context, "import time\ntime.sleep(600)");
+    assert_eq!(sandbox.inside("DELETE", &format!("code?id={context}"), &Value::Null).status, 200);
+    assert_eq!(live.wait_for("error")["error"]["ename"], "KeyboardInterrupt");
+    let killed = run(&mut sandbox, &context, "import os\nos.kill(os.getpid(), 9)");
+    assert_eq!(killed.error_name(), "KernelDied");
+    assert_eq!(run(&mut sandbox, &context, "3").results(), "3");
+    // What our own program has to say shows that it could be executed.
+    let answer = sandbox.inside("POST", "code/context", &json!({"language": "cobol"}));
+    assert_eq!(answer.json()["code"], "NOT_SUPPORTED", "{}", answer.text());
+    assert!(!answer.text().contains("cannot be executed"), "{}", answer.text());
 }
 
 #[test]
