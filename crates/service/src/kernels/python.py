@@ -215,7 +215,13 @@ class Kernel:
             wanted = compile(code, name, "exec", self.flags, True).co_flags
             self.flags |= sum(flag for flag in set(futures) if wanted & flag == flag)
             return tree
-        return compile(code, name, "exec", self.flags | _ast.PyCF_ONLY_AST, True)
+        try:
+            return compile(code, name, "exec", self.flags | _ast.PyCF_ONLY_AST, True)
+        except SyntaxError:
+            plain = without_shell_lines(code)
+            if plain == code:
+                raise
+            return compile(plain, name, "exec", self.flags | _ast.PyCF_ONLY_AST, True)
 
     def evaluate(self, code):
         if code.co_flags & 0x80:  # CO_COROUTINE: it awaits something.
@@ -346,6 +352,23 @@ class PyplotWatch:
 
 def refuse_input(_prompt=""):
     raise StdinNotImplementedError("input() is not possible here: nobody is there to answer")
+
+
+def without_shell_lines(code):
+    """Makes python of what notebooks have in it besides: `!command`, `%pip …` and `%matplotlib …`."""
+    lines = code.split("\n")
+    for place, line in enumerate(lines):
+        word = line.lstrip()
+        indent = line[: len(line) - len(word)]
+        if word.startswith("%matplotlib"):
+            lines[place] = indent + "pass"
+            continue
+        command = word[1:] if word.startswith("!") else None
+        if word.startswith("%pip "):
+            command = "'%s' -m %s" % (sys.executable, word[1:])
+        if command is not None:
+            lines[place] = "%s_exit_code = __import__('subprocess').call(%r, shell=True)" % (indent, command)
+    return "\n".join(lines)
 
 
 def leave_child():
