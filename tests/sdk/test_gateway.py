@@ -230,6 +230,7 @@ def test_an_address_that_opens_itself_until_its_time_is_over(serving, api):
     endpoint = answer.json()
     assert answer.status_code == 200 and list(endpoint) == ["endpoint"], endpoint
     assert f"/sandboxes/{sandbox}/proxy/7000-" in endpoint["endpoint"]
+    remember([endpoint["endpoint"].rsplit("-", 1)[1]])
     with httpx.Client() as anybody:
         assert ask(anybody, endpoint).status_code == 200
         assert ask(anybody, endpoint).headers["referrer-policy"] == "same-origin"

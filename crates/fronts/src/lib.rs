@@ -10,6 +10,7 @@ mod answer;
 mod auth;
 mod door;
 mod hosts;
+mod leftover;
 mod limits;
 mod openapi;
 mod router;

@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
 use axum::response::Response;
 use http::Request;
 use hyper::body::Incoming;
@@ -23,6 +22,7 @@ use tokio::time::sleep;
 use tower::ServiceExt;
 
 use crate::door::{Door, Entrance, Visitor};
+use crate::leftover::Home;
 
 const LARGEST_HEADERS: usize = 64 << 10;
 /// How long a connection may wait for the whole head of its next request. hyper counts the
@@ -120,9 +120,12 @@ where
 }
 
 async fn answer(router: Router, peer: Peer, request: Request<Incoming>) -> Result<Response, Infallible> {
-    let mut request = request.map(Body::new);
+    let home = Home::default();
+    let mut request = home.lend(request);
     request.extensions_mut().insert(peer);
-    router.oneshot(request).await
+    let mut response = router.oneshot(request).await?;
+    home.settle(&mut response).await;
+    Ok(response)
 }
 
 #[cfg(test)]
@@ -141,6 +144,35 @@ mod tests {
         let mut server = JoinSet::new();
         server.spawn(serve(listener, 1, router, std::future::pending()));
         (client, server)
+    }
+
+    /// Sends two requests on one connection, the body of the first after its head, to a handler
+    /// that reads none.
+    async fn answers(body: usize) -> (String, bool) {
+        let (mut client, _server) = connect().await;
+        let head = format!("POST /no HTTP/1.1\r\nHost: localhost\r\nContent-Length: {body}\r\n\r\n");
+        client.write_all(head.as_bytes()).await.unwrap();
+        tokio::task::yield_now().await;
+        // It may refuse the rest of a long one.
+        client.write_all(&vec![b'x'; body]).await.unwrap_or_default();
+        let mut answer = [0; 1 << 12];
+        let count = client.read(&mut answer).await.unwrap();
+        let first = String::from_utf8_lossy(&answer[..count]).into_owned();
+        let asked = client.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
+        let second = client.read(&mut answer).await;
+        (first, asked.is_ok() && second.is_ok_and(|count| count > 0))
+    }
+
+    #[tokio::test]
+    async fn a_body_that_nobody_read_does_not_cost_the_connection() {
+        let (first, goes_on) = answers(40).await;
+        assert!(first.starts_with("HTTP/1.1 404") && goes_on, "{first}");
+    }
+
+    #[tokio::test]
+    async fn a_long_body_that_nobody_read_ends_the_connection_as_told() {
+        let (first, goes_on) = answers(1 << 20).await;
+        assert!(first.contains("connection: close\r\n") && !goes_on, "{first}");
     }
 
     /// Time is not waited for: it jumps to the next timer whenever nothing else happens.

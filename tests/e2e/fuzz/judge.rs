@@ -81,7 +81,7 @@ pub(super) fn judge(operation: &Operation, request: &Request, answer: &Answer) -
 
 /// What any path may be answered with: a path that means another one, or none.
 fn is_of_everybody(status: u16) -> bool {
-    matches!(status, 400 | 404 | 405 | 408 | 413)
+    matches!(status, 400 | 401 | 404 | 405 | 408 | 413)
 }
 
 /// The kernel's own refusals of work on files are 500 in this API, as in the reference.

@@ -52,8 +52,13 @@ fn whatever_is_asked_is_answered_as_described_and_leaves_nothing() {
         .env("CORACLE_LIMITS_DISK", "64m")
         .env("CORACLE_LIMITS_MEMORY", "64m")
         .env("CORACLE_ANSWER_TIMEOUT", "2s")
+        // What some of them name so is answered by nobody else.
+        .env("CORACLE_GATEWAY_MODE", "header")
         .start();
     let operations = document::read(&mut client(&server));
+    // The store of images makes its directories when it is first used.
+    let collected = client(&server).post("/coracle/v1/images/gc", &Value::Null).expect("the server answers");
+    assert_eq!(collected.status, 200, "{}", collected.text());
     let before = Held::by(&server);
     let look = Host::look(&server.state_directory());
     let began = Instant::now();

@@ -15,9 +15,12 @@ pub(crate) fn sections() -> Vec<Section> {
         section("execution", "/v1/sandboxes/{id}/proxy/44772", EXECUTION),
         section("files", "/v1/sandboxes/{id}/proxy/44772", FILES),
         section("files as somebody", "/v1/sandboxes/{id}/proxy/44772/v1/filesystem/{uid}/{gid}", FILES),
+        section("files in isolation", IN_ISOLATION, FILES),
         section("egress", "/v1/sandboxes/{id}/proxy/18080", EGRESS),
     ]
 }
+
+const IN_ISOLATION: &str = "/v1/sandboxes/{id}/proxy/44772/v1/isolated/session/{name}";
 
 const GATEWAY: &[Operation] = &[operation("GET /status.ok", "Whether the gateway is well", "", "", "200")];
 
@@ -141,6 +144,22 @@ const EXECUTION: &[Operation] = &[
         "RunIsolated",
         "200 202 404 409 503",
     ),
+    operation(
+        "GET /v1/isolated/session/{name}/runs/{run}",
+        "Look at what runs in one",
+        "",
+        "",
+        "200 404 409 503",
+    ),
+    operation(
+        "GET /v1/isolated/session/{name}/runs/{run}/logs",
+        "What it printed",
+        "cursor:int",
+        "",
+        "200 400 404 409 503",
+    ),
+    operation("GET /v1/isolated/session/{name}/diff", "Not offered", "", "", "404 409 503"),
+    operation("POST /v1/isolated/session/{name}/commit", "Not offered", "", "", "404 409 503"),
     operation("GET /proxy/{name}", "The root of a port", "", "", "101 200 400 404 409 502 504"),
     operation("GET /proxy/{name}/", "The same", "", "", "101 200 400 404 409 502 504"),
     operation("GET /proxy/{name}/{path}", "A path of a port", "", "", "101 200 400 404 409 502 504"),
@@ -162,14 +181,14 @@ const FILES: &[Operation] = &[
         "Read a file, or lines of it",
         "path! offset:int limit:int",
         "",
-        "200 206 400 404 409 416 500",
+        "200 206 400 404 409 416 500 503",
     ),
     operation("POST /directories", "Make directories", "", "Permissions", ON_FILES),
     operation("DELETE /directories", "Remove directories", "path*!", "", ON_FILES),
     operation("GET /directories/list", "List a directory", "path! depth:int", "", ON_FILES),
 ];
 
-const ON_FILES: &str = "200 400 404 409 500";
+const ON_FILES: &str = "200 400 404 409 500 503";
 
 const EGRESS: &[Operation] = &[
     operation("GET /policy", "What the sandbox may reach", "", "", "200 404"),
