@@ -1,6 +1,7 @@
 //! The end-to-end tests: a module per subject, all against the real binary.
 
 mod crash;
+mod envfile;
 mod escape;
 mod events;
 mod failures;

@@ -4,7 +4,7 @@
 //! sandbox. The bounding set is cut while we still may; the identity goes before the
 //! capabilities it needs; the filter comes late because it forbids what the earlier steps do.
 //! Everything here was prepared before the fork, so nothing is allocated but for a missing
-//! directory.
+//! directory and for what stands in the sandbox's file of variables.
 
 use std::convert::Infallible;
 use std::ffi::CStr;
@@ -227,9 +227,12 @@ fn make_directories(path: &CStr) -> rustix::io::Result<()> {
 /// Tries each candidate as execvp(3) does: one that may not be executed is remembered, one that
 /// is not there is skipped.
 fn exec(command: &Command) -> Errno {
+    let late = command.with_variables_of_file();
+    let programs = late.as_ref().map_or(&command.programs, |late| &late.programs);
+    let environment = late.as_ref().map_or(&command.environment, |late| &late.environment);
     let mut reason = Errno::NOENT;
-    for program in &command.programs {
-        let error = spawn::exec(Executable::Path(program), &command.arguments, &command.environment);
+    for program in programs {
+        let error = spawn::exec(Executable::Path(program), &command.arguments, environment);
         match Errno::from_io_error(&error).unwrap_or(Errno::IO) {
             Errno::NOENT | Errno::NOTDIR => {}
             Errno::ACCESS => reason = Errno::ACCESS,

@@ -9,8 +9,8 @@ use rustix::fs::{Access, MemfdFlags};
 use wire::process::{self, Directory, Identity, Missing};
 use wire::{AgentConfig, Fault, FaultKind};
 
-use crate::fault;
 use crate::identity::Who;
+use crate::{envfile, fault};
 
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -30,6 +30,33 @@ pub(crate) struct Command {
     pub(crate) kept: Vec<OwnedFd>,
     /// For messages.
     pub(crate) program_name: String,
+    /// What the child has to look up itself.
+    late: Option<Late>,
+}
+
+/// The environment of a command whose sandbox has a file of variables.
+#[derive(Debug)]
+struct Late {
+    file: CString,
+    base: BTreeMap<String, String>,
+    /// The request's own, which come before those of the file.
+    own: BTreeMap<String, String>,
+}
+
+/// Where a program may be, and what it finds in its environment.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) programs: Vec<CString>,
+    pub(crate) environment: Words,
+}
+
+impl Found {
+    fn new(name: &str, env: &BTreeMap<String, String>) -> Result<Self, Fault> {
+        let path = env.get("PATH").map_or(DEFAULT_PATH, String::as_str);
+        let assignments = env.iter().map(|(name, value)| c_string(&format!("{name}={value}")));
+        let environment = Words::new(assignments.collect::<Result<_, _>>()?);
+        Ok(Self { programs: candidates(name, path)?, environment })
+    }
 }
 
 /// Where the command starts.
@@ -46,6 +73,7 @@ pub(crate) struct Surroundings {
     pub(crate) who: Who,
     pub(crate) env: BTreeMap<String, String>,
     pub(crate) workdir: Workdir,
+    late: Option<Late>,
 }
 
 impl Surroundings {
@@ -56,9 +84,27 @@ impl Surroundings {
         directory: Option<&Directory>,
     ) -> Result<Self, Fault> {
         let who = Who::find(config, identity)?;
-        let env = effective_env(config, &who, env)?;
-        let workdir = Workdir::new(config, &env, directory)?;
-        Ok(Self { who, env, workdir })
+        let base = account_env(config, &who);
+        let mut all = base.clone();
+        all.extend(env.iter().map(|(name, value)| (name.clone(), value.clone())));
+        if let Some(wrong) = all.keys().find(|name| name.is_empty() || name.contains('=')) {
+            return Err(fault::plain(FaultKind::Invalid, "set variable", wrong));
+        }
+        let workdir = Workdir::new(config, &all, directory)?;
+        let file = config.env_file.as_ref().map(|path| {
+            let path = Directory { path: path.clone(), missing: Missing::Ignore, expand: false };
+            c_string(&expand_path(&config.default_directory, &base, &path))
+        });
+        let late = file.transpose()?.map(|file| Late { file, base, own: env.clone() });
+        Ok(Self { who, env: all, workdir, late })
+    }
+
+    /// Sets a variable that nobody has set.
+    pub(crate) fn default_variable(&mut self, name: &str, value: &str) {
+        self.env.entry(name.to_owned()).or_insert_with(|| value.to_owned());
+        if let Some(late) = &mut self.late {
+            late.base.entry(name.to_owned()).or_insert_with(|| value.to_owned());
+        }
     }
 }
 
@@ -66,7 +112,7 @@ impl Command {
     pub(crate) fn new(config: &AgentConfig, start: &process::Start) -> Result<Self, Fault> {
         let mut around = Surroundings::new(config, &start.identity, &start.env, start.directory.as_ref())?;
         if start.terminal.is_some() {
-            around.env.entry("TERM".to_owned()).or_insert_with(|| "xterm-256color".to_owned());
+            around.default_variable("TERM", "xterm-256color");
         }
         match &start.command {
             process::Command::Argv(words) => Self::from_words(around, words, Vec::new()),
@@ -82,18 +128,33 @@ impl Command {
         let Some(name) = words.first().filter(|name| !name.is_empty()) else {
             return Err(fault::plain(FaultKind::Invalid, "start", "an empty command"));
         };
-        let Surroundings { who, env, workdir } = around;
-        let path = env.get("PATH").map_or(DEFAULT_PATH, String::as_str);
-        let assignments = env.iter().map(|(name, value)| c_string(&format!("{name}={value}")));
+        let Surroundings { who, env, workdir, late } = around;
+        let Found { programs, environment } = Found::new(name, &env)?;
         Ok(Self {
             who,
-            programs: candidates(name, path)?,
+            programs,
             arguments: Words::new(words.iter().map(|word| c_string(word)).collect::<Result<_, _>>()?),
-            environment: Words::new(assignments.collect::<Result<_, _>>()?),
+            environment,
             directory: workdir,
             kept,
             program_name: name.clone(),
+            late,
         })
+    }
+
+    /// Adds what the sandbox's file of variables says. Called by the child, which is the command
+    /// already in all but its program.
+    pub(crate) fn with_variables_of_file(&self) -> Option<Found> {
+        let Late { file, base, own } = self.late.as_ref()?;
+        let variables = envfile::read(file, base);
+        if variables.is_empty() {
+            return None;
+        }
+        let mut env = base.clone();
+        env.extend(variables);
+        env.extend(own.iter().map(|(name, value)| (name.clone(), value.clone())));
+        // Every word was checked where it came from.
+        Found::new(&self.program_name, &env).ok()
     }
 
     fn from_shell(around: Surroundings, text: &str, login: bool) -> Result<Self, Fault> {
@@ -142,7 +203,7 @@ pub(crate) fn expand_path(base: &str, env: &BTreeMap<String, String>, directory:
 }
 
 /// Replaces `$NAME` and `${NAME}`; a name that is not set becomes nothing, as in a shell.
-fn expand_variables(text: &str, env: &BTreeMap<String, String>) -> String {
+pub(crate) fn expand_variables(text: &str, env: &BTreeMap<String, String>) -> String {
     let mut out = String::new();
     let mut rest = text;
     while let Some((before, after)) = rest.split_once('$') {
@@ -164,11 +225,8 @@ fn expand_variables(text: &str, env: &BTreeMap<String, String>) -> String {
     out
 }
 
-fn effective_env(
-    config: &AgentConfig,
-    who: &Who,
-    own: &BTreeMap<String, String>,
-) -> Result<BTreeMap<String, String>, Fault> {
+/// The environment of everything that this user starts.
+fn account_env(config: &AgentConfig, who: &Who) -> BTreeMap<String, String> {
     let mut env = config.env.clone();
     let shell = if who.shell.is_empty() { "/bin/sh" } else { &who.shell };
     for (name, value) in
@@ -176,11 +234,7 @@ fn effective_env(
     {
         env.insert(name.to_owned(), value.to_owned());
     }
-    env.extend(own.iter().map(|(name, value)| (name.clone(), value.clone())));
-    match env.keys().find(|name| name.is_empty() || name.contains('=')) {
-        Some(wrong) => Err(fault::plain(FaultKind::Invalid, "set variable", wrong)),
-        None => Ok(env),
-    }
+    env
 }
 
 /// Where execve(2) is to look, in order. Nothing is looked up here: the command may see other

@@ -20,6 +20,7 @@ mod body;
 mod child;
 mod command;
 mod connection;
+mod envfile;
 mod exec;
 mod fault;
 mod files;

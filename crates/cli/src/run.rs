@@ -229,6 +229,7 @@ fn plan(args: &RunArgs, config: &Config) -> Result<JailPlan> {
         mounts: backend_local::native::mount_plans(&args.mounts)?,
         network,
         env: BTreeMap::new(),
+        env_file: None,
         guest: GuestPlan {
             users: Vec::new(),
             default_user: "root".to_owned(),

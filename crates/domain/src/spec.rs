@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::guest::Guest;
 use crate::quantity::{Bytes, Cpus};
+use crate::sandbox::SandboxId;
 use crate::snapshot::SnapshotId;
 use crate::volume::Mount;
 
@@ -19,6 +20,10 @@ pub struct Spec {
     pub mounts: Vec<Mount>,
     /// Added to the environment of every process.
     pub env: BTreeMap<String, String>,
+    /// A file inside that commands keep variables in, for all that start afterwards.
+    pub env_file: Option<String>,
+    /// The variable that tells a sandbox its own id.
+    pub id_variable: Option<String>,
     /// The main process; empty, or one that only waits, needs no process at all.
     pub entrypoint: Vec<String>,
     pub guest: Guest,
@@ -56,9 +61,17 @@ impl Spec {
             network: Network::Off,
             mounts: Vec::new(),
             env: BTreeMap::new(),
+            env_file: None,
+            id_variable: None,
             entrypoint: Vec::new(),
             guest: Guest::root(),
         }
+    }
+
+    /// What is in the environment of every process of the sandbox that has this id.
+    pub fn environment(&self, id: &SandboxId) -> BTreeMap<String, String> {
+        let own = self.id_variable.iter().map(|name| (name.clone(), id.as_str().to_owned()));
+        self.env.clone().into_iter().chain(own).collect()
     }
 
     /// Whether the entrypoint would do nothing but wait. The sandbox then lives without it.

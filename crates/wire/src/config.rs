@@ -46,6 +46,10 @@ pub struct AgentConfig {
     pub default_directory: String,
     /// The environment of every process, before the request's own.
     pub env: BTreeMap<String, String>,
+    /// A file inside that commands keep variables in; they come after those above and before
+    /// the request's own. It is read anew for each process, by that process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub env_file: Option<String>,
     /// How many processes may run at once.
     pub max_processes: u32,
 }

@@ -30,6 +30,9 @@ pub enum Request {
     /// variables are in the environment of every process, before the request's own.
     Adopt {
         env: BTreeMap<String, String>,
+        /// Where its commands keep variables from now on, if not where they did.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        env_file: Option<String>,
     },
     /// Answered `Started`; with `follow` the output and `Ended` come after it.
     Start(Start),

@@ -403,6 +403,7 @@ impl Launcher {
             default_user,
             default_directory,
             env,
+            env_file: plan.env_file.clone(),
             max_processes: plan.max_processes,
         }
     }

@@ -19,6 +19,11 @@ pub(super) const ORIGIN: &str = "opensandbox";
 const SHORTEST_TIMEOUT: i64 = 60;
 /// Extensions with this prefix are stored and repeated in answers.
 const ECHOED: &str = "opensandbox.extensions.";
+/// The variable that names the file of variables, and the file if a client names none.
+const ENV_FILE: &str = "EXECD_ENVS";
+const USUAL_ENV_FILE: &str = "/opt/opensandbox/.env";
+/// The variable in which a sandbox finds its own id.
+const OWN_ID: &str = "OPENSANDBOX_ID";
 /// The variables with the egress prefix that a client may set.
 const EGRESS_VARIABLES: [&str; 11] = [
     "LOG_LEVEL",
@@ -60,6 +65,8 @@ pub(super) fn parse(body: CreateBody, default: Network) -> Result<Wish, Problem>
         lines: extensions.lines.map(|lines| lines.letter().to_owned()),
         renew_on_access: extensions.renew_on_access,
     };
+    let mut env = environment(body.env.unwrap_or_default())?;
+    let env_file = env.entry(ENV_FILE.to_owned()).or_insert_with(|| USUAL_ENV_FILE.to_owned()).clone();
     let spec = Spec {
         image,
         entrypoint: match extensions.entrypoint {
@@ -70,7 +77,9 @@ pub(super) fn parse(body: CreateBody, default: Network) -> Result<Wish, Problem>
         resources,
         network: extensions.network.unwrap_or(default),
         mounts: volumes::parse(body.volumes.unwrap_or_default())?,
-        env: environment(body.env.unwrap_or_default())?,
+        env,
+        env_file: Some(env_file).filter(|path| !path.is_empty()),
+        id_variable: Some(OWN_ID.to_owned()),
         guest: Guest::root(),
     };
     let notes = serde_json::to_vec(&notes).expect("notes are maps of text and numbers");

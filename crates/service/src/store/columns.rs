@@ -23,6 +23,10 @@ pub(super) struct SpecJson {
     mounts: Vec<MountJson>,
     #[serde(default)]
     env: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    env_file: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    id_variable: Option<String>,
     #[serde(default)]
     entrypoint: Vec<String>,
     guest: GuestJson,
@@ -142,6 +146,8 @@ impl SpecJson {
             },
             mounts: spec.mounts.iter().map(MountJson::of).collect(),
             env: spec.env.clone(),
+            env_file: spec.env_file.clone(),
+            id_variable: spec.id_variable.clone(),
             entrypoint: spec.entrypoint.clone(),
             guest: GuestJson::of(&spec.guest),
         }
@@ -165,6 +171,8 @@ impl SpecJson {
             },
             mounts: self.mounts.into_iter().map(MountJson::into_domain).collect(),
             env: self.env,
+            env_file: self.env_file,
+            id_variable: self.id_variable,
             entrypoint: self.entrypoint,
             guest: self.guest.into_domain(),
         }

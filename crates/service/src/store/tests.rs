@@ -61,6 +61,8 @@ fn full_record() -> Record {
             Mount::volume(domain::VolumeId::from_entropy([3; 20]), "/kept", Access::ReadWrite),
         ],
         entrypoint: vec!["sh".to_owned(), "-c".to_owned()],
+        env_file: Some("/opt/variables".to_owned()),
+        id_variable: Some("ID".to_owned()),
         ..record.sandbox.spec
     };
     record.sandbox.spec.guest.users =
