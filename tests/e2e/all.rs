@@ -6,6 +6,7 @@ mod escape;
 mod events;
 mod failures;
 mod full_disk;
+mod hooks;
 mod images;
 mod keys;
 mod large_files;

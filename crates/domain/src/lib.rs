@@ -4,6 +4,7 @@
 //! these, so a compatible API can change without moving the core.
 
 pub mod guest;
+pub mod hook;
 pub mod journal;
 pub mod key;
 pub mod lifecycle;
@@ -16,6 +17,7 @@ pub mod spec;
 pub mod volume;
 
 pub use guest::{Guest, User};
+pub use hook::{Hook, Hooks, Periodic, Schedule};
 pub use journal::{Position, Retention, Stream};
 pub use key::{Key, NotAKey};
 pub use lifecycle::{Cause, Phase, Request, Verdict};

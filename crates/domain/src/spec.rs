@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::guest::Guest;
+use crate::hook::Hooks;
 use crate::quantity::{Bytes, Cpus};
 use crate::sandbox::SandboxId;
 use crate::snapshot::SnapshotId;
@@ -26,6 +27,7 @@ pub struct Spec {
     pub id_variable: Option<String>,
     /// The main process; empty, or one that only waits, needs no process at all.
     pub entrypoint: Vec<String>,
+    pub hooks: Hooks,
     pub guest: Guest,
 }
 
@@ -64,6 +66,7 @@ impl Spec {
             env_file: None,
             id_variable: None,
             entrypoint: Vec::new(),
+            hooks: Hooks::default(),
             guest: Guest::root(),
         }
     }

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use domain::{Bytes, Cpus, Guest, Network, Resources, SnapshotId, Spec};
+use domain::hook::NotAHook;
+use domain::{Bytes, Cpus, Guest, Hook, Hooks, Network, Periodic, Resources, SnapshotId, Spec};
 use http::StatusCode;
 use service::{Create, Credentials};
 
 use super::labels;
 use super::problem::Problem;
-use super::types::{CreateBody, ImageBody, Notes, Platform};
+use super::types::{CreateBody, ImageBody, LifecycleBody, Notes, Platform};
 use super::volumes;
 use crate::settings::Lines;
 
@@ -80,6 +81,7 @@ pub(super) fn parse(body: CreateBody, default: Network) -> Result<Wish, Problem>
         env,
         env_file: Some(env_file).filter(|path| !path.is_empty()),
         id_variable: Some(OWN_ID.to_owned()),
+        hooks: hooks(body.lifecycle).map_err(|error| Problem::invalid(format!("`lifecycle`: {error}")))?,
         guest: Guest::root(),
     };
     let notes = serde_json::to_vec(&notes).expect("notes are maps of text and numbers");
@@ -113,9 +115,6 @@ fn refuse_what_is_missing(body: &CreateBody) -> Result<(), Problem> {
         return Err(Problem::unsupported(
             "the credential proxy needs a network policy, which is not offered yet",
         ));
-    }
-    if body.lifecycle.is_some() {
-        return Err(Problem::unsupported("lifecycle hooks are not offered by this server"));
     }
     if body.secure_access == Some(true) {
         let message =
@@ -192,6 +191,21 @@ fn entrypoint(words: Option<Vec<String>>, restored: bool) -> Result<Vec<String>,
         Some(words) if words.first().is_some_and(|word| !word.is_empty()) => Ok(words),
         _ => Err(Problem::invalid("`entrypoint` needs at least one word")),
     }
+}
+
+fn hooks(given: Option<LifecycleBody>) -> Result<Hooks, NotAHook> {
+    let Some(given) = given else { return Ok(Hooks::default()) };
+    let before = given
+        .pre_start
+        .map(|hook| Hook::new(hook.command, hook.timeout_seconds, Hook::LONGEST_BEFORE))
+        .transpose()?;
+    let periodic = given.periodic.unwrap_or_default().into_iter().map(|periodic| {
+        let hook = Hook::new(periodic.command, periodic.timeout_seconds, Hook::LONGEST_PERIODIC)?;
+        Periodic::new(&periodic.name, &periodic.schedule, hook)
+    });
+    let hooks = Hooks { before, periodic: periodic.collect::<Result<_, _>>()? };
+    hooks.check()?;
+    Ok(hooks)
 }
 
 fn environment(given: BTreeMap<String, Option<String>>) -> Result<BTreeMap<String, String>, Problem> {
@@ -344,6 +358,26 @@ mod tests {
         parse(serde_json::from_value(body).unwrap(), Network::Off).map(|wish| wish.create)
     }
 
+    /// A request with one hook by the clock, of which some fields are others.
+    fn hooked(change: Value) -> Value {
+        let mut hook = json!({"name": "n", "schedule": "@hourly", "command": ["true"]});
+        for (name, value) in change.as_object().unwrap() {
+            hook[name] = value.clone();
+        }
+        json!({"lifecycle": {"periodic": [hook]}})
+    }
+
+    #[test]
+    fn hooks_are_read_and_nothing_unknown_is_taken_for_one() {
+        let spec = create(hooked(json!({"timeoutSeconds": 5}))).unwrap().spec;
+        assert_eq!(spec.hooks.periodic[0].hook.timeout, Duration::from_secs(5));
+        let before = json!({"lifecycle": {"preStart": {"command": ["a"], "timeoutSeconds": 10800}}});
+        assert_eq!(create(before).unwrap().spec.hooks.before.unwrap().timeout, Hook::LONGEST_BEFORE);
+        for wrong in [json!({"postStop": {}}), json!({"preStart": {"command": ["a"], "env": {}}})] {
+            assert!(serde_json::from_value::<LifecycleBody>(wrong.clone()).is_err(), "{wrong}");
+        }
+    }
+
     #[test]
     fn what_the_official_clients_send_is_accepted() {
         let wish = create(json!({"env": {}, "metadata": {}, "extensions": {}, "unknown": 1})).unwrap();
@@ -373,6 +407,9 @@ mod tests {
             (json!({"secureAccess": true}), "SANDBOX::API_NOT_SUPPORTED"),
             (json!({"platform": {"os": "windows"}}), "SANDBOX::API_NOT_SUPPORTED"),
             (json!({"snapshotId": "s"}), "SANDBOX::INVALID_PARAMETER"),
+            (json!({"lifecycle": {"preStart": {"command": []}}}), "SANDBOX::INVALID_PARAMETER"),
+            (hooked(json!({"schedule": "often"})), "SANDBOX::INVALID_PARAMETER"),
+            (hooked(json!({"timeoutSeconds": 301})), "SANDBOX::INVALID_PARAMETER"),
             (json!({"snapshotId": "s", "image": null}), "SNAPSHOT::NOT_FOUND"),
             (json!({"templateId": "t"}), "FSB::API_NOT_SUPPORTED"),
             (json!({"extensions": {"coracle.lines": "X"}}), "SANDBOX::INVALID_PARAMETER"),

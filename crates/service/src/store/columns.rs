@@ -11,6 +11,8 @@ use domain::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::hooks::HooksJson;
+
 #[derive(Serialize, Deserialize)]
 pub(super) struct SpecJson {
     image: String,
@@ -29,6 +31,8 @@ pub(super) struct SpecJson {
     id_variable: Option<String>,
     #[serde(default)]
     entrypoint: Vec<String>,
+    #[serde(default, skip_serializing_if = "HooksJson::is_empty")]
+    hooks: HooksJson,
     guest: GuestJson,
 }
 
@@ -149,6 +153,7 @@ impl SpecJson {
             env_file: spec.env_file.clone(),
             id_variable: spec.id_variable.clone(),
             entrypoint: spec.entrypoint.clone(),
+            hooks: HooksJson::of(&spec.hooks),
             guest: GuestJson::of(&spec.guest),
         }
     }
@@ -174,6 +179,7 @@ impl SpecJson {
             env_file: self.env_file,
             id_variable: self.id_variable,
             entrypoint: self.entrypoint,
+            hooks: self.hooks.into_domain(),
             guest: self.guest.into_domain(),
         }
     }
