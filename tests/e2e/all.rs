@@ -8,6 +8,7 @@ mod failures;
 mod full_disk;
 mod hooks;
 mod images;
+mod isolated;
 mod keys;
 mod large_files;
 mod limits;

@@ -53,6 +53,8 @@ pub(crate) struct Agent {
     last_number: u64,
     /// Whether anything was ever asked of it that leaves traces.
     pub(crate) used: bool,
+    /// Whether there was a nester that did not answer.
+    pub(crate) nester_failed: bool,
 }
 
 /// What a child is to us. A child that is not known is an orphan.
@@ -75,6 +77,8 @@ pub(crate) enum Alarm {
     Deadline(u64),
     /// A port has not accepted.
     Dial(u64),
+    /// A nest has gone unused.
+    Idle(u64),
 }
 
 impl Agent {
@@ -108,6 +112,7 @@ impl Agent {
             reserve,
             last_number: 0,
             used: false,
+            nester_failed: false,
         })
     }
 
@@ -137,6 +142,7 @@ impl Agent {
             Token::Runner(body) => self.on_runner(body),
             Token::Orders(session) => self.on_orders(session),
             Token::Verdict(session) => self.on_verdict(session),
+            Token::Nest(session) => self.on_nest(session),
         }
     }
 
@@ -174,6 +180,7 @@ impl Agent {
             match alarm {
                 Alarm::Deadline(process) => self.deadline_passed(process),
                 Alarm::Dial(dial) => self.dial_timed_out(dial),
+                Alarm::Idle(session) => self.nest_idle(session),
             }
         }
     }

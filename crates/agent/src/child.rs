@@ -139,6 +139,13 @@ pub(crate) fn run(
     spawn::exit_now(127)
 }
 
+/// Says that it never came so far as to become the command, and ends.
+pub(crate) fn fail(error: &io::Error, report: BorrowedFd<'_>) -> ! {
+    let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);
+    rustix::io::write(report, &Failure { step: Step::Fork, errno }.to_bytes()).ok();
+    spawn::exit_now(127)
+}
+
 fn become_command(
     place: &Place,
     command: &Command,
@@ -194,6 +201,7 @@ fn confine(place: &Place, command: &Command) -> Result<(), Failure> {
     command.who.assume(&place.config).at(Step::Identity)?;
     caps::set(keep).at(Step::Capabilities)?;
     linux::set_no_new_privs().at(Step::NoNewPrivileges)?;
+    place.confine_late().at(Step::Filter)?;
     if place.filter.is_empty() { Ok(()) } else { place.filter.install().at(Step::Filter) }
 }
 

@@ -6,11 +6,12 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use linux::spawn::Words;
 use rustix::fs::{Access, MemfdFlags};
+use wire::nest::Screen;
 use wire::process::{self, Directory, Identity, Missing};
 use wire::{AgentConfig, Fault, FaultKind};
 
 use crate::identity::Who;
-use crate::{envfile, fault};
+use crate::{envfile, fault, screen};
 
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -39,8 +40,8 @@ pub(crate) struct Command {
 struct Late {
     file: CString,
     base: BTreeMap<String, String>,
-    /// The request's own, which come before those of the file.
     own: BTreeMap<String, String>,
+    screen: Option<Screen>,
 }
 
 /// Where a program may be, and what it finds in its environment.
@@ -73,6 +74,8 @@ pub(crate) struct Surroundings {
     pub(crate) who: Who,
     pub(crate) env: BTreeMap<String, String>,
     pub(crate) workdir: Workdir,
+    /// The request's own, which come before those of a file.
+    own: BTreeMap<String, String>,
     late: Option<Late>,
 }
 
@@ -95,8 +98,21 @@ impl Surroundings {
             let path = Directory { path: path.clone(), missing: Missing::Ignore, expand: false };
             c_string(&expand_path(&config.default_directory, &base, &path))
         });
-        let late = file.transpose()?.map(|file| Late { file, base, own: env.clone() });
-        Ok(Self { who, env: all, workdir, late })
+        let own = env.clone();
+        let late = file.transpose()?.map(|file| Late { file, base, own: own.clone(), screen: None });
+        Ok(Self { who, env: all, workdir, own, late })
+    }
+
+    /// Leaves out what is not to come along. The request's own variables stay.
+    pub(crate) fn screen(&mut self, screen: &Screen) -> Result<(), Fault> {
+        let passes = screen::passes(screen)?;
+        let own = &self.own;
+        self.env.retain(|name, _| own.contains_key(name) || passes(name));
+        if let Some(late) = &mut self.late {
+            late.base.retain(|name, _| passes(name));
+            late.screen = Some(screen.clone());
+        }
+        Ok(())
     }
 
     /// Sets a variable that nobody has set.
@@ -128,7 +144,7 @@ impl Command {
         let Some(name) = words.first().filter(|name| !name.is_empty()) else {
             return Err(fault::plain(FaultKind::Invalid, "start", "an empty command"));
         };
-        let Surroundings { who, env, workdir, late } = around;
+        let Surroundings { who, env, workdir, late, .. } = around;
         let Found { programs, environment } = Found::new(name, &env)?;
         Ok(Self {
             who,
@@ -145,8 +161,13 @@ impl Command {
     /// Adds what the sandbox's file of variables says. Called by the child, which is the command
     /// already in all but its program.
     pub(crate) fn with_variables_of_file(&self) -> Option<Found> {
-        let Late { file, base, own } = self.late.as_ref()?;
-        let variables = envfile::read(file, base);
+        let Late { file, base, own, screen } = self.late.as_ref()?;
+        let mut variables = envfile::read(file, base);
+        if let Some(screen) = screen {
+            // One that cannot be read lets nothing through.
+            let passes = screen::passes(screen).ok();
+            variables.retain(|name, _| passes.as_ref().is_some_and(|passes| passes(name)));
+        }
         if variables.is_empty() {
             return None;
         }
@@ -157,7 +178,7 @@ impl Command {
         Found::new(&self.program_name, &env).ok()
     }
 
-    fn from_shell(around: Surroundings, text: &str, login: bool) -> Result<Self, Fault> {
+    pub(crate) fn from_shell(around: Surroundings, text: &str, login: bool) -> Result<Self, Fault> {
         let mut words = vec![shell_path().to_owned()];
         if login {
             words.push("-l".to_owned());

@@ -10,6 +10,7 @@
 //!   follow.rs ─────┘ output                        ▼                             ▼
 //!        ▲                       exec.rs ── fork ──► child.rs          worker.rs ── fork ──► files.rs
 //!   journal.rs ◄── process.rs ◄── body.rs (pipes, end) ◄── reap.rs
+//!                       nest.rs ── order ──► nester.rs ── clone ──► holder.rs, child.rs, files.rs
 //! ```
 //! The agent trusts nothing inside: names in the sandbox's files, output, exit codes and the
 //! private channels of shells may all be forged, and can then only mislead about themselves.
@@ -30,6 +31,8 @@ mod identity;
 mod input;
 mod journal;
 mod line;
+mod nest;
+mod nester;
 mod place;
 mod poll;
 mod ports;
@@ -37,6 +40,7 @@ mod process;
 mod reap;
 mod requests;
 mod runner;
+mod screen;
 mod session;
 mod shell;
 mod tree;

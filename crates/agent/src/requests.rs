@@ -75,6 +75,14 @@ impl Agent {
                 let statuses = self.session_statuses();
                 self.answer(connection, &Reply::Sessions(statuses));
             }
+            Request::Nesting => {
+                self.check_nesting()?;
+                self.answer(connection, &Reply::Ok);
+            }
+            Request::Note { session } => {
+                let note = self.note(&session)?;
+                self.answer(connection, &note);
+            }
             Request::CloseSession { session } => {
                 self.close_session(&session)?;
                 self.answer(connection, &Reply::Ok);

@@ -26,6 +26,8 @@ use crate::command::{self, Command, Surroundings};
 use crate::exec::Wiring;
 use crate::fault;
 use crate::input::Input;
+use crate::nest::{Inside, Kept};
+use crate::nester::Program;
 use crate::poll::{Source, Token};
 use crate::process::{Caller, NewProcess, Subjects, is_plain};
 use crate::shell::{self, Dialect, Kind};
@@ -35,17 +37,21 @@ const MOST_QUEUED: usize = 64;
 
 #[derive(Debug)]
 pub(crate) struct Session {
-    name: String,
-    open: OpenSession,
+    pub(crate) name: String,
+    pub(crate) open: OpenSession,
     shell: Option<Shell>,
+    /// Where its shells run, if not where everything does.
+    pub(crate) nest: Option<Kept>,
     /// What the next shell starts with.
-    directory: Option<String>,
-    exports: String,
-    current: Option<Run>,
+    pub(crate) directory: Option<String>,
+    pub(crate) exports: String,
+    pub(crate) current: Option<Run>,
+    /// Variables of the last run, which the next is not to have.
+    passing: Vec<String>,
     queue: VecDeque<(u64, RunInSession)>,
     /// The connection that waits for the first shell.
-    opener: Option<u64>,
-    closing: bool,
+    pub(crate) opener: Option<u64>,
+    pub(crate) closing: bool,
 }
 
 /// A shell that runs, and the private ways to it.
@@ -64,7 +70,7 @@ struct Shell {
 
 /// The run that is on.
 #[derive(Debug)]
-struct Run {
+pub(crate) struct Run {
     process: u64,
     key: String,
     request: RunInSession,
@@ -87,26 +93,39 @@ impl Agent {
             name: open.session.clone(),
             open,
             shell: None,
+            nest: None,
             directory: None,
             exports: String::new(),
             current: None,
+            passing: Vec::new(),
             queue: VecDeque::new(),
             opener: Some(connection),
             closing: false,
         };
+        let nested = session.open.nest.is_some();
         self.session_names.insert(session.name.clone(), number);
         self.sessions.insert(number, session);
-        self.start_shell(number).inspect_err(|_| self.drop_session(number))
+        let begun = if nested { self.begin_nest(number) } else { self.start_shell(number) };
+        begun.inspect_err(|_| self.drop_session(number))
     }
 
     /// Runs text in a session, now or in its turn.
     pub(crate) fn run_in_session(&mut self, connection: u64, run: RunInSession) -> Result<(), Fault> {
         let number = self.session(&run.session)?;
         self.check_new_name(&run.process)?;
-        if run.text.contains('\0') {
+        if run.text.contains('\0') || run.env.values().any(|value| value.contains('\0')) {
             return Err(fault::plain(FaultKind::Invalid, "run", "a text with a zero byte in it"));
         }
+        if let Some(wrong) = run.env.keys().find(|name| !shell::is_variable(name)) {
+            return Err(fault::plain(FaultKind::Invalid, "set variable", wrong));
+        }
         let session = self.sessions.get_mut(&number).expect("it was just found");
+        if session.nest.as_ref().is_some_and(|nest| !nest.is_alive()) {
+            return Err(fault::plain(FaultKind::Other, "run", "the session's namespaces are gone"));
+        }
+        if run.beside {
+            return self.run_beside(number, connection, run);
+        }
         if session.current.is_none() {
             return self.begin_run(number, connection, run);
         }
@@ -125,6 +144,7 @@ impl Agent {
                 busy: session.current.is_some(),
                 terminal: session.open.terminal.is_some(),
                 pid: body.and_then(|body| body.pid).map(rustix::process::Pid::as_raw_pid),
+                nest: session.nest.as_ref().map(Kept::status),
             }
         };
         let mut statuses: Vec<_> = self.sessions.values().filter(|s| !s.closing).map(status).collect();
@@ -142,11 +162,12 @@ impl Agent {
             self.refuse(connection, fault::plain(FaultKind::NotFound, "find session", name));
         }
         self.kill_shell(number);
+        self.kill_holder(number);
         self.drop_if_closed(number);
         Ok(())
     }
 
-    fn session(&self, name: &str) -> Result<u64, Fault> {
+    pub(crate) fn session(&self, name: &str) -> Result<u64, Fault> {
         let number = self.session_names.get(name).copied();
         number.ok_or_else(|| fault::plain(FaultKind::NotFound, "find session", name))
     }
@@ -157,8 +178,10 @@ impl Agent {
         }
     }
 
-    fn drop_if_closed(&mut self, number: u64) {
-        if self.sessions.get(&number).is_some_and(|session| session.closing && session.shell.is_none()) {
+    pub(crate) fn drop_if_closed(&mut self, number: u64) {
+        let held = |session: &Session| session.nest.as_ref().is_some_and(Kept::has_holder);
+        let over = |session: &Session| session.closing && session.shell.is_none() && !held(session);
+        if self.sessions.get(&number).is_some_and(over) {
             self.sessions.remove(&number);
         }
     }
@@ -186,6 +209,8 @@ impl Agent {
         });
         let session = self.sessions.get_mut(&number).expect("it is still there");
         session.current = Some(Run { process, key, request });
+        self.use_nest(number);
+        let session = self.sessions.get(&number).expect("it is still there");
         match &session.shell {
             Some(shell) if shell.started => self.give_order(number),
             Some(_) => {}
@@ -224,7 +249,7 @@ impl Agent {
         Ok(command::expand_path(base, &around.env, directory))
     }
 
-    fn start_shell(&mut self, number: u64) -> Result<(), Fault> {
+    pub(crate) fn start_shell(&mut self, number: u64) -> Result<(), Fault> {
         let session = self.sessions.get(&number).expect("the caller has found it");
         let forgetful = session.directory.is_some() || !session.exports.is_empty();
         // A shell in the place of another starts where that one was.
@@ -242,9 +267,23 @@ impl Agent {
         }
         let path = command::shell_path();
         let dialect = Dialect::of(path);
-        let words = dialect.words(path, their_orders.as_raw_fd(), their_verdicts.as_raw_fd());
-        let command = Command::from_words(around, &words, vec![their_orders, their_verdicts])?;
-        let body = self.launch(Owner::Session(number), &command, wiring)?;
+        let (body, subjects) = if let Some(nest) = open.nest.clone() {
+            let (name, open, directory) = (session.name.clone(), open.clone(), directory.cloned());
+            let inside = Inside {
+                identity: &open.identity,
+                directory: directory.as_ref(),
+                env: &open.env,
+                nest: &nest,
+                program: Program::Shell,
+                private: &[their_orders.as_fd(), their_verdicts.as_fd()],
+            };
+            let subjects = Subjects { program: path.to_owned(), ..Subjects::of_place(&around) };
+            (self.launch_inside(Owner::Session(number), &name, inside, wiring)?, subjects)
+        } else {
+            let words = dialect.words(path, their_orders.as_raw_fd(), their_verdicts.as_raw_fd());
+            let command = Command::from_words(around, &words, vec![their_orders, their_verdicts])?;
+            (self.launch(Owner::Session(number), &command, wiring)?, Subjects::of(&command))
+        };
         let watch = |fd, token, interest| {
             self.poll.watch(fd, token, interest).map_err(|error| fault::from_io(&error, "open session", path))
         };
@@ -256,7 +295,7 @@ impl Agent {
             heard: Vec::new(),
             started: false,
             forgetful,
-            subjects: Subjects::of(&command),
+            subjects,
         };
         self.sessions.get_mut(&number).expect("it is still there").shell = Some(shell);
         Ok(())
@@ -272,6 +311,7 @@ impl Agent {
                 if let Some(opener) = session.opener.take() {
                     self.answer(opener, &Reply::Ok);
                 }
+                self.use_nest(number);
                 self.give_order(number);
             }
             Err(failure) => {
@@ -309,13 +349,17 @@ impl Agent {
         let path = path.filter(|path| !ignored(directory, path));
         let create = directory.is_some_and(|directory| directory.missing == Missing::Create);
         let exports = if shell.forgetful { session.exports.as_str() } else { "" };
+        let lent = shell::lend(&session.passing, &run.request.env);
         let text = shell::compose(exports, path.as_deref(), create, &run.request.text);
+        let text = format!("{lent}{text}");
+        let passing: Vec<String> = run.request.env.keys().cloned().collect();
         let order = shell.dialect.order(&text, &run.key);
         let (body, process, deadline) = (shell.body, run.process, run.request.deadline_ms);
 
         let session = self.sessions.get_mut(&number).expect("it is still there");
         let shell = session.shell.as_mut().expect("it is still there");
         shell.forgetful = false;
+        session.passing = passing;
         shell.orders.add(&order);
         // A shell that does not read has ended, which is told otherwise.
         shell.orders.pump().ok();
@@ -390,6 +434,7 @@ impl Agent {
             if let Some(process) = self.processes.get_mut(&run.process) {
                 process.body = None;
             }
+            self.use_nest(number);
         }
     }
 
@@ -414,6 +459,7 @@ impl Agent {
         self.on_verdict(number);
         let Some(session) = self.sessions.get_mut(&number) else { return };
         session.shell = None;
+        session.passing.clear();
         self.finish_run(number, end, usage);
         self.begin_next(number);
         self.drop_if_closed(number);

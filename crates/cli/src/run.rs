@@ -230,6 +230,7 @@ fn plan(args: &RunArgs, config: &Config) -> Result<JailPlan> {
         network,
         env: BTreeMap::new(),
         env_file: None,
+        nesting: false,
         guest: GuestPlan {
             users: Vec::new(),
             default_user: "root".to_owned(),

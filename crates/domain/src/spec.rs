@@ -28,6 +28,7 @@ pub struct Spec {
     /// The main process; empty, or one that only waits, needs no process at all.
     pub entrypoint: Vec<String>,
     pub hooks: Hooks,
+    pub nesting: Nesting,
     pub guest: Guest,
 }
 
@@ -39,6 +40,15 @@ pub struct Resources {
     pub cpus: Option<Cpus>,
     pub pids: Option<u32>,
     pub disk: Option<Bytes>,
+}
+
+/// Whether sessions with namespaces of their own can be opened in a sandbox. It costs a process that
+/// keeps the rights for it, so it is decided beforehand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Nesting {
+    #[default]
+    Off,
+    On,
 }
 
 /// What a sandbox can reach.
@@ -67,6 +77,7 @@ impl Spec {
             id_variable: None,
             entrypoint: Vec::new(),
             hooks: Hooks::default(),
+            nesting: Nesting::Off,
             guest: Guest::root(),
         }
     }

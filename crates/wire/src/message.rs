@@ -70,6 +70,12 @@ pub enum Request {
     CloseSession {
         session: String,
     },
+    /// Answered `Ok` if sessions can have nests here, else a fault says why not.
+    Nesting,
+    /// Answered `Note`: what the session's nest was made with.
+    Note {
+        session: String,
+    },
 
     /// Handled by a forked worker with the identity named in the request.
     File(FileRequest),
@@ -91,6 +97,7 @@ pub enum Reply {
     Status(ProcessStatus),
     Statuses(Vec<ProcessStatus>),
     Sessions(Vec<SessionStatus>),
+    Note(String),
     /// The bytes from `from` up to, not including, `to` are no longer kept.
     Gap {
         from: u64,

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::nest::{Nest, NestStatus};
+
 /// Starts a process. The server chooses its name, so that it knows it even if the answer is lost.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Start {
@@ -159,6 +161,9 @@ pub struct OpenSession {
     pub env: BTreeMap<String, String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub terminal: Option<TerminalSize>,
+    /// Namespaces of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nest: Option<Nest>,
 }
 
 /// Runs text in a session; the run is a process of its own with its own journal.
@@ -178,6 +183,12 @@ pub struct RunInSession {
     /// What happens while another run is on: refuse with `Busy`, or wait for its end.
     #[serde(default)]
     pub queue: bool,
+    /// For this run alone.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    /// Beside the session's shell, in its nest, with what the shell has exported by now.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub beside: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -188,4 +199,6 @@ pub struct SessionStatus {
     /// The shell's process; `None` if it died and will be started again by the next run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<i32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nest: Option<NestStatus>,
 }

@@ -58,6 +58,7 @@ fn a_new_shell_reads_it_as_well() {
         directory: None,
         env: BTreeMap::new(),
         terminal: None,
+        nest: None,
     };
     assert_eq!(agent.reply(Request::OpenSession(open)), Reply::Ok);
     let run = RunInSession {
@@ -69,6 +70,8 @@ fn a_new_shell_reads_it_as_well() {
         retention: Retention { first: 1 << 20, last: 1 << 20, hold: false },
         follow: true,
         queue: false,
+        env: BTreeMap::new(),
+        beside: false,
     };
     let mut talk = agent.ask(Request::Run(run));
     assert!(matches!(talk.reply(), Reply::Started { .. }));

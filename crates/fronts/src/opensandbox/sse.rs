@@ -39,6 +39,9 @@ pub(super) enum Event<'a> {
     },
 }
 
+/// What a command's end is called that is none of success.
+pub(super) const COMMAND_FAILED: &str = "CommandExecError";
+
 #[derive(Serialize)]
 pub(super) struct Failure<'a> {
     ename: &'static str,
@@ -97,7 +100,15 @@ impl<'a> Event<'a> {
 
     pub(super) fn failure_by(ending: Option<Ending>, evalue: &'a str, detail: &'a str) -> Self {
         let traceback = [detail];
-        Self::Error { error: Failure { ename: "CommandExecError", evalue, traceback, coracle: ending } }
+        Self::Error { error: Failure { ename: COMMAND_FAILED, evalue, traceback, coracle: ending } }
+    }
+
+    /// The same failure under another name.
+    pub(super) fn called(self, ename: &'static str) -> Self {
+        match self {
+            Self::Error { error } => Self::Error { error: Failure { ename, ..error } },
+            other => other,
+        }
     }
 
     pub(super) fn write_to(self, buffer: &mut Vec<u8>) {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use domain::hook::NotAHook;
-use domain::{Bytes, Cpus, Guest, Hook, Hooks, Network, Periodic, Resources, SnapshotId, Spec};
+use domain::{Bytes, Cpus, Guest, Hook, Hooks, Nesting, Network, Periodic, Resources, SnapshotId, Spec};
 use http::StatusCode;
 use service::{Create, Credentials};
 
@@ -81,6 +81,7 @@ pub(super) fn parse(body: CreateBody, default: Network) -> Result<Wish, Problem>
         env,
         env_file: Some(env_file).filter(|path| !path.is_empty()),
         id_variable: Some(OWN_ID.to_owned()),
+        nesting: extensions.nesting,
         hooks: hooks(body.lifecycle).map_err(|error| Problem::invalid(format!("`lifecycle`: {error}")))?,
         guest: Guest::root(),
     };
@@ -258,6 +259,7 @@ struct Extensions {
     pool: Option<String>,
     network: Option<Network>,
     entrypoint: Entrypoint,
+    nesting: Nesting,
 }
 
 /// Whose main process is started. The reference demands one in every request, so a client that
@@ -304,10 +306,7 @@ impl Extensions {
             "coracle.network" => self.network = Some(network(value)?),
             "access.renew.extend.seconds" => self.renew_on_access = Some(number(value, 300..=86_400)?),
             "poolRef" => self.pool = Some(value.trim().to_owned()).filter(|name| !name.is_empty()),
-            "bootstrap.execd.isolation" => {
-                let message = "isolated sessions are not offered by this server yet";
-                return Err(Wrong::Problem(Problem::unsupported(message)));
-            }
+            "bootstrap.execd.isolation" if value == "enable" => self.nesting = Nesting::On,
             _ => {}
         }
         Ok(())

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use backend::InForce;
 use domain::{
-    Access, Bytes, Cause, Cpus, Exit, Guest, Mount, Network, Phase, Resources, SnapshotId, Source, Spec,
-    User, VolumeId,
+    Access, Bytes, Cause, Cpus, Exit, Guest, Mount, Nesting, Network, Phase, Resources, SnapshotId, Source,
+    Spec, User, VolumeId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +33,8 @@ pub(super) struct SpecJson {
     entrypoint: Vec<String>,
     #[serde(default, skip_serializing_if = "HooksJson::is_empty")]
     hooks: HooksJson,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    nesting: bool,
     guest: GuestJson,
 }
 
@@ -154,6 +156,7 @@ impl SpecJson {
             id_variable: spec.id_variable.clone(),
             entrypoint: spec.entrypoint.clone(),
             hooks: HooksJson::of(&spec.hooks),
+            nesting: spec.nesting == Nesting::On,
             guest: GuestJson::of(&spec.guest),
         }
     }
@@ -180,6 +183,7 @@ impl SpecJson {
             id_variable: self.id_variable,
             entrypoint: self.entrypoint,
             hooks: self.hooks.into_domain(),
+            nesting: if self.nesting { Nesting::On } else { Nesting::Off },
             guest: self.guest.into_domain(),
         }
     }

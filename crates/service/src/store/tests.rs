@@ -71,6 +71,7 @@ fn full_record() -> Record {
         env_file: Some("/opt/variables".to_owned()),
         id_variable: Some("ID".to_owned()),
         hooks: hooks(),
+        nesting: domain::Nesting::On,
         ..record.sandbox.spec
     };
     record.sandbox.spec.guest.users =

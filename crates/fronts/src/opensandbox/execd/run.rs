@@ -24,7 +24,15 @@ const ENOUGH: usize = 64 << 10;
 
 /// Streams what a process prints until it ends. Dropping the stream leaves the process alone.
 pub(super) fn foreground(following: Following, name: &str, dialect: Lines) -> Response {
-    let run = Run::new(following, name, dialect);
+    follow(Run::new(following, name, dialect))
+}
+
+/// As [`foreground`], in the words of isolated sessions.
+pub(super) fn isolated(following: Following, name: &str, dialect: Lines) -> Response {
+    follow(Run { failure: "ExitError", ..Run::new(following, name, dialect) })
+}
+
+fn follow(run: Run) -> Response {
     sse::response(stream::unfold(run, |mut run| async {
         let frame = run.frame().await?;
         Some((Ok(frame), run))
@@ -61,6 +69,8 @@ struct Run {
     /// When an unfinished line will be shown.
     show_at: Instant,
     over: bool,
+    /// What an end is called that is none of success.
+    failure: &'static str,
 }
 
 impl Run {
@@ -73,6 +83,7 @@ impl Run {
             ping: interval_at(Instant::now() + PING, PING),
             show_at: Instant::now(),
             over: false,
+            failure: sse::COMMAND_FAILED,
         }
     }
 
@@ -139,11 +150,13 @@ impl Run {
             }
             Exit::Code(code) => {
                 let detail = format!("exit status {code}");
-                Event::failure(&code.to_string(), &detail).write_to(&mut self.buffer);
+                Event::failure(&code.to_string(), &detail).called(self.failure).write_to(&mut self.buffer);
             }
             Exit::Signal(_) | Exit::Oom | Exit::Deadline | Exit::Lost => {
                 let detail = format!("the command {}", ended(end.exit));
-                Event::failure_by(Ending::of(end.exit), "-1", &detail).write_to(&mut self.buffer);
+                Event::failure_by(Ending::of(end.exit), "-1", &detail)
+                    .called(self.failure)
+                    .write_to(&mut self.buffer);
             }
         }
         self.over = true;
