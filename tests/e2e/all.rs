@@ -3,13 +3,16 @@
 mod contexts;
 mod crash;
 mod diagnostics;
+mod envfile;
 mod escape;
 mod events;
 mod failures;
 mod full_disk;
 mod fuzz;
 mod gateway;
+mod hooks;
 mod images;
+mod isolated;
 mod keys;
 mod large_files;
 mod limits;

@@ -57,6 +57,8 @@ pub(crate) struct Agent {
     last_number: u64,
     /// Whether anything was ever asked of it that leaves traces.
     pub(crate) used: bool,
+    /// Whether there was a nester that did not answer.
+    pub(crate) nester_failed: bool,
 }
 
 /// What a child is to us. A child that is not known is an orphan.
@@ -81,6 +83,8 @@ pub(crate) enum Alarm {
     Dial(u64),
     /// A kernel is not ready yet.
     Ready(u64),
+    /// A nest has gone unused.
+    Idle(u64),
 }
 
 impl Agent {
@@ -116,6 +120,7 @@ impl Agent {
             reserve,
             last_number: 0,
             used: false,
+            nester_failed: false,
         })
     }
 
@@ -146,6 +151,7 @@ impl Agent {
             Token::Orders(session) => self.on_orders(session),
             Token::Verdict(session) => self.on_verdict(session),
             Token::Occupied(port) => self.hang_up(port),
+            Token::Nest(session) => self.on_nest(session),
         }
     }
 
@@ -184,6 +190,7 @@ impl Agent {
                 Alarm::Deadline(process) => self.deadline_passed(process),
                 Alarm::Dial(dial) => self.dial_timed_out(dial),
                 Alarm::Ready(session) => self.kernel_is_late(session),
+                Alarm::Idle(session) => self.nest_idle(session),
             }
         }
     }

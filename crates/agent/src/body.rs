@@ -44,6 +44,8 @@ pub(crate) struct Body {
 pub(crate) enum Owner {
     Process(u64),
     Session(u64),
+    /// The first process of a session's nest.
+    Nest(u64),
     Nobody,
 }
 
@@ -109,9 +111,19 @@ impl Agent {
 
     /// Leaves behind no more than a child to be collected and, if there is one, its group.
     pub(crate) fn abandon(&mut self, pid: Pid, spot: Spot) {
+        self.embody_silent(Owner::Nobody, pid, spot);
+    }
+
+    /// Looks after the first process of a session's nest.
+    pub(crate) fn embody_holder(&mut self, session: u64, pid: Pid, spot: Spot) -> u64 {
+        self.embody_silent(Owner::Nest(session), pid, spot)
+    }
+
+    /// A body that nobody hears.
+    fn embody_silent(&mut self, owner: Owner, pid: Pid, spot: Spot) -> u64 {
         let number = self.next_number();
         let body = Body {
-            owner: Owner::Nobody,
+            owner,
             pid: Some(pid),
             tree: if self.place.commands.is_some() { Tree::Group(spot.group) } else { Tree::Gone },
             share: spot.share,
@@ -123,6 +135,7 @@ impl Agent {
         };
         self.bodies.insert(number, body);
         self.children.insert(pid, Child::Leader(number));
+        number
     }
 
     /// The child has become the command, or could not.
@@ -147,7 +160,7 @@ impl Agent {
         match owner {
             Owner::Process(process) => self.process_started(process, outcome),
             Owner::Session(session) => self.shell_started(session, outcome),
-            Owner::Nobody => {}
+            Owner::Nest(_) | Owner::Nobody => {}
         }
     }
 
@@ -185,12 +198,12 @@ impl Agent {
         let process = match owner {
             Owner::Process(process) => Some(process),
             Owner::Session(session) => self.current_run(session),
-            Owner::Nobody => None,
+            Owner::Nest(_) | Owner::Nobody => None,
         };
         match (process, owner) {
             (Some(process), _) => self.append_output(process, stream, bytes),
             (None, Owner::Session(session)) => self.overhear(session, stream, bytes),
-            (None, Owner::Process(_) | Owner::Nobody) => {}
+            (None, Owner::Process(_) | Owner::Nest(_) | Owner::Nobody) => {}
         }
     }
 
@@ -263,6 +276,7 @@ impl Agent {
         match owner {
             Owner::Process(process) => self.process_ended(process, end, usage),
             Owner::Session(session) => self.shell_ended(session, end, usage),
+            Owner::Nest(session) => self.nest_ended(session),
             Owner::Nobody => {}
         }
         self.bury(number);

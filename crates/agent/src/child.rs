@@ -4,7 +4,7 @@
 //! sandbox. The bounding set is cut while we still may; the identity goes before the
 //! capabilities it needs; the filter comes late because it forbids what the earlier steps do.
 //! Everything here was prepared before the fork, so nothing is allocated but for a missing
-//! directory.
+//! directory and for what stands in the sandbox's file of variables.
 
 use std::convert::Infallible;
 use std::ffi::CStr;
@@ -139,6 +139,13 @@ pub(crate) fn run(
     spawn::exit_now(127)
 }
 
+/// Says that it never came so far as to become the command, and ends.
+pub(crate) fn fail(error: &io::Error, report: BorrowedFd<'_>) -> ! {
+    let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);
+    rustix::io::write(report, &Failure { step: Step::Fork, errno }.to_bytes()).ok();
+    spawn::exit_now(127)
+}
+
 fn become_command(
     place: &Place,
     command: &Command,
@@ -194,6 +201,7 @@ fn confine(place: &Place, command: &Command) -> Result<(), Failure> {
     command.who.assume(&place.config).at(Step::Identity)?;
     caps::set(keep).at(Step::Capabilities)?;
     linux::set_no_new_privs().at(Step::NoNewPrivileges)?;
+    place.confine_late().at(Step::Filter)?;
     if place.filter.is_empty() { Ok(()) } else { place.filter.install().at(Step::Filter) }
 }
 
@@ -227,13 +235,16 @@ fn make_directories(path: &CStr) -> rustix::io::Result<()> {
 /// Tries each candidate as execvp(3) does: one that may not be executed is remembered, one that
 /// is not there is skipped.
 fn exec(place: &Place, command: &Command) -> Errno {
+    let late = command.with_variables_of_file();
+    let environment = late.as_ref().map_or(&command.environment, |late| &late.environment);
     let execute = |program| {
-        let error = spawn::exec(program, &command.arguments, &command.environment);
+        let error = spawn::exec(program, &command.arguments, environment);
         Errno::from_io_error(&error).unwrap_or(Errno::IO)
     };
-    let programs = match &command.program {
-        Program::Own => return execute(Executable::File(place.own.as_fd())),
-        Program::Paths(programs) => programs,
+    let programs = match (&command.program, &late) {
+        (Program::Own, _) => return execute(Executable::File(place.own.as_fd())),
+        (Program::Paths(_), Some(late)) => &late.programs,
+        (Program::Paths(programs), None) => programs,
     };
     let mut reason = Errno::NOENT;
     for program in programs {

@@ -6,11 +6,12 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use linux::spawn::Words;
 use rustix::fs::{Access, MemfdFlags};
+use wire::nest::Screen;
 use wire::process::{self, Directory, Identity, Missing};
 use wire::{AgentConfig, Fault, FaultKind};
 
-use crate::fault;
 use crate::identity::Who;
+use crate::{envfile, fault, screen};
 
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -31,6 +32,33 @@ pub(crate) struct Command {
     pub(crate) placed: Vec<OwnedFd>,
     /// For messages.
     pub(crate) program_name: String,
+    /// What the child has to look up itself.
+    late: Option<Late>,
+}
+
+/// The environment of a command whose sandbox has a file of variables.
+#[derive(Debug)]
+struct Late {
+    file: CString,
+    base: BTreeMap<String, String>,
+    own: BTreeMap<String, String>,
+    screen: Option<Screen>,
+}
+
+/// Where a program may be, and what it finds in its environment.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) programs: Vec<CString>,
+    pub(crate) environment: Words,
+}
+
+impl Found {
+    fn new(name: &str, env: &BTreeMap<String, String>) -> Result<Self, Fault> {
+        let path = env.get("PATH").map_or(DEFAULT_PATH, String::as_str);
+        let assignments = env.iter().map(|(name, value)| c_string(&format!("{name}={value}")));
+        let environment = Words::new(assignments.collect::<Result<_, _>>()?);
+        Ok(Self { programs: candidates(name, path)?, environment })
+    }
 }
 
 /// What is executed.
@@ -56,6 +84,9 @@ pub(crate) struct Surroundings {
     pub(crate) who: Who,
     pub(crate) env: BTreeMap<String, String>,
     pub(crate) workdir: Workdir,
+    /// The request's own, which come before those of a file.
+    own: BTreeMap<String, String>,
+    late: Option<Late>,
 }
 
 impl Surroundings {
@@ -66,9 +97,40 @@ impl Surroundings {
         directory: Option<&Directory>,
     ) -> Result<Self, Fault> {
         let who = Who::find(config, identity)?;
-        let env = effective_env(config, &who, env)?;
-        let workdir = Workdir::new(config, &env, directory)?;
-        Ok(Self { who, env, workdir })
+        let base = account_env(config, &who);
+        let mut all = base.clone();
+        all.extend(env.iter().map(|(name, value)| (name.clone(), value.clone())));
+        if let Some(wrong) = all.keys().find(|name| name.is_empty() || name.contains('=')) {
+            return Err(fault::plain(FaultKind::Invalid, "set variable", wrong));
+        }
+        let workdir = Workdir::new(config, &all, directory)?;
+        let file = config.env_file.as_ref().map(|path| {
+            let path = Directory { path: path.clone(), missing: Missing::Ignore, expand: false };
+            c_string(&expand_path(&config.default_directory, &base, &path))
+        });
+        let own = env.clone();
+        let late = file.transpose()?.map(|file| Late { file, base, own: own.clone(), screen: None });
+        Ok(Self { who, env: all, workdir, own, late })
+    }
+
+    /// Leaves out what is not to come along. The request's own variables stay.
+    pub(crate) fn screen(&mut self, screen: &Screen) -> Result<(), Fault> {
+        let passes = screen::passes(screen)?;
+        let own = &self.own;
+        self.env.retain(|name, _| own.contains_key(name) || passes(name));
+        if let Some(late) = &mut self.late {
+            late.base.retain(|name, _| passes(name));
+            late.screen = Some(screen.clone());
+        }
+        Ok(())
+    }
+
+    /// Sets a variable that nobody has set.
+    pub(crate) fn default_variable(&mut self, name: &str, value: &str) {
+        self.env.entry(name.to_owned()).or_insert_with(|| value.to_owned());
+        if let Some(late) = &mut self.late {
+            late.base.entry(name.to_owned()).or_insert_with(|| value.to_owned());
+        }
     }
 }
 
@@ -76,7 +138,7 @@ impl Command {
     pub(crate) fn new(config: &AgentConfig, start: &process::Start) -> Result<Self, Fault> {
         let mut around = Surroundings::new(config, &start.identity, &start.env, start.directory.as_ref())?;
         if start.terminal.is_some() {
-            around.env.entry("TERM".to_owned()).or_insert_with(|| "xterm-256color".to_owned());
+            around.default_variable("TERM", "xterm-256color");
         }
         match &start.command {
             process::Command::Argv(words) => Self::from_words(around, words, Vec::new()),
@@ -92,18 +154,18 @@ impl Command {
         let Some(name) = words.first().filter(|name| !name.is_empty()) else {
             return Err(fault::plain(FaultKind::Invalid, "start", "an empty command"));
         };
-        let Surroundings { who, env, workdir } = around;
-        let path = env.get("PATH").map_or(DEFAULT_PATH, String::as_str);
-        let assignments = env.iter().map(|(name, value)| c_string(&format!("{name}={value}")));
+        let Surroundings { who, env, workdir, late, .. } = around;
+        let Found { programs, environment } = Found::new(name, &env)?;
         Ok(Self {
             who,
-            program: Program::Paths(candidates(name, path)?),
+            program: Program::Paths(programs),
             arguments: Words::new(words.iter().map(|word| c_string(word)).collect::<Result<_, _>>()?),
-            environment: Words::new(assignments.collect::<Result<_, _>>()?),
+            environment,
             directory: workdir,
             kept,
             placed: Vec::new(),
             program_name: name.clone(),
+            late,
         })
     }
 
@@ -124,7 +186,27 @@ impl Command {
         Ok(Self { placed: pipes.into(), ..command })
     }
 
-    fn from_shell(around: Surroundings, text: &str, login: bool) -> Result<Self, Fault> {
+    /// Adds what the sandbox's file of variables says. Called by the child, which is the command
+    /// already in all but its program.
+    pub(crate) fn with_variables_of_file(&self) -> Option<Found> {
+        let Late { file, base, own, screen } = self.late.as_ref()?;
+        let mut variables = envfile::read(file, base);
+        if let Some(screen) = screen {
+            // One that cannot be read lets nothing through.
+            let passes = screen::passes(screen).ok();
+            variables.retain(|name, _| passes.as_ref().is_some_and(|passes| passes(name)));
+        }
+        if variables.is_empty() {
+            return None;
+        }
+        let mut env = base.clone();
+        env.extend(variables);
+        env.extend(own.iter().map(|(name, value)| (name.clone(), value.clone())));
+        // Every word was checked where it came from.
+        Found::new(&self.program_name, &env).ok()
+    }
+
+    pub(crate) fn from_shell(around: Surroundings, text: &str, login: bool) -> Result<Self, Fault> {
         let mut words = vec![shell_path().to_owned()];
         if login {
             words.push("-l".to_owned());
@@ -170,7 +252,7 @@ pub(crate) fn expand_path(base: &str, env: &BTreeMap<String, String>, directory:
 }
 
 /// Replaces `$NAME` and `${NAME}`; a name that is not set becomes nothing, as in a shell.
-fn expand_variables(text: &str, env: &BTreeMap<String, String>) -> String {
+pub(crate) fn expand_variables(text: &str, env: &BTreeMap<String, String>) -> String {
     let mut out = String::new();
     let mut rest = text;
     while let Some((before, after)) = rest.split_once('$') {
@@ -192,11 +274,8 @@ fn expand_variables(text: &str, env: &BTreeMap<String, String>) -> String {
     out
 }
 
-fn effective_env(
-    config: &AgentConfig,
-    who: &Who,
-    own: &BTreeMap<String, String>,
-) -> Result<BTreeMap<String, String>, Fault> {
+/// The environment of everything that this user starts.
+fn account_env(config: &AgentConfig, who: &Who) -> BTreeMap<String, String> {
     let mut env = config.env.clone();
     let shell = if who.shell.is_empty() { "/bin/sh" } else { &who.shell };
     for (name, value) in
@@ -204,11 +283,7 @@ fn effective_env(
     {
         env.insert(name.to_owned(), value.to_owned());
     }
-    env.extend(own.iter().map(|(name, value)| (name.clone(), value.clone())));
-    match env.keys().find(|name| name.is_empty() || name.contains('=')) {
-        Some(wrong) => Err(fault::plain(FaultKind::Invalid, "set variable", wrong)),
-        None => Ok(env),
-    }
+    env
 }
 
 /// Where execve(2) is to look, in order. Nothing is looked up here: the command may see other

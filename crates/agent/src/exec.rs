@@ -136,7 +136,7 @@ fn fork(thread: &SingleThread, group: Option<&OwnedFd>) -> rustix::io::Result<Fo
     forked.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }
 
-fn connect(place: &Place, wiring: Wiring, who: &Who) -> rustix::io::Result<(Ours, Stdio)> {
+pub(crate) fn connect(place: &Place, wiring: Wiring, who: &Who) -> rustix::io::Result<(Ours, Stdio)> {
     if let Some(size) = wiring.terminal {
         return connect_terminal(size, who);
     }

@@ -10,6 +10,7 @@
 //!   follow.rs ─────┘ output                        ▼                             ▼
 //!        ▲                       exec.rs ── fork ──► child.rs          worker.rs ── fork ──► files.rs
 //!   journal.rs ◄── process.rs ◄── body.rs (pipes, end) ◄── reap.rs
+//!                       nest.rs ── order ──► nester.rs ── clone ──► holder.rs, child.rs, files.rs
 //! ```
 //! The agent trusts nothing inside: names in the sandbox's files, output, exit codes and the
 //! private channels of shells may all be forged, and can then only mislead about themselves.
@@ -20,6 +21,7 @@ mod body;
 mod child;
 mod command;
 mod connection;
+mod envfile;
 mod exec;
 mod fault;
 mod files;
@@ -30,6 +32,8 @@ mod input;
 mod journal;
 mod kernel;
 mod line;
+mod nest;
+mod nester;
 mod occupy;
 mod place;
 mod poll;
@@ -38,6 +42,7 @@ mod process;
 mod reap;
 mod requests;
 mod runner;
+mod screen;
 mod session;
 mod shell;
 mod tree;

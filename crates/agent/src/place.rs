@@ -14,7 +14,7 @@ use rustix::process::{DumpableBehavior, Rlimit};
 use wire::AgentConfig;
 use wire::config::CONFIG_FD;
 
-use crate::AgentError;
+use crate::{AgentError, nester};
 
 /// The largest configuration; the filter is most of it.
 const LARGEST_CONFIG: usize = 4 << 20;
@@ -45,6 +45,10 @@ pub(crate) struct Place {
     pub(crate) null: OwnedFd,
     /// The program that we are ourselves, out of the way of what lies at fixed numbers in commands.
     pub(crate) own: OwnedFd,
+    /// The filter that the agent has, where it is not inherited by what its nester starts.
+    late_filter: Option<Program>,
+    /// Where the nester takes orders, if nests can be made here.
+    pub(crate) nester: Option<OwnedFd>,
 }
 
 /// Gives the step of starting a name when it fails.
@@ -84,7 +88,8 @@ impl Place {
         ours: CapSet,
         mut take: impl FnMut(i32) -> Result<OwnedFd, AgentError>,
     ) -> Result<Self, AgentError> {
-        let place = Self {
+        let disk = config.nesting.as_ref().and_then(|nesting| nesting.disk_fd).map(&mut take).transpose()?;
+        let mut place = Self {
             thread,
             listener: take(config.listen_fd)?,
             journals: take(config.journal_fd)?,
@@ -99,10 +104,36 @@ impl Place {
             open_files: descriptors::raise_limit().during("raise its limit of open files")?,
             null: open_null().during("open /dev/null")?,
             own: open_own().during("open its own program")?,
+            late_filter: config.nesting.as_ref().map(|nesting| Program::from_words(&nesting.agent_filter)),
+            nester: None,
             config,
         };
+        place.divide(disk)?;
         place.listen().during("listen")?;
         Ok(place)
+    }
+
+    /// Where nests are wanted, forks who makes them, and gives up what only that one needs. Nobody
+    /// has been heard so far, so nobody could have used it.
+    fn divide(&mut self, disk: Option<OwnedFd>) -> Result<(), AgentError> {
+        let Some(nesting) = self.config.nesting.take() else { return Ok(()) };
+        let filter = Program::from_words(&nesting.nester_filter);
+        self.nester = Some(nester::start(self, disk, &filter).during("fork the nester")?);
+        let keep = CapSet(nesting.agent_capabilities & self.own_capabilities.0);
+        caps::bound_to(keep).during("cut its bounding set")?;
+        caps::set(keep).during("drop capabilities")?;
+        self.own_capabilities = keep;
+        self.confine_late().during("confine itself")?;
+        // From here on it is inherited by all that the agent starts.
+        self.late_filter = None;
+        Ok(())
+    }
+
+    /// Gives up what the jail has left to whoever makes nests.
+    pub(crate) fn confine_late(&self) -> io::Result<()> {
+        let Some(filter) = &self.late_filter else { return Ok(()) };
+        linux::landlock::forbid_mounts()?;
+        if filter.is_empty() { Ok(()) } else { filter.install() }
     }
 
     /// The one who listens is named as the peer of every connection, so the agent does it
@@ -120,6 +151,10 @@ impl Place {
     /// The group of one of these shares; none where commands have groups of their own anyway.
     pub(crate) fn command_share(&self, share: usize) -> Option<&OwnedFd> {
         self.shares.get(share)
+    }
+
+    pub(crate) fn all_shares(&self) -> &[OwnedFd] {
+        &self.shares
     }
 
     /// The group of the share that no command has.

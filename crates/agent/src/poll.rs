@@ -39,6 +39,8 @@ pub(crate) enum Token {
     Verdict(u64),
     /// A port that is only kept.
     Occupied(u64),
+    /// Where the first process of a session's nest says that it is built.
+    Nest(u64),
 }
 
 /// A descriptor on the list.
@@ -76,6 +78,7 @@ impl Token {
             Self::Orders(number) => (11, number),
             Self::Verdict(number) => (12, number),
             Self::Occupied(number) => (13, number),
+            Self::Nest(number) => (14, number),
         };
         kind << NUMBER_BITS | number
     }
@@ -96,7 +99,8 @@ impl Token {
             10 => Self::Far(number),
             11 => Self::Orders(number),
             12 => Self::Verdict(number),
-            _ => Self::Occupied(number),
+            13 => Self::Occupied(number),
+            _ => Self::Nest(number),
         }
     }
 }

@@ -16,7 +16,7 @@ use wire::{Fault, FaultKind, Reply, StreamTag};
 use crate::agent::{Agent, Alarm, now_ms};
 use crate::body::Owner;
 use crate::child::{Failure, Step};
-use crate::command::Command;
+use crate::command::{Command, Surroundings};
 use crate::exec::{self, Spot, Wiring};
 use crate::fault;
 use crate::journal::Journal;
@@ -92,6 +92,14 @@ impl Subjects {
         }
     }
 
+    pub(crate) fn of_place(around: &Surroundings) -> Self {
+        Self {
+            program: String::new(),
+            directory: around.workdir.path.to_string_lossy().into_owned(),
+            user: around.who.name.clone(),
+        }
+    }
+
     pub(crate) fn fault(&self, failure: Failure) -> Fault {
         let subject = match failure.step {
             Step::Directory => &self.directory,
@@ -103,6 +111,11 @@ impl Subjects {
 }
 
 impl Process {
+    /// Whether it is a run of this session.
+    pub(crate) fn is_of(&self, session: &str) -> bool {
+        self.session.as_deref() == Some(session)
+    }
+
     pub(crate) fn status(&self) -> ProcessStatus {
         ProcessStatus {
             process: self.name.clone(),

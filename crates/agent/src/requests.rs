@@ -32,8 +32,8 @@ impl Agent {
         self.used |= leaves_traces(&request);
         match request {
             Request::Ping => self.answer(connection, &Reply::Ok),
-            Request::Adopt { env } => {
-                self.adopt(env)?;
+            Request::Adopt { env, env_file } => {
+                self.adopt(env, env_file)?;
                 self.answer(connection, &Reply::Ok);
             }
             Request::Start(start) => self.start(connection, &start)?,
@@ -81,6 +81,14 @@ impl Agent {
                 self.answer(connection, &Reply::Sessions(statuses));
             }
             Request::RestartSession { session } => self.restart_session(connection, &session)?,
+            Request::Nesting => {
+                self.check_nesting()?;
+                self.answer(connection, &Reply::Ok);
+            }
+            Request::Note { session } => {
+                let note = self.note(&session)?;
+                self.answer(connection, &note);
+            }
             Request::CloseSession { session } => {
                 self.close_session(&session)?;
                 self.answer(connection, &Reply::Ok);
@@ -90,12 +98,13 @@ impl Agent {
     }
 
     /// Takes variables from whom it belongs to from now on.
-    fn adopt(&mut self, env: BTreeMap<String, String>) -> Result<(), Fault> {
+    fn adopt(&mut self, env: BTreeMap<String, String>, env_file: Option<String>) -> Result<(), Fault> {
         if self.used {
             return Err(fault::plain(FaultKind::Busy, "adopt", "it was used before"));
         }
         self.used = true;
         self.place.config.env.extend(env);
+        self.place.config.env_file = env_file.or_else(|| self.place.config.env_file.take());
         Ok(())
     }
 

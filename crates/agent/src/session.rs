@@ -28,6 +28,8 @@ use crate::exec::Wiring;
 use crate::fault;
 use crate::input::Input;
 use crate::kernel::{self, Hearing};
+use crate::nest::{Inside, Kept};
+use crate::nester;
 use crate::place::HIGH;
 use crate::poll::{Source, Token};
 use crate::process::{Caller, NewProcess, Subjects, is_plain};
@@ -42,20 +44,24 @@ const EARFUL: usize = 256 << 10;
 
 #[derive(Debug)]
 pub(crate) struct Session {
-    name: String,
-    open: OpenSession,
+    pub(crate) name: String,
+    pub(crate) open: OpenSession,
     kernel: Option<Kernel>,
     shell: Option<Shell>,
+    /// Where its shells run, if not where everything does.
+    pub(crate) nest: Option<Kept>,
     /// What the next shell starts with.
-    directory: Option<String>,
-    exports: String,
+    pub(crate) directory: Option<String>,
+    pub(crate) exports: String,
     pub(crate) current: Option<Run>,
     /// How many runs it has had.
     runs: u64,
+    /// Variables of the last run, which the next is not to have.
+    passing: Vec<String>,
     queue: VecDeque<(u64, RunInSession)>,
     /// The connection that waits for the first shell.
     pub(crate) opener: Option<u64>,
-    closing: bool,
+    pub(crate) closing: bool,
     /// The connections that wait for the end of its shell.
     restarters: Vec<u64>,
 }
@@ -131,18 +137,22 @@ impl Agent {
             open,
             kernel,
             shell: None,
+            nest: None,
             directory: None,
             exports: String::new(),
             current: None,
             runs: 0,
+            passing: Vec::new(),
             queue: VecDeque::new(),
             opener: Some(connection),
             closing: false,
             restarters: Vec::new(),
         };
+        let nested = session.open.nest.is_some();
         self.session_names.insert(session.name.clone(), number);
         self.sessions.insert(number, session);
-        self.start_shell(number).inspect_err(|_| self.drop_session(number))?;
+        let begun = if nested { self.begin_nest(number) } else { self.start_shell(number) };
+        begun.inspect_err(|_| self.drop_session(number))?;
         Ok(number)
     }
 
@@ -150,10 +160,19 @@ impl Agent {
     pub(crate) fn run_in_session(&mut self, connection: u64, run: RunInSession) -> Result<(), Fault> {
         let number = self.session(&run.session)?;
         self.check_new_name(&run.process)?;
-        if run.text.contains('\0') {
+        if run.text.contains('\0') || run.env.values().any(|value| value.contains('\0')) {
             return Err(fault::plain(FaultKind::Invalid, "run", "a text with a zero byte in it"));
         }
+        if let Some(wrong) = run.env.keys().find(|name| !shell::is_variable(name)) {
+            return Err(fault::plain(FaultKind::Invalid, "set variable", wrong));
+        }
         let session = self.sessions.get_mut(&number).expect("it was just found");
+        if session.nest.as_ref().is_some_and(|nest| !nest.is_alive()) {
+            return Err(fault::plain(FaultKind::Other, "run", "the session's namespaces are gone"));
+        }
+        if run.beside {
+            return self.run_beside(number, connection, run);
+        }
         if session.current.is_none() {
             return self.begin_run(number, connection, run);
         }
@@ -173,6 +192,7 @@ impl Agent {
                 terminal: session.open.terminal.is_some(),
                 pid: body.and_then(|body| body.pid).map(rustix::process::Pid::as_raw_pid),
                 kernel: session.kernel.as_ref().map(|kernel| kernel.language.clone()),
+                nest: session.nest.as_ref().map(Kept::status),
             }
         };
         let mut statuses: Vec<_> = self.sessions.values().filter(|s| !s.closing).map(status).collect();
@@ -190,6 +210,7 @@ impl Agent {
             self.refuse(connection, fault::plain(FaultKind::NotFound, "find session", name));
         }
         self.kill_shell(number);
+        self.kill_holder(number);
         self.drop_if_closed(number);
         Ok(())
     }
@@ -210,7 +231,7 @@ impl Agent {
         Ok(())
     }
 
-    fn session(&self, name: &str) -> Result<u64, Fault> {
+    pub(crate) fn session(&self, name: &str) -> Result<u64, Fault> {
         let number = self.session_names.get(name).copied();
         number.ok_or_else(|| fault::plain(FaultKind::NotFound, "find session", name))
     }
@@ -221,8 +242,10 @@ impl Agent {
         }
     }
 
-    fn drop_if_closed(&mut self, number: u64) {
-        if self.sessions.get(&number).is_some_and(|session| session.closing && session.shell.is_none()) {
+    pub(crate) fn drop_if_closed(&mut self, number: u64) {
+        let held = |session: &Session| session.nest.as_ref().is_some_and(Kept::has_holder);
+        let over = |session: &Session| session.closing && session.shell.is_none() && !held(session);
+        if self.sessions.get(&number).is_some_and(over) {
             self.sessions.remove(&number);
         }
     }
@@ -250,6 +273,8 @@ impl Agent {
         });
         let session = self.sessions.get_mut(&number).expect("it is still there");
         session.current = Some(Run { process, key, request });
+        self.use_nest(number);
+        let session = self.sessions.get(&number).expect("it is still there");
         match &session.shell {
             Some(shell) if shell.started => self.give_order(number),
             Some(_) => {}
@@ -291,7 +316,7 @@ impl Agent {
         Ok(command::expand_path(base, &around.env, directory))
     }
 
-    fn start_shell(&mut self, number: u64) -> Result<(), Fault> {
+    pub(crate) fn start_shell(&mut self, number: u64) -> Result<(), Fault> {
         let session = self.sessions.get(&number).expect("the caller has found it");
         let forgetful = session.directory.is_some() || !session.exports.is_empty();
         // A shell in the place of another starts where that one was.
@@ -308,14 +333,41 @@ impl Agent {
             rustix::io::ioctl_fionbio(ours, true).map_err(failed)?;
         }
         let theirs = [their_orders, their_verdicts];
-        let (command, tongue) = match session.kernel.as_ref().map(|kernel| &kernel.program) {
-            None | Some(Program::Shell) => as_shell(around, theirs)?,
-            Some(program) => (Command::kernel(around, program, theirs)?, Tongue::Kernel(Hearing::default())),
+        let started = match (&open.nest, session.kernel.as_ref().map(|kernel| &kernel.program)) {
+            (Some(nest), None) => {
+                let path = command::shell_path();
+                let (name, open, nest) = (session.name.clone(), open.clone(), nest.clone());
+                let directory = directory.cloned();
+                let inside = Inside {
+                    identity: &open.identity,
+                    directory: directory.as_ref(),
+                    env: &open.env,
+                    nest: &nest,
+                    program: nester::Program::Shell,
+                    private: &[theirs[0].as_fd(), theirs[1].as_fd()],
+                };
+                let subjects = Subjects { program: path.to_owned(), ..Subjects::of_place(&around) };
+                let body = self.launch_inside(Owner::Session(number), &name, inside, wiring)?;
+                (body, subjects, Tongue::Shell(Dialect::of(path)))
+            }
+            (Some(_), Some(_)) => {
+                return Err(fault::plain(FaultKind::Invalid, "open session", "a kernel in a nest"));
+            }
+            (None, program) => {
+                let (command, tongue) = match program {
+                    None | Some(Program::Shell) => as_shell(around, theirs)?,
+                    Some(program) => {
+                        (Command::kernel(around, program, theirs)?, Tongue::Kernel(Hearing::default()))
+                    }
+                };
+                let body = self.launch(Owner::Session(number), &command, wiring)?;
+                (body, Subjects::of(&command), tongue)
+            }
         };
-        let body = self.launch(Owner::Session(number), &command, wiring)?;
+        let (body, subjects, tongue) = started;
         let watch = |fd, token, interest| {
             let watched = self.poll.watch(fd, token, interest);
-            watched.map_err(|error| fault::from_io(&error, "open session", &command.program_name))
+            watched.map_err(|error| fault::from_io(&error, "open session", &subjects.program))
         };
         let shell = Shell {
             body,
@@ -325,7 +377,7 @@ impl Agent {
             heard: Vec::new(),
             started: false,
             forgetful,
-            subjects: Subjects::of(&command),
+            subjects,
         };
         self.sessions.get_mut(&number).expect("it is still there").shell = Some(shell);
         Ok(())
@@ -342,6 +394,7 @@ impl Agent {
                 if let Some(opener) = session.opener.take_if(|_| opened) {
                     self.answer(opener, &Reply::Ok);
                 }
+                self.use_nest(number);
                 self.give_order(number);
             }
             Err(failure) => {
@@ -377,6 +430,7 @@ impl Agent {
             Tongue::Shell(dialect) => dialect.order(&self.shell_text(session, shell, run), &run.key),
             Tongue::Kernel(_) => kernel::order(&run.request.text, &run.key),
         };
+        let passing: Vec<String> = run.request.env.keys().cloned().collect();
         let (body, process, deadline) = (shell.body, run.process, run.request.deadline_ms);
 
         let session = self.sessions.get_mut(&number).expect("it is still there");
@@ -385,6 +439,7 @@ impl Agent {
         let count = count.map(|_| format!("{{\"count\":{}}}\n", session.runs));
         let shell = session.shell.as_mut().expect("it is still there");
         shell.forgetful = false;
+        session.passing = passing;
         shell.orders.add(&order);
         // A shell that does not read has ended, which is told otherwise.
         shell.orders.pump().ok();
@@ -411,7 +466,8 @@ impl Agent {
         let path = path.filter(|path| !ignored(directory, path));
         let create = directory.is_some_and(|directory| directory.missing == Missing::Create);
         let exports = if shell.forgetful { session.exports.as_str() } else { "" };
-        shell::compose(exports, path.as_deref(), create, &run.request.text)
+        let lent = shell::lend(&session.passing, &run.request.env);
+        lent + &shell::compose(exports, path.as_deref(), create, &run.request.text)
     }
 
     pub(crate) fn on_orders(&mut self, number: u64) {
@@ -491,6 +547,7 @@ impl Agent {
             if let Some(process) = self.processes.get_mut(&run.process) {
                 process.body = None;
             }
+            self.use_nest(number);
         }
     }
 
@@ -515,6 +572,7 @@ impl Agent {
         self.on_verdict(number);
         let Some(session) = self.sessions.get_mut(&number) else { return };
         let shell = session.shell.take();
+        session.passing.clear();
         let opener = session.opener.take();
         let restarters = std::mem::take(&mut session.restarters);
         if !restarters.is_empty() {

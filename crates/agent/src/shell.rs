@@ -13,6 +13,7 @@
 //! A plain `sh` can neither read a counted number of bytes nor number descriptors above nine:
 //! it gets its text on one line with everything unusual escaped, and opens the pipes by name.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::os::fd::RawFd;
 
@@ -128,6 +129,31 @@ pub(crate) fn compose(exports: &str, directory: Option<&str>, create: bool, text
     }
     order.push('\n');
     order
+}
+
+/// What makes variables a run's own: those of the last run become what they were before it, and
+/// then these are set. The names are those of variables, which whoever asked has checked.
+pub(crate) fn lend(former: &[String], env: &BTreeMap<String, String>) -> String {
+    let mut text = String::new();
+    for name in former {
+        text.push_str(&format!(
+            "if [ -n \"${{__coracle_had_{name}+x}}\" ]; then export {name}=\"$__coracle_had_{name}\"; \
+             unset __coracle_had_{name}; else unset {name}; fi\n"
+        ));
+    }
+    for (name, value) in env {
+        text.push_str(&format!(
+            "if [ -n \"${{{name}+x}}\" ]; then __coracle_had_{name}=\"${name}\"; fi\nexport {name}={}\n",
+            quote(value)
+        ));
+    }
+    text
+}
+
+/// Whether a shell can have a variable of this name.
+pub(crate) fn is_variable(name: &str) -> bool {
+    let word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    !name.is_empty() && name.bytes().all(word) && !name.starts_with(|first: char| first.is_ascii_digit())
 }
 
 /// Makes one word of any text.

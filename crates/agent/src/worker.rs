@@ -8,6 +8,7 @@
 //! stay the agent's. Where the number of processes is exhausted the fork is made outside and
 //! moved, which the kernel never refuses, so files can be read while a fork bomb sits there.
 
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
@@ -19,13 +20,15 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::process::Signal;
 use wire::files::{FileOperation, FileRequest};
-use wire::{Decoder, Fault, FaultKind, Reply};
+use wire::process::Identity;
+use wire::{AgentConfig, Decoder, Fault, FaultKind, Reply};
 
 use crate::agent::{Agent, Child};
 use crate::connection::Connection;
 use crate::files::Work;
 use crate::identity::Who;
 use crate::line::Line;
+use crate::nester::Order;
 use crate::place::Place;
 use crate::poll::Source;
 use crate::{child, fault, tree};
@@ -59,7 +62,14 @@ pub(crate) struct Job {
 
 impl Agent {
     /// Hands the connection over to a worker, now or when one is free.
-    pub(crate) fn work(&mut self, connection: u64, request: FileRequest) -> Result<(), Fault> {
+    pub(crate) fn work(&mut self, connection: u64, mut request: FileRequest) -> Result<(), Fault> {
+        if let Some(session) = &request.nest {
+            let identity = self.identity_inside(session)?;
+            // Files of a session are by default those of its user.
+            if request.identity == Identity::Default {
+                request.identity = identity;
+            }
+        }
         let watch = matches!(request.operation, FileOperation::Watch { .. });
         if watch && self.watchers >= MOST_WATCHERS {
             return Err(fault::plain(FaultKind::Busy, "watch", "too many watches"));
@@ -90,8 +100,17 @@ impl Agent {
     }
 
     fn employ(&mut self, job: Job, kind: Child) {
+        if let Some(session) = job.request.nest.clone() {
+            return self.employ_in_nest(job, kind, &session);
+        }
         match fork(&self.place) {
-            Ok((Forked::Child, join)) => run(&self.place, job, join),
+            Ok((Forked::Child, join)) => {
+                let Job { connection, decoder, request } = job;
+                let Ok(connection) = rustix::io::fcntl_dupfd_cloexec(&connection, 3) else {
+                    spawn::exit_now(1)
+                };
+                run(&self.place, &self.place.config, connection, decoder, &request, join, None)
+            }
             Ok((Forked::Parent { pid, .. }, _)) => {
                 self.children.insert(pid, kind);
                 match kind {
@@ -99,11 +118,29 @@ impl Agent {
                     _ => self.workers += 1,
                 }
             }
-            Err(errno) => {
-                let mut connection = Connection::new(job.connection);
-                connection.say(&Reply::Fault(fault::from_errno(errno, "fork", "a worker")));
-                connection.flush().ok();
+            Err(errno) => turn_away(job.connection, fault::from_errno(errno, "fork", "a worker")),
+        }
+    }
+
+    /// As [`Agent::employ`], by whom the nester clones.
+    fn employ_in_nest(&mut self, job: Job, kind: Child, session: &str) {
+        let Job { connection, decoder, request } = job;
+        let order = Order::Work {
+            session: session.to_owned(),
+            request,
+            rest: Vec::from(decoder.into_rest()),
+            config: self.given(),
+        };
+        match self.order(&order, &[connection.as_fd()]) {
+            Ok(Some(pid)) => {
+                self.children.insert(pid, kind);
+                match kind {
+                    Child::Watcher => self.watchers += 1,
+                    _ => self.workers += 1,
+                }
             }
+            Ok(None) => {}
+            Err(fault) => turn_away(connection, fault),
         }
     }
 
@@ -114,6 +151,12 @@ impl Agent {
         }
         self.employ_next();
     }
+}
+
+fn turn_away(connection: Source, fault: Fault) {
+    let mut connection = Connection::new(connection);
+    connection.say(&Reply::Fault(fault));
+    connection.flush().ok();
 }
 
 /// Forks into the workers' group. A child that could not be made there gets what it needs to
@@ -133,7 +176,7 @@ fn fork(place: &Place) -> rustix::io::Result<(Forked, Option<OwnedFd>)> {
     }
 }
 
-fn open_group(commands: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+pub(crate) fn open_group(commands: &OwnedFd) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     match rustix::fs::openat(commands, GROUP, flags, Mode::empty()) {
         Err(Errno::NOENT) => {
@@ -146,10 +189,20 @@ fn open_group(commands: &OwnedFd) -> rustix::io::Result<OwnedFd> {
 
 /// What the worker does. It never returns: its copies of the agent's descriptors are closed
 /// behind the agent's back.
-fn run(place: &Place, job: Job, join: Option<OwnedFd>) -> ! {
-    let Job { connection, decoder, request } = job;
+///
+/// `enter` leads to where the files are, if that is elsewhere; the rights for it are given up after.
+pub(crate) fn run(
+    place: &Place,
+    config: &AgentConfig,
+    connection: OwnedFd,
+    decoder: Decoder,
+    request: &FileRequest,
+    join: Option<OwnedFd>,
+    enter: Option<&dyn Fn() -> io::Result<()>>,
+) -> ! {
     let mut groups = join.iter().chain(&place.tasks).chain(place.worker_share());
     let joined = groups.try_for_each(|group| rustix::io::write(group, b"0").map(drop));
+    let entered = enter.map_or(Ok(()), |enter| enter());
     let Ok(connection) = child::alone_with(&connection) else { spawn::exit_now(1) };
     let prepared = rustix::io::ioctl_fionbio(&connection, false)
         .and_then(|()| set_socket_timeout(&connection, Timeout::Recv, Some(PATIENCE)))
@@ -160,9 +213,11 @@ fn run(place: &Place, job: Job, join: Option<OwnedFd>) -> ! {
     let mut line = Line::new(connection, decoder);
     // Outside the sandbox's bounds nothing is done at all.
     let joined = joined.map_err(|errno| fault::from_errno(errno, "join the group", GROUP));
-    let done = joined.and_then(|()| become_user(place, &request)).and_then(|who| {
-        Work { line: &mut line, config: &place.config, who: &who }.perform(&request.operation)
-    });
+    let entered = entered.map_err(|error| fault::from_io(&error, "enter", "the session"));
+    let done = joined
+        .and(entered)
+        .and_then(|()| become_user(place, request))
+        .and_then(|who| Work { line: &mut line, config, who: &who }.perform(&request.operation));
     if let Err(fault) = done {
         line.fail(fault);
     }
@@ -172,10 +227,12 @@ fn run(place: &Place, job: Job, join: Option<OwnedFd>) -> ! {
 fn become_user(place: &Place, request: &FileRequest) -> Result<Who, Fault> {
     let who = Who::find(&place.config, &request.identity)?;
     let named = |errno| fault::from_errno(errno, "become user", &who.name);
+    let dropping = |error: io::Error| fault::from_io(&error, "drop capabilities", &who.name);
     who.assume(&place.config).map_err(named)?;
     let keep =
         if who.is_root() { CapSet(ROOT_CAPABILITIES.0 & place.own_capabilities.0) } else { CapSet::NONE };
-    caps::set(keep).map_err(|error| fault::from_io(&error, "drop capabilities", &who.name))?;
+    caps::set(keep).map_err(dropping)?;
+    place.confine_late().map_err(dropping)?;
     rustix::process::umask(Mode::WGRP | Mode::WOTH);
     // A change of identity forgets it, so it comes last. Where the agent is the first process its
     // end is everybody's; elsewhere nobody would wait for this one any more.

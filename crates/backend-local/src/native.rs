@@ -14,8 +14,8 @@ use backend::{
 };
 use domain::volume::Lifetime;
 use domain::{
-    Access, Bytes, Cause, Mount, Network, Owner, Resources, SandboxId, SnapshotId, Source, Spec, Volume,
-    VolumeId, VolumeName,
+    Access, Bytes, Cause, Mount, Nesting, Network, Owner, Resources, SandboxId, SnapshotId, Source, Spec,
+    Volume, VolumeId, VolumeName,
 };
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -107,7 +107,9 @@ impl Native {
             require_limits: self.defaults.require_limits,
             network: wish(spec.network)?,
             mounts: mount_plans(&spec.mounts)?,
-            env: spec.env.clone(),
+            env: spec.environment(id),
+            env_file: spec.env_file.clone(),
+            nesting: spec.nesting == Nesting::On,
             guest: guest_plan(spec),
             max_processes: self.defaults.max_processes,
             user: None,

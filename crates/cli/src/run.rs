@@ -229,6 +229,8 @@ fn plan(args: &RunArgs, config: &Config) -> Result<JailPlan> {
         mounts: backend_local::native::mount_plans(&args.mounts)?,
         network,
         env: BTreeMap::new(),
+        env_file: None,
+        nesting: false,
         guest: GuestPlan {
             users: Vec::new(),
             default_user: "root".to_owned(),

@@ -5,9 +5,11 @@
 
 pub mod context;
 pub mod guest;
+pub mod hook;
 pub mod journal;
 pub mod key;
 pub mod lifecycle;
+pub mod nest;
 pub mod pool;
 pub mod process;
 pub mod quantity;
@@ -18,13 +20,15 @@ pub mod volume;
 
 pub use context::{ContextId, Language, NotALanguage, Worker};
 pub use guest::{Guest, User};
+pub use hook::{Hook, Hooks, Periodic, Schedule};
 pub use journal::{Position, Retention, Stream};
 pub use key::{Key, NotAKey};
 pub use lifecycle::{Cause, Phase, Request, Verdict};
+pub use nest::{Nest, NestMount, NestStatus, Screen, Sharing, Store, View};
 pub use pool::{Capacity, Pool, Refill};
 pub use process::{Exit, Identity, ProcessId, SessionId};
 pub use quantity::{Bytes, Cpus};
 pub use sandbox::{Labels, NotAnOwner, Owner, SandboxId};
 pub use snapshot::{NotASnapshotId, Snapshot, SnapshotId, SnapshotState};
-pub use spec::{Network, Resources, Spec};
+pub use spec::{Nesting, Network, Resources, Spec};
 pub use volume::{Access, Mount, Source, Volume, VolumeId, VolumeName};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::spec::Spec;
+use crate::spec::{Nesting, Spec};
 
 /// Sandboxes of one kind that are kept warm. Whoever needs one of that kind gets it with
 /// everything else bound late: owner, key, labels, variables, limits, mounts, entrypoint.
@@ -92,9 +92,10 @@ impl Pool {
     }
 
     /// Whether a sandbox of this spec, which has the same image, can be made of a warm one: all
-    /// but its inhabitants and the files of a snapshot can be bound late.
+    /// but its inhabitants, the files of a snapshot and the right to nest can be bound late.
     pub fn fits(&self, spec: &Spec) -> bool {
-        spec.guest == self.template.guest && spec.snapshot.is_none()
+        let nesting = spec.nesting == Nesting::Off || self.template.nesting == Nesting::On;
+        spec.guest == self.template.guest && spec.snapshot.is_none() && nesting
     }
 }
 

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use crate::guest::Guest;
+use crate::hook::Hooks;
 use crate::quantity::{Bytes, Cpus};
+use crate::sandbox::SandboxId;
 use crate::snapshot::SnapshotId;
 use crate::volume::Mount;
 
@@ -19,8 +21,14 @@ pub struct Spec {
     pub mounts: Vec<Mount>,
     /// Added to the environment of every process.
     pub env: BTreeMap<String, String>,
+    /// A file inside that commands keep variables in, for all that start afterwards.
+    pub env_file: Option<String>,
+    /// The variable that tells a sandbox its own id.
+    pub id_variable: Option<String>,
     /// The main process; empty, or one that only waits, needs no process at all.
     pub entrypoint: Vec<String>,
+    pub hooks: Hooks,
+    pub nesting: Nesting,
     pub guest: Guest,
 }
 
@@ -32,6 +40,15 @@ pub struct Resources {
     pub cpus: Option<Cpus>,
     pub pids: Option<u32>,
     pub disk: Option<Bytes>,
+}
+
+/// Whether sessions with namespaces of their own can be opened in a sandbox. It costs a process that
+/// keeps the rights for it, so it is decided beforehand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Nesting {
+    #[default]
+    Off,
+    On,
 }
 
 /// What a sandbox can reach.
@@ -56,9 +73,19 @@ impl Spec {
             network: Network::Off,
             mounts: Vec::new(),
             env: BTreeMap::new(),
+            env_file: None,
+            id_variable: None,
             entrypoint: Vec::new(),
+            hooks: Hooks::default(),
+            nesting: Nesting::Off,
             guest: Guest::root(),
         }
+    }
+
+    /// What is in the environment of every process of the sandbox that has this id.
+    pub fn environment(&self, id: &SandboxId) -> BTreeMap<String, String> {
+        let own = self.id_variable.iter().map(|name| (name.clone(), id.as_str().to_owned()));
+        self.env.clone().into_iter().chain(own).collect()
     }
 
     /// Whether the entrypoint would do nothing but wait. The sandbox then lives without it.

@@ -16,6 +16,9 @@ pub const KILL: u32 = 5;
 pub const SETGID: u32 = 6;
 pub const SETUID: u32 = 7;
 pub const SETPCAP: u32 = 8;
+pub const NET_ADMIN: u32 = 12;
+pub const SYS_CHROOT: u32 = 18;
+pub const SYS_ADMIN: u32 = 21;
 
 /// The highest number a kernel could know; dropping one it does not know is harmless.
 const LAST: u32 = 63;

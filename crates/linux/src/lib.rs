@@ -12,6 +12,7 @@ pub mod loopdev;
 pub mod mounts;
 pub mod namespaces;
 pub mod netlink;
+pub mod procfs;
 pub mod pty;
 pub mod seccomp;
 pub mod signals;

@@ -73,14 +73,25 @@ impl SingleThread {
     /// Forks into new namespaces and, if given, into a v2 group. Signal handlers are not
     /// inherited, and the end of the child is signalled with SIGCHLD.
     pub fn fork(&self, namespaces: Namespaces, group: Option<BorrowedFd<'_>>) -> io::Result<Forked> {
+        self.clone_with(namespaces.flags(), u64::from(libc::SIGCHLD.unsigned_abs()), group)
+    }
+
+    /// As [`SingleThread::fork`], but the child is our parent's, to whom its end is signalled as
+    /// ours would be.
+    pub fn fork_sibling(&self, namespaces: Namespaces, group: Option<BorrowedFd<'_>>) -> io::Result<Forked> {
+        // The kernel takes no signal of its own beside this flag.
+        self.clone_with(namespaces.flags() | libc::CLONE_PARENT as u64, 0, group)
+    }
+
+    fn clone_with(&self, flags: u64, signal: u64, group: Option<BorrowedFd<'_>>) -> io::Result<Forked> {
         const CLEAR_SIGNAL_HANDLERS: u64 = 0x1_0000_0000;
         const INTO_GROUP: u64 = 0x2_0000_0000;
         let mut pidfd: libc::c_int = -1;
         // SAFETY: the structure is made of integers, for which zero means absent.
         let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
-        args.flags = namespaces.flags() | CLEAR_SIGNAL_HANDLERS | libc::CLONE_PIDFD as u64;
+        args.flags = flags | CLEAR_SIGNAL_HANDLERS | libc::CLONE_PIDFD as u64;
         args.pidfd = (&raw mut pidfd) as u64;
-        args.exit_signal = u64::from(libc::SIGCHLD.unsigned_abs());
+        args.exit_signal = signal;
         if let Some(group) = group {
             args.flags |= INTO_GROUP;
             args.cgroup = u64::from(group.as_raw_fd().unsigned_abs());

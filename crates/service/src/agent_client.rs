@@ -4,7 +4,7 @@
 //! in number and in time (here), and what cannot be true ends the connection with an error.
 //! One connection carries one operation, so nothing is shared and nothing waits for another.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use backend::{AgentStream, SharedBackend};
 use bytes::{Buf, Bytes};
-use domain::SandboxId;
+use domain::{SandboxId, Spec};
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::sync::Semaphore;
 use tokio_util::io::poll_read_buf;
@@ -147,8 +147,9 @@ impl Agent {
     }
 
     /// Gives variables to an agent that nobody has used, which is also to be seen alive.
-    pub(crate) async fn adopt(&self, env: BTreeMap<String, String>) -> Result<(), ServiceError> {
-        match self.ask(Request::Adopt { env }).await? {
+    pub(crate) async fn adopt(&self, spec: &Spec) -> Result<(), ServiceError> {
+        let adopt = Request::Adopt { env: spec.environment(&self.id), env_file: spec.env_file.clone() };
+        match self.ask(adopt).await? {
             Ok(Reply::Ok) => Ok(()),
             Ok(_) => Err(self.unexpected()),
             Err(fault) => Err(self.refused(fault)),

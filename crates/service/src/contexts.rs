@@ -18,7 +18,7 @@ use crate::core::new_process_id;
 use crate::following::Place;
 use crate::registry::Handle;
 use crate::telling::Interrupter;
-use crate::{Busy, Following, OpenSession, Reach, Run, Running, Service, ServiceError};
+use crate::{Busy, Following, OpenSession, Reach, Run, RunPlace, Running, Service, ServiceError};
 use crate::{faults, kernels, translate};
 
 /// How many contexts a sandbox may have. Each is a process with an interpreter in it.
@@ -108,7 +108,7 @@ impl Service {
         }
         let OpenContext { language, identity, directory, env } = wish;
         let kernel = kernels::of(&language);
-        let open = OpenSession { identity, directory, env, terminal: None };
+        let open = OpenSession { identity, directory, env, terminal: None, nest: None };
         let open = OpenKernel { open: translate::open_session(context, open), kernel };
         let agent = &handle.agent;
         let mut connection = agent.call(Request::OpenKernel(open)).await?;
@@ -230,7 +230,9 @@ impl Service {
         let slot = self.slot(&handle, &name).await?;
         let agent = handle.agent.clone();
         let RunCode { code, deadline, busy, unread } = run;
-        let run = Run { text: code, directory: None, deadline, retention: Retention::default(), busy };
+        let retention = Retention::default();
+        let (env, place) = (BTreeMap::new(), RunPlace::Shell);
+        let run = Run { text: code, directory: None, deadline, retention, busy, env, place };
         let mut connection = agent.call(Request::Run(held(translate::run(context, &name, run)))).await?;
         let answer = match busy {
             Busy::Queue => connection.answer().await.map_err(|source| agent.failed("answer", source))?,

@@ -31,7 +31,7 @@ use crate::store::{Kept, KeptVolume, Record, Store};
 use crate::tokens::{Mint, random};
 use crate::trouble::Troubles;
 use crate::volumes::Volumes;
-use crate::{Config, Create, InForce, ProcessStatus, Sandbox, Secret, ServiceError, Usage, translate};
+use crate::{Config, Create, InForce, ProcessStatus, Sandbox, Secret, ServiceError, Usage, hooks, translate};
 
 /// How long a backend may take to remove a sandbox.
 const DESTROY: Duration = Duration::from_secs(60);
@@ -157,8 +157,12 @@ impl Core {
         self.admit(&handle, room).await?;
         uses.keep();
         let (reply, claim) = oneshot::channel();
+        // Whoever goes while something runs before the entrypoint is not waited for.
+        let gone = handle.abandoned.clone().drop_guard();
         self.tasks.spawn(driver.create(warm.map(Taken::keep), reply));
-        claim.await.unwrap_or(Err(ServiceError::Stopping)).map(|claim| claim.take())
+        let claim = claim.await;
+        gone.disarm();
+        claim.unwrap_or(Err(ServiceError::Stopping)).map(|claim| claim.take())
     }
 
     /// Puts a new sandbox on the list if there is room for it, here and in its owner's quota; one
@@ -347,7 +351,8 @@ impl Core {
         match self.processes_of(&handle.agent).await {
             Ok(processes) => processes
                 .iter()
-                .any(|status| status.ended.is_none() && Some(&status.process) != handle.entrypoint.as_ref()),
+                .filter(|status| status.ended.is_none() && !hooks::is_run(status))
+                .any(|status| Some(&status.process) != handle.entrypoint.as_ref()),
             Err(error) => {
                 tracing::debug!(sandbox = %handle.id, %error, "nobody knows whether it is idle");
                 true

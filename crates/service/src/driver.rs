@@ -32,7 +32,7 @@ use crate::quota::Cost;
 use crate::reaper::Why;
 use crate::registry::Handle;
 use crate::store::Record;
-use crate::{Outcome, Sandbox, ServiceError, entrypoint, measure};
+use crate::{Outcome, Sandbox, ServiceError, entrypoint, hooks, measure};
 
 /// How many orders may wait for one driver.
 const MAILBOX: usize = 16;
@@ -94,6 +94,8 @@ pub(crate) struct Driver {
     death: watch::Receiver<Option<Cause>>,
     /// Ends when the main process does.
     entrypoint: Option<AbortOnDropHandle<Exit>>,
+    /// One for each hook by the clock.
+    hooks: Vec<AbortOnDropHandle<()>>,
     /// Remains that the backend could not remove, and when it is tried again.
     owed: Option<Owed>,
     /// Why it is being removed.
@@ -147,6 +149,7 @@ impl Driver {
             mailbox,
             death,
             entrypoint: None,
+            hooks: Vec::new(),
             owed: None,
             cause: None,
         };
@@ -192,6 +195,7 @@ impl Driver {
         self.meter(false);
         if matches!(self.phase(), Phase::Running | Phase::Paused) {
             self.watch_entrypoint();
+            self.tend_hooks();
         }
         if matches!(self.phase(), Phase::Stopping | Phase::Failed(_)) {
             self.owe();
@@ -210,6 +214,7 @@ impl Driver {
 
     /// Starts what is to run in a sandbox that is complete, and notes that it runs.
     async fn begin_life(&mut self) -> Result<(), ServiceError> {
+        self.prepare_life().await?;
         if let Some(id) = &self.record.entrypoint {
             entrypoint::launch(&self.handle.agent, id, &self.record.sandbox.spec.entrypoint).await?;
         }
@@ -220,7 +225,28 @@ impl Driver {
         // Before anybody is told of it: what was answered must be found again, even if server and
         // agent die at once, and a row that says "starting" is taken for one nobody heard of.
         let noted = self.core.store.update(&self.record).await;
-        noted.map_err(|source| ServiceError::Store { action: "note that it runs", source })
+        noted.map_err(|source| ServiceError::Store { action: "note that it runs", source })?;
+        self.tend_hooks();
+        Ok(())
+    }
+
+    /// Runs the hook before the entrypoint. It may take hours, so neither a client that has gone
+    /// nor a server that stops waits for it.
+    async fn prepare_life(&self) -> Result<(), ServiceError> {
+        let Some(hook) = &self.record.sandbox.spec.hooks.before else { return Ok(()) };
+        tokio::select! {
+            ran = hooks::run_before(&self.handle.agent, hook) => ran,
+            () = self.handle.abandoned.cancelled() => Err(ServiceError::Stopping),
+            () = self.core.stop.cancelled() => Err(ServiceError::Stopping),
+        }
+    }
+
+    fn tend_hooks(&mut self) {
+        let tend = |periodic: &domain::Periodic| {
+            let tending = hooks::tend(Arc::clone(&self.core), Arc::clone(&self.handle), periodic.clone());
+            AbortOnDropHandle::new(self.core.tasks.spawn(tending))
+        };
+        self.hooks = self.record.sandbox.spec.hooks.periodic.iter().map(tend).collect();
     }
 
     /// Has what it uses counted.
@@ -288,6 +314,7 @@ impl Driver {
         tracing::warn!(sandbox = %self.handle.id, cause = cause.name(), "a sandbox died");
         measure::died(cause);
         self.entrypoint = None;
+        self.hooks.clear();
         self.enter(Phase::Failed(cause));
         self.core.store.update_later(&self.record).await;
         self.retry().await;
@@ -311,6 +338,7 @@ impl Driver {
     async fn end(&mut self, cause: Cause) -> Result<(), ServiceError> {
         self.cause.get_or_insert(cause);
         self.entrypoint = None;
+        self.hooks.clear();
         if self.phase() != Phase::Stopping {
             self.enter(Phase::Stopping);
             if let Err(error) = self.core.store.update(&self.record).await {

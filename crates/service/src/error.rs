@@ -87,6 +87,8 @@ pub enum ServiceError {
     Agent { id: SandboxId, action: &'static str, source: AgentError },
     #[error("the entrypoint could not be started")]
     Entrypoint(#[source] Box<ServiceError>),
+    #[error("the hook before the entrypoint {ended}")]
+    Hook { ended: String, source: Option<Box<ServiceError>> },
     #[error("the store could not {action}")]
     Store { action: &'static str, source: StoreError },
     #[error("could not {action}")]
@@ -160,6 +162,8 @@ pub enum ErrorKind {
     },
     Refused,
     Unsupported,
+    /// What was to run before the entrypoint failed.
+    Hook,
     /// An image could not be fetched.
     Pull,
     /// Something cannot be mounted.
@@ -203,6 +207,7 @@ impl ServiceError {
                 ErrorKind::File(_) => ErrorKind::Invalid,
                 kind => kind,
             },
+            Self::Hook { .. } => ErrorKind::Hook,
             Self::Store { source, .. } if source.is_full() => exhausted(),
             Self::Store { .. } | Self::Host { .. } | Self::Io { .. } | Self::Stopping => ErrorKind::Internal,
         }
@@ -286,6 +291,7 @@ impl ErrorKind {
             Self::Exhausted { .. } => "exhausted",
             Self::Refused => "refused",
             Self::Unsupported => "unsupported",
+            Self::Hook => "hook",
             Self::Pull => "pull",
             Self::Mount(_) => "mount",
             Self::Internal => "internal",

@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use backend::AgentStream;
-use domain::{Identity, Owner, SandboxId};
+use domain::{Identity, Owner, SandboxId, SessionId};
 use wire::files::{FileOperation, FileRequest};
 use wire::{Reply, Request};
 
@@ -79,18 +79,31 @@ pub enum Change {
     Overflow,
 }
 
+/// As whom a file operation is done, and in which session's nest, if not where everything is.
+#[derive(Clone, Copy, Debug)]
+pub struct Actor<'a> {
+    pub identity: &'a Identity,
+    pub nest: Option<&'a SessionId>,
+}
+
+impl<'a> From<&'a Identity> for Actor<'a> {
+    fn from(identity: &'a Identity) -> Self {
+        Self { identity, nest: None }
+    }
+}
+
 impl Service {
     /// One answer for each path, in order; a missing one fails them all.
     pub async fn stat(
         &self,
         owner: &Owner,
         id: &SandboxId,
-        identity: &Identity,
+        actor: impl Into<Actor<'_>> + Send,
         paths: &[String],
     ) -> Result<Vec<FileInfo>, ServiceError> {
         let operation = FileOperation::Stat { paths: paths.to_vec() };
         let (handle, _activity) = self.0.enter(owner, id)?;
-        match ask(&handle.agent, identity, operation).await? {
+        match ask(&handle.agent, actor, operation).await? {
             Reply::Info(infos) if infos.len() == paths.len() => {
                 Ok(infos.into_iter().map(translate::file_info).collect())
             }
@@ -103,7 +116,7 @@ impl Service {
         &self,
         owner: &Owner,
         id: &SandboxId,
-        identity: &Identity,
+        actor: impl Into<Actor<'_>> + Send,
         path: &str,
         offset: u64,
         length: Option<u64>,
@@ -111,7 +124,7 @@ impl Service {
         let (handle, activity) = self.0.enter(owner, id)?;
         let operation = FileOperation::Read { path: path.to_owned(), offset, length };
         let agent = handle.agent.clone();
-        let (connection, reply) = begin(&agent, identity, operation).await?;
+        let (connection, reply) = begin(&agent, actor, operation).await?;
         match reply {
             Reply::Reading { size } => Ok(Reading::new(agent, connection, size, length, activity)),
             _ => Err(agent.unexpected()),
@@ -123,7 +136,7 @@ impl Service {
         &self,
         owner: &Owner,
         id: &SandboxId,
-        identity: &Identity,
+        actor: impl Into<Actor<'_>> + Send,
         path: &str,
         attributes: Attributes,
         mode: WriteMode,
@@ -135,7 +148,7 @@ impl Service {
             WriteMode::Append => FileOperation::Append { path, attributes },
         };
         let agent = handle.agent.clone();
-        let connection = agent.call(request(identity, operation)).await?;
+        let connection = agent.call(request(actor, operation)).await?;
         Ok(Writing::new(agent, connection, activity))
     }
 
@@ -144,7 +157,7 @@ impl Service {
         &self,
         owner: &Owner,
         id: &SandboxId,
-        identity: &Identity,
+        actor: impl Into<Actor<'_>> + Send,
         path: &str,
         depth: u32,
     ) -> Result<Vec<FileInfo>, ServiceError> {
@@ -152,7 +165,7 @@ impl Service {
         listing::list(
             &handle.agent,
             path,
-            request(identity, FileOperation::List { path: path.to_owned(), depth }),
+            request(actor, FileOperation::List { path: path.to_owned(), depth }),
         )
         .await
     }
@@ -162,26 +175,26 @@ impl Service {
         &self,
         owner: &Owner,
         id: &SandboxId,
-        identity: &Identity,
+        actor: impl Into<Actor<'_>> + Send,
         path: &str,
         pattern: &str,
     ) -> Result<Vec<FileInfo>, ServiceError> {
         let (handle, _activity) = self.0.enter(owner, id)?;
         let operation = FileOperation::Search { path: path.to_owned(), pattern: pattern.to_owned() };
-        listing::list(&handle.agent, path, request(identity, operation)).await
+        listing::list(&handle.agent, path, request(actor, operation)).await
     }
 
     pub async fn move_file(
         &self,
         owner: &Owner,
         id: &SandboxId,
-        identity: &Identity,
+        actor: impl Into<Actor<'_>> + Send,
         from: &str,
         to: &str,
         overwrite: bool,
     ) -> Result<(), ServiceError> {
         let operation = FileOperation::Move { from: from.to_owned(), to: to.to_owned(), overwrite };
-        self.change(owner, id, identity, operation).await
+        self.change(owner, id, actor, operation).await
     }
 
     /// Removes a file or directory; nothing being there is no error.
@@ -189,12 +202,12 @@ impl Service {
         &self,
         owner: &Owner,
         id: &SandboxId,
-        identity: &Identity,
+        actor: impl Into<Actor<'_>> + Send,
         path: &str,
         recursive: bool,
     ) -> Result<(), ServiceError> {
         let operation = FileOperation::Remove { path: path.to_owned(), recursive };
-        self.change(owner, id, identity, operation).await
+        self.change(owner, id, actor, operation).await
     }
 
     /// Makes a directory and its parents; attributes go to what was newly made.
@@ -202,26 +215,26 @@ impl Service {
         &self,
         owner: &Owner,
         id: &SandboxId,
-        identity: &Identity,
+        actor: impl Into<Actor<'_>> + Send,
         path: &str,
         attributes: Attributes,
     ) -> Result<(), ServiceError> {
         let attributes = translate::attributes(attributes);
         let operation = FileOperation::MakeDirectory { path: path.to_owned(), attributes };
-        self.change(owner, id, identity, operation).await
+        self.change(owner, id, actor, operation).await
     }
 
     pub async fn set_attributes(
         &self,
         owner: &Owner,
         id: &SandboxId,
-        identity: &Identity,
+        actor: impl Into<Actor<'_>> + Send,
         path: &str,
         attributes: Attributes,
     ) -> Result<(), ServiceError> {
         let attributes = translate::attributes(attributes);
         let operation = FileOperation::SetAttributes { path: path.to_owned(), attributes };
-        self.change(owner, id, identity, operation).await
+        self.change(owner, id, actor, operation).await
     }
 
     /// How often each edit's text was found and replaced.
@@ -229,13 +242,13 @@ impl Service {
         &self,
         owner: &Owner,
         id: &SandboxId,
-        identity: &Identity,
+        actor: impl Into<Actor<'_>> + Send,
         edits: Vec<Edit>,
     ) -> Result<Vec<u64>, ServiceError> {
         let count = edits.len();
         let operation = FileOperation::Replace { edits: edits.into_iter().map(translate::edit).collect() };
         let (handle, _activity) = self.0.enter(owner, id)?;
-        match ask(&handle.agent, identity, operation).await? {
+        match ask(&handle.agent, actor, operation).await? {
             Reply::Replaced(counts) if counts.len() == count => Ok(counts),
             _ => Err(handle.agent.unexpected()),
         }
@@ -245,14 +258,14 @@ impl Service {
         &self,
         owner: &Owner,
         id: &SandboxId,
-        identity: &Identity,
+        actor: impl Into<Actor<'_>> + Send,
         path: &str,
         recursive: bool,
     ) -> Result<Watching, ServiceError> {
         let (handle, activity) = self.0.enter(owner, id)?;
         let operation = FileOperation::Watch { path: path.to_owned(), recursive };
         let agent = handle.agent.clone();
-        match begin(&agent, identity, operation).await? {
+        match begin(&agent, actor, operation).await? {
             (connection, Reply::Ok) => Ok(Watching::new(agent, connection, activity)),
             _ => Err(agent.unexpected()),
         }
@@ -280,32 +293,38 @@ impl Service {
         &self,
         owner: &Owner,
         id: &SandboxId,
-        identity: &Identity,
+        actor: impl Into<Actor<'_>> + Send,
         operation: FileOperation,
     ) -> Result<(), ServiceError> {
         let (handle, _activity) = self.0.enter(owner, id)?;
-        match ask(&handle.agent, identity, operation).await? {
+        match ask(&handle.agent, actor, operation).await? {
             Reply::Ok => Ok(()),
             _ => Err(handle.agent.unexpected()),
         }
     }
 }
 
-fn request(identity: &Identity, operation: FileOperation) -> Request {
-    Request::File(FileRequest { identity: translate::identity(identity), operation })
+fn request<'a>(actor: impl Into<Actor<'a>>, operation: FileOperation) -> Request {
+    let Actor { identity, nest } = actor.into();
+    let nest = nest.map(|session| session.as_str().to_owned());
+    Request::File(FileRequest { identity: translate::identity(identity), nest, operation })
 }
 
-async fn ask(agent: &Agent, identity: &Identity, operation: FileOperation) -> Result<Reply, ServiceError> {
-    begin(agent, identity, operation).await.map(|(_connection, reply)| reply)
+async fn ask(
+    agent: &Agent,
+    actor: impl Into<Actor<'_>> + Send,
+    operation: FileOperation,
+) -> Result<Reply, ServiceError> {
+    begin(agent, actor, operation).await.map(|(_connection, reply)| reply)
 }
 
 /// Asks and reads the first answer. Long work on files may take its time, as a large move does.
 async fn begin(
     agent: &Agent,
-    identity: &Identity,
+    actor: impl Into<Actor<'_>> + Send,
     operation: FileOperation,
 ) -> Result<(Connection, Reply), ServiceError> {
-    let mut connection = agent.call(request(identity, operation)).await?;
+    let mut connection = agent.call(request(actor, operation)).await?;
     let answer = within(STALL, "hear of a file", connection.answer()).await;
     let answer = answer.map_err(|source| agent.failed("answer", source))?;
     answer.map(|reply| (connection, reply)).map_err(|fault| faults::of_file(agent, fault))

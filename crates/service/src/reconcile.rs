@@ -98,7 +98,8 @@ fn decide(phase: Phase, condition: Option<Condition>, same_boot: bool) -> Plan {
 
 /// Whether a sandbox that was still starting got as far as its main process.
 async fn is_complete(core: &Core, record: &Record) -> bool {
-    let Some(process) = &record.entrypoint else { return true };
+    // Without one it is not known whether what was to run before it has ended.
+    let Some(process) = &record.entrypoint else { return record.sandbox.spec.hooks.before.is_none() };
     let agent = Agent::new(Arc::clone(&core.backend), record.sandbox.id.clone());
     entrypoint::was_started(&agent, process).await.unwrap_or(false)
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use domain::process::{Directory, Size};
-use domain::{Identity, Owner, Retention, SandboxId, SessionId};
+use domain::{Identity, Nest, NestStatus, Owner, Retention, SandboxId, SessionId};
 use wire::{Reply, Request};
 
 use crate::core::new_process_id;
@@ -20,6 +20,8 @@ pub struct OpenSession {
     pub env: BTreeMap<String, String>,
     /// On a terminal of this size instead of pipes.
     pub terminal: Option<Size>,
+    /// In namespaces of its own.
+    pub nest: Option<Nest>,
 }
 
 /// Text for an open shell.
@@ -31,6 +33,18 @@ pub struct Run {
     pub deadline: Option<Duration>,
     pub retention: Retention,
     pub busy: Busy,
+    /// For this run alone.
+    pub env: BTreeMap<String, String>,
+    pub place: RunPlace,
+}
+
+/// Where a run takes place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunPlace {
+    /// In the shell itself, which it may change.
+    Shell,
+    /// In a shell of its own beside it, in the same nest.
+    Beside,
 }
 
 /// What happens while another run of the session is on.
@@ -45,6 +59,7 @@ pub struct SessionStatus {
     pub session: SessionId,
     pub busy: bool,
     pub terminal: bool,
+    pub nest: Option<NestStatus>,
 }
 
 impl Service {
@@ -111,6 +126,32 @@ impl Service {
             }
             Ok(_) => Err(handle.agent.unexpected()),
             Err(fault) => Err(handle.agent.refused(fault)),
+        }
+    }
+
+    /// Whether sessions of a sandbox can have nests; if not, why.
+    pub async fn nesting(&self, owner: &Owner, id: &SandboxId) -> Result<Result<(), String>, ServiceError> {
+        let handle = self.0.reach(owner, id)?;
+        match handle.agent.ask(Request::Nesting).await? {
+            Ok(Reply::Ok) => Ok(Ok(())),
+            Ok(_) => Err(handle.agent.unexpected()),
+            Err(fault) => Ok(Err(fault.subject)),
+        }
+    }
+
+    /// The text that was kept with a session's nest. It comes from inside: whoever reads it trusts
+    /// nothing in it.
+    pub async fn nest_note(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        session: &SessionId,
+    ) -> Result<String, ServiceError> {
+        let handle = self.0.reach(owner, id)?;
+        match handle.agent.ask(Request::Note { session: session.as_str().to_owned() }).await? {
+            Ok(Reply::Note(note)) => Ok(note),
+            Ok(_) => Err(handle.agent.unexpected()),
+            Err(fault) => Err(faults::of_session(&handle.agent, session, fault)),
         }
     }
 

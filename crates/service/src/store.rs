@@ -6,6 +6,7 @@
 
 mod columns;
 mod events;
+mod hooks;
 mod hours;
 mod pools;
 mod rows;

@@ -3,13 +3,16 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use domain::process::{Command, Directory, Io, Missing, Process, Size, Stdin};
-use domain::{Exit, Identity, ProcessId, Retention, SessionId, Stream};
+use domain::{
+    Exit, Identity, Nest, NestMount, NestStatus, ProcessId, Retention, SessionId, Sharing, Store, Stream,
+    View,
+};
 use wire::StreamTag;
 
 use crate::agent_client::AgentError;
 use crate::{
     Attributes, Busy, Change, Edit, Ended, FileInfo, FileKind, OpenSession, ProcessStatus, Reach, Run,
-    SessionStatus, WatchEvent,
+    RunPlace, SessionStatus, WatchEvent,
 };
 
 /// The years 1 to 9999: what every calendar and every format can show.
@@ -44,6 +47,27 @@ pub(crate) fn open_session(id: &SessionId, wish: OpenSession) -> wire::process::
         directory: wish.directory.map(directory),
         env: wish.env,
         terminal: wish.terminal.map(terminal),
+        nest: wish.nest.map(nest),
+    }
+}
+
+fn nest(nest: Nest) -> wire::nest::Nest {
+    let mount = |mount: NestMount| wire::nest::NestMount {
+        source: mount.source,
+        target: mount.target,
+        view: match mount.view {
+            View::ReadWrite => wire::nest::View::ReadWrite,
+            View::ReadOnly => wire::nest::View::ReadOnly,
+            View::Overlay(store) => wire::nest::View::Overlay { kept: store == Store::Disk },
+        },
+    };
+    wire::nest::Nest {
+        mounts: nest.mounts.into_iter().map(mount).collect(),
+        share_temporary: nest.temporary == Sharing::Shared,
+        share_network: nest.network == Sharing::Shared,
+        screen: wire::nest::Screen { only: nest.screen.only, without: nest.screen.without },
+        idle_ms: nest.idle.map(millis),
+        note: nest.note,
     }
 }
 
@@ -57,6 +81,8 @@ pub(crate) fn run(session: &SessionId, id: &ProcessId, run: Run) -> wire::proces
         retention: retention(run.retention),
         follow: true,
         queue: run.busy == Busy::Queue,
+        env: run.env,
+        beside: run.place == RunPlace::Beside,
     }
 }
 
@@ -124,7 +150,13 @@ pub(crate) fn status(status: wire::process::ProcessStatus) -> Result<ProcessStat
 
 pub(crate) fn session(status: &wire::process::SessionStatus) -> Result<SessionStatus, AgentError> {
     let session = process_id(&status.session)?;
-    Ok(SessionStatus { session, busy: status.busy, terminal: status.terminal })
+    let nest = status.nest.as_ref().map(|nest| NestStatus {
+        created: moment(i64::try_from(nest.created_ms).unwrap_or(i64::MAX)),
+        used: moment(i64::try_from(nest.used_ms).unwrap_or(i64::MAX)),
+        idle_left: nest.idle_left_ms.map(Duration::from_millis),
+        alive: nest.alive,
+    });
+    Ok(SessionStatus { session, busy: status.busy, terminal: status.terminal, nest })
 }
 
 pub(crate) fn ended(ended: &wire::process::Ended) -> Ended {

@@ -46,6 +46,28 @@ pub struct AgentConfig {
     pub default_directory: String,
     /// The environment of every process, before the request's own.
     pub env: BTreeMap<String, String>,
+    /// A file inside that commands keep variables in; they come after those above and before
+    /// the request's own. It is read anew for each process, by that process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub env_file: Option<String>,
+    /// Whether sessions can have nests. The agent then confines itself, after it has forked the one
+    /// process that makes them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nesting: Option<Nesting>,
     /// How many processes may run at once.
     pub max_processes: u32,
+}
+
+/// What an agent needs to give up what its nester keeps.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Nesting {
+    /// The filter of the agent itself, and of all that its nester starts.
+    pub agent_filter: Vec<u64>,
+    /// The filter of the nester.
+    pub nester_filter: Vec<u64>,
+    /// Capabilities (bit mask) that the agent keeps.
+    pub agent_capabilities: u64,
+    /// A mount of a directory on the sandbox's disk, for what is changed in nests.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_fd: Option<i32>,
 }

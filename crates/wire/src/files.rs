@@ -10,6 +10,9 @@ use crate::process::Identity;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FileRequest {
     pub identity: Identity,
+    /// The session in whose nest it is done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nest: Option<String>,
     pub operation: FileOperation,
 }
 

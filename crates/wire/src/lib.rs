@@ -25,6 +25,7 @@ pub mod config;
 pub mod files;
 pub mod frame;
 pub mod message;
+pub mod nest;
 pub mod process;
 
 /// The version of the protocol. A server must be able to talk to every older agent.

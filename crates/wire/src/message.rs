@@ -32,6 +32,9 @@ pub enum Request {
     /// variables are in the environment of every process, before the request's own.
     Adopt {
         env: BTreeMap<String, String>,
+        /// Where its commands keep variables from now on, if not where they did.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        env_file: Option<String>,
     },
     /// Answered `Started`; with `follow` the output and `Ended` come after it.
     Start(Start),
@@ -76,6 +79,12 @@ pub enum Request {
     RestartSession {
         session: String,
     },
+    /// Answered `Ok` if sessions can have nests here, else a fault says why not.
+    Nesting,
+    /// Answered `Note`: what the session's nest was made with.
+    Note {
+        session: String,
+    },
 
     /// Handled by a forked worker with the identity named in the request.
     File(FileRequest),
@@ -102,6 +111,7 @@ pub enum Reply {
     Status(ProcessStatus),
     Statuses(Vec<ProcessStatus>),
     Sessions(Vec<SessionStatus>),
+    Note(String),
     /// The bytes from `from` up to, not including, `to` are no longer kept.
     Gap {
         from: u64,

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::nest::{Nest, NestStatus};
+
 /// Starts a process. The server chooses its name, so that it knows it even if the answer is lost.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Start {
@@ -159,6 +161,9 @@ pub struct OpenSession {
     pub env: BTreeMap<String, String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub terminal: Option<TerminalSize>,
+    /// Namespaces of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nest: Option<Nest>,
 }
 
 /// Opens a session whose runs are given to a kernel: a program that keeps the state of one
@@ -204,6 +209,12 @@ pub struct RunInSession {
     /// What happens while another run is on: refuse with `Busy`, or wait for its end.
     #[serde(default)]
     pub queue: bool,
+    /// For this run alone.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    /// Beside the session's shell, in its nest, with what the shell has exported by now.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub beside: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -217,4 +228,6 @@ pub struct SessionStatus {
     /// The language of its kernel, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nest: Option<NestStatus>,
 }

@@ -8,7 +8,7 @@ use crate::client::shell;
 use crate::harness::both_ways;
 
 fn adopt(value: &str) -> Request {
-    Request::Adopt { env: BTreeMap::from([("OWN".to_owned(), value.to_owned())]) }
+    Request::Adopt { env: BTreeMap::from([("OWN".to_owned(), value.to_owned())]), env_file: None }
 }
 
 #[test]

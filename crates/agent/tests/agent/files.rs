@@ -17,7 +17,7 @@ const ODD_NAMES: [&str; 8] =
 
 impl TestAgent {
     pub(crate) fn file(&self, operation: FileOperation) -> Talk {
-        self.ask(Request::File(FileRequest { identity: Identity::Default, operation }))
+        self.ask(Request::File(FileRequest { identity: Identity::Default, nest: None, operation }))
     }
 
     fn file_reply(&self, operation: FileOperation) -> Reply {
@@ -413,7 +413,7 @@ fn an_ordinary_user_is_held_to_its_permissions() {
     both_ways(|agent| {
         let as_nobody = |operation| {
             let identity = Identity::User("nobody".to_owned());
-            agent.reply(Request::File(FileRequest { identity, operation }))
+            agent.reply(Request::File(FileRequest { identity, nest: None, operation }))
         };
         std::fs::set_permissions(agent.home(), PermissionsExt::from_mode(0o755)).unwrap();
         std::fs::set_permissions(agent.home().parent().unwrap(), PermissionsExt::from_mode(0o755)).unwrap();

@@ -91,6 +91,8 @@ impl TestAgent {
             default_user: "root".to_owned(),
             default_directory: home.to_str().unwrap().to_owned(),
             env: BTreeMap::from([("PATH".to_owned(), "/usr/local/bin:/usr/bin:/bin".to_owned())]),
+            env_file: None,
+            nesting: None,
             max_processes: 100,
         };
         change(&mut config);

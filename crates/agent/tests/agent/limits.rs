@@ -60,7 +60,7 @@ fn commands_and_files_work_while_the_number_of_processes_is_exhausted() {
     let output = agent.run(shell("more", "echo more"));
     assert_eq!((output.stdout().as_str(), output.exit()), ("more\n", Exit::Code(0)));
     let operation = wire::files::FileOperation::Stat { paths: vec!["/".to_owned()] };
-    let file = wire::files::FileRequest { identity: Identity::Default, operation };
+    let file = wire::files::FileRequest { identity: Identity::Default, nest: None, operation };
     assert!(matches!(agent.reply(Request::File(file)), Reply::Info(_)));
     agent.signal("bomb", 9, wire::process::Reach::Tree);
     assert_eq!(bomb.output().exit(), Exit::Signal(9));

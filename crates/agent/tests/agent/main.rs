@@ -6,6 +6,7 @@
 
 mod adopt;
 mod client;
+mod envfile;
 mod exec;
 mod files;
 mod follow;

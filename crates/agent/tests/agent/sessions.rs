@@ -18,6 +18,7 @@ pub(crate) fn session() -> OpenSession {
         directory: None,
         env: BTreeMap::new(),
         terminal: None,
+        nest: None,
     }
 }
 
@@ -31,6 +32,8 @@ pub(crate) fn run(process: &str, text: &str) -> RunInSession {
         retention: Retention { first: 1 << 20, last: 1 << 20, hold: false },
         follow: true,
         queue: false,
+        env: BTreeMap::new(),
+        beside: false,
     }
 }
 

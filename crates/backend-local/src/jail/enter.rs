@@ -54,6 +54,17 @@ pub const COMMAND_CAPABILITIES: CapSet = CapSet::of(&[
     caps::SETUID,
 ]);
 
+/// What the process that makes nests has beside the agent's, over the same user namespace.
+pub const NESTER_CAPABILITIES: CapSet = CapSet::of(&[
+    // Mounts and namespaces.
+    caps::SYS_ADMIN,
+    // Going into a mount namespace changes the root.
+    caps::SYS_CHROOT,
+    // Brings up the loopback of a nest without a network.
+    caps::NET_ADMIN,
+])
+.and(AGENT_CAPABILITIES);
+
 /// Everything the child needs to know, ready before it is cloned.
 pub struct Entry {
     pub setgroups: Setgroups,
@@ -76,6 +87,9 @@ pub struct Entry {
     pub journal: usize,
     /// Without root: which of `inherited` is replaced by a mount of the commands' group, made here.
     pub commands: Option<(usize, PathBuf)>,
+    /// Where nests can be made: which of `inherited` is replaced by the directory on the volume for
+    /// what is changed in them. The agent then confines itself.
+    pub nests: Option<usize>,
 }
 
 /// One tree of the image; its lower layers come as detached mounts, or as paths to clone here.
@@ -130,10 +144,12 @@ pub fn enter(
 
     let mut layers = gather(&entry, handover)?;
     build_root(&entry, &mut layers)?;
+    let nests = entry.nests.map(|place| make_nests().map(|made| (place, made)));
+    let nests = nests.transpose().at(Step::Scratch)?;
     let journals = layers.journal.take().map_or_else(make_journals, Ok).at(Step::Scratch)?;
     let root = Path::new(SCRATCH).join("root");
     make_devices(&root.join("dev")).at(Step::Devices)?;
-    make_proc(&root.join("proc")).at(Step::Proc)?;
+    linux::procfs::mount(&root.join("proc"), Path::new("/dev/null")).at(Step::Proc)?;
     attach_mounts(&root, &entry, &layers.mounts)?;
     namespaces::set_host_name(&entry.host_name).at(Step::Guest)?;
 
@@ -150,14 +166,21 @@ pub fn enter(
     if let (Some((place, _)), Some(group)) = (commands, layers.commands) {
         inherited[place] = group;
     }
+    let nesting = nests.is_some();
+    if let Some((place, directory)) = nests {
+        inherited[place] = directory;
+    }
     let departure = depart(inherited, journal, journals, agent, report).at(Step::ExecuteAgent)?;
     rustix::process::setrlimit(Resource::Nofile, open_files).at(Step::ResourceLimits)?;
     let (arguments, environment) = (words(&[c"coracle", c"__agent"]), words(&[]));
-    caps::bound_to(AGENT_CAPABILITIES).at(Step::Capabilities)?;
-    caps::set(AGENT_CAPABILITIES).at(Step::Capabilities)?;
+    let keep = if nesting { NESTER_CAPABILITIES } else { AGENT_CAPABILITIES };
+    caps::bound_to(keep).at(Step::Capabilities)?;
+    caps::set(keep).at(Step::Capabilities)?;
     linux::set_no_new_privs().at(Step::NoNewPrivileges)?;
-    linux::landlock::forbid_mounts().at(Step::Landlock)?;
-    filter.install().at(Step::Seccomp)?;
+    if !nesting {
+        linux::landlock::forbid_mounts().at(Step::Landlock)?;
+        filter.install().at(Step::Seccomp)?;
+    }
     departure.go(&arguments, &environment, |source| {
         Failure::from(JailError::new(Step::ExecuteAgent, source)).told()
     })
@@ -274,6 +297,18 @@ fn make_journals() -> io::Result<OwnedFd> {
     mounts::clone_tree(&place, Depth::Single)
 }
 
+/// An empty directory on the volume that nobody finds by name. One that came with a snapshot is of
+/// no use: what it belonged to is gone.
+fn make_nests() -> io::Result<OwnedFd> {
+    let place = Path::new(SCRATCH).join("v/nests");
+    match fs::remove_dir_all(&place) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    fs::DirBuilder::new().mode(0o700).create(&place)?;
+    mounts::clone_tree(&place, Depth::Single)
+}
+
 /// Makes the directories of each tree in an empty volume.
 pub fn make_uppers(volume: &Path, trees: &[EntryTree]) -> io::Result<()> {
     for tree in trees {
@@ -314,27 +349,6 @@ fn make_devices(dev: &Path) -> io::Result<()> {
         ("stderr", "/proc/self/fd/2"),
     ] {
         std::os::unix::fs::symlink(target, dev.join(link))?;
-    }
-    Ok(())
-}
-
-/// A fresh `/proc` of this pid namespace, with what tells about the host covered.
-fn make_proc(proc: &Path) -> io::Result<()> {
-    let attributes = Attributes::NO_SUID.and(Attributes::NO_DEV).and(Attributes::NO_EXEC);
-    mounts::mount("proc", proc, attributes, "")?;
-    for file in
-        ["kcore", "keys", "key-users", "timer_list", "sysrq-trigger", "kmsg", "sched_debug", "latency_stats"]
-    {
-        let file = proc.join(file);
-        if file.exists() {
-            mounts::bind(Path::new("/dev/null"), &file)?;
-        }
-    }
-    for directory in ["sys", "irq", "bus", "fs"] {
-        let directory = proc.join(directory);
-        if directory.exists() {
-            mounts::restrict(&directory, attributes.and(Attributes::READ_ONLY))?;
-        }
     }
     Ok(())
 }

@@ -11,21 +11,29 @@ pub struct Filters {
     pub without_set_id: Pair,
 }
 
-/// A filter for the agent and one that each command adds to it.
+/// A filter for the agent, one that each command adds to it, and one for who makes nests.
 #[derive(Clone, Debug)]
 pub struct Pair {
     pub agent: Program,
     pub command: Program,
+    pub nester: Program,
 }
 
 impl Filters {
     pub fn compile() -> Result<Self, PolicyError> {
         let agent = Policy::parse("agent.json", include_str!("../../profiles/agent.json"))?;
         let command = Policy::parse("command.json", include_str!("../../profiles/command.json"))?;
-        let usual = Pair { agent: agent.compile()?, command: command.compile()? };
-        let agent = agent.without_set_id().compile()?;
-        let command = command.without_set_id().compile()?;
-        Ok(Self { usual, without_set_id: Pair { agent, command } })
+        let nester = Policy::parse("nester.json", include_str!("../../profiles/nester.json"))?;
+        let nester = nester.beside(&agent);
+        let compile = |policies: [&Policy; 3]| -> Result<Pair, PolicyError> {
+            let [agent, command, nester] = policies;
+            Ok(Pair { agent: agent.compile()?, command: command.compile()?, nester: nester.compile()? })
+        };
+        let without = [&agent, &command, &nester].map(|policy| policy.clone().without_set_id());
+        Ok(Self {
+            usual: compile([&agent, &command, &nester])?,
+            without_set_id: compile(without.each_ref())?,
+        })
     }
 }
 
@@ -34,10 +42,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_filters_compile_and_stay_small() {
+    fn all_filters_compile_and_stay_small() {
         let filters = Filters::compile().expect("our own policies are well formed");
         for pair in [filters.usual, filters.without_set_id] {
-            assert!(pair.agent.len() < 450 && pair.command.len() < 450);
+            assert!([pair.agent, pair.command, pair.nester].iter().all(|filter| filter.len() < 450));
         }
     }
 }

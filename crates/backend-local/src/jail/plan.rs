@@ -27,6 +27,11 @@ pub struct JailPlan {
     pub network: Wish,
     pub mounts: Vec<MountPlan>,
     pub env: BTreeMap<String, String>,
+    #[serde(default)]
+    pub env_file: Option<String>,
+    /// Whether sessions inside can have namespaces of their own.
+    #[serde(default)]
+    pub nesting: bool,
     pub guest: GuestPlan,
     pub max_processes: u32,
     /// As whom the commands start, where that is decided beforehand and by number: host

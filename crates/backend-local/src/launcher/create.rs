@@ -11,6 +11,7 @@ use rustix::fs::{AtFlags, MemfdFlags, Uid};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::pipe::PipeFlags;
 use wire::AgentConfig;
+use wire::config::Nesting;
 
 use super::mounts::Gathered;
 use super::protocol::{Holds, Refusal, RefusalKind};
@@ -19,7 +20,9 @@ use super::{Launcher, PREPARED_DISK, Rights, Root};
 use crate::cgroups::{Groups, has_legacy_controllers};
 use crate::images::{self, ImageError, Resolved};
 use crate::jail::build::{self, Begun, NetworkPart, Ownership, Parts};
-use crate::jail::enter::{COMMAND_CAPABILITIES, Entry, EntryTree, EntryVolume, make_uppers};
+use crate::jail::enter::{
+    AGENT_CAPABILITIES, COMMAND_CAPABILITIES, Entry, EntryTree, EntryVolume, make_uppers,
+};
 use crate::jail::filters::Pair;
 use crate::jail::plan::{GuestPlan, JailPlan, LimitName, Limits};
 use crate::jail::sources::Opened;
@@ -170,6 +173,9 @@ impl Launcher {
         }
         let root = matches!(self.rights, Rights::Root(_));
         let users = if root { "own range of host ids" } else { "one id, the caller's" };
+        if plan.nesting {
+            holds.measures.push(("nests".to_owned(), "by one process with rights over them".to_owned()));
+        }
         let kill = if self.can_freeze() { "cgroup.kill" } else { "a subreaping runner" };
         for (name, value) in [
             ("users", users),
@@ -282,7 +288,8 @@ impl Launcher {
             }
             None => (None, Vec::new()),
         };
-        let config = self.agent_config(plan, image, &inherited);
+        let nests = plan.nesting.then(|| inherited.add_spare());
+        let config = self.agent_config(plan, image, &inherited, nests);
         inherited.set_config(memfd(&config).at(Step::Configuration)?);
         let entry = Entry {
             setgroups: resources.setgroups,
@@ -299,6 +306,7 @@ impl Launcher {
             open_files: self.open_files,
             journal: Inherited::JOURNAL,
             commands,
+            nests,
             inherited: inherited.descriptors,
         };
         let parts = Parts {
@@ -381,7 +389,13 @@ impl Launcher {
         if self.refuses_set_id(plan) { &self.filters.without_set_id } else { &self.filters.usual }
     }
 
-    fn agent_config(&self, plan: &JailPlan, image: &Resolved, inherited: &Inherited) -> AgentConfig {
+    fn agent_config(
+        &self,
+        plan: &JailPlan,
+        image: &Resolved,
+        inherited: &Inherited,
+        nests: Option<usize>,
+    ) -> AgentConfig {
         let mut env: BTreeMap<String, String> = image.env.iter().cloned().collect();
         env.insert("CORACLE_SANDBOX".to_owned(), plan.id.clone());
         env.extend(plan.env.clone());
@@ -403,6 +417,13 @@ impl Launcher {
             default_user,
             default_directory,
             env,
+            env_file: plan.env_file.clone(),
+            nesting: nests.map(|place| Nesting {
+                agent_filter: self.filters(plan).agent.to_words(),
+                nester_filter: self.filters(plan).nester.to_words(),
+                agent_capabilities: AGENT_CAPABILITIES.0,
+                disk_fd: Some(Inherited::number(place)),
+            }),
             max_processes: plan.max_processes,
         }
     }
@@ -538,6 +559,13 @@ impl Inherited {
 
     fn add_shares(&mut self, shares: Vec<OwnedFd>) {
         self.shares = shares.into_iter().map(|fd| self.add(fd)).collect();
+    }
+
+    /// A place for what exists later; until then it holds a copy of another.
+    fn add_spare(&mut self) -> usize {
+        let spare = self.descriptors[Self::READY].try_clone();
+        self.descriptors.push(spare.expect("a descriptor can be duplicated below the limit on them"));
+        self.descriptors.len() - 1
     }
 
     fn set_config(&mut self, config: OwnedFd) {

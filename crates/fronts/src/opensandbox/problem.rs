@@ -105,6 +105,8 @@ impl From<ServiceError> for Problem {
             ErrorKind::Taken => (StatusCode::CONFLICT, "KUBERNETES::POOL_ALREADY_EXISTS"),
             ErrorKind::NoSnapshot => (StatusCode::NOT_FOUND, "SNAPSHOT::NOT_FOUND"),
             ErrorKind::Snapshot(problem) => (StatusCode::CONFLICT, snapshot_code(problem)),
+            // It is the client's own command that failed, so it is no failure of the server.
+            ErrorKind::Hook => (StatusCode::BAD_REQUEST, "DOCKER::SANDBOX_START_FAILED"),
             ErrorKind::Pull => (StatusCode::INTERNAL_SERVER_ERROR, "DOCKER::SANDBOX_IMAGE_PULL_FAILED"),
             ErrorKind::Refused => (StatusCode::BAD_GATEWAY, "BACKEND_CONNECTION_FAILED"),
             ErrorKind::NoProcess | ErrorKind::NoSession | ErrorKind::Mount(_) | ErrorKind::Internal => {

@@ -49,6 +49,9 @@ pub(super) enum Event<'a> {
     },
 }
 
+/// What a command's end is called that is none of success.
+pub(super) const COMMAND_FAILED: &str = "CommandExecError";
+
 #[derive(Serialize)]
 pub(super) struct Failure<'a> {
     ename: &'a str,
@@ -116,7 +119,15 @@ impl<'a> Event<'a> {
     }
 
     pub(super) fn failure_by(ending: Option<Ending>, evalue: &'a str, detail: &'a str) -> Self {
-        Self::Error { error: Failure::new("CommandExecError", evalue, vec![detail]).by(ending) }
+        Self::Error { error: Failure::new(COMMAND_FAILED, evalue, vec![detail]).by(ending) }
+    }
+
+    /// The same failure under another name.
+    pub(super) fn called(self, ename: &'static str) -> Self {
+        match self {
+            Self::Error { error } => Self::Error { error: Failure { ename, ..error } },
+            other => other,
+        }
     }
 
     pub(super) fn write_to(self, buffer: &mut Vec<u8>) {

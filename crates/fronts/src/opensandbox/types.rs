@@ -23,12 +23,37 @@ pub(super) struct CreateBody {
     pub(super) env: Option<BTreeMap<String, Option<String>>>,
     pub(super) metadata: Option<BTreeMap<String, String>>,
     pub(super) entrypoint: Option<Vec<String>>,
-    pub(super) lifecycle: Option<serde_json::Value>,
+    pub(super) lifecycle: Option<LifecycleBody>,
     pub(super) network_policy: Option<Policy>,
     pub(super) credential_proxy: Option<Switch>,
     pub(super) secure_access: Option<bool>,
     pub(super) volumes: Option<Vec<serde_json::Value>>,
     pub(super) extensions: Option<BTreeMap<String, Option<String>>>,
+}
+
+/// What runs before the entrypoint and by the clock. A hook that this server would not run must not
+/// be taken for one that it does, so nothing unknown is accepted.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct LifecycleBody {
+    pub(super) pre_start: Option<HookBody>,
+    pub(super) periodic: Option<Vec<PeriodicBody>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct HookBody {
+    pub(super) command: Vec<String>,
+    pub(super) timeout_seconds: Option<i64>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct PeriodicBody {
+    pub(super) name: String,
+    pub(super) schedule: String,
+    pub(super) command: Vec<String>,
+    pub(super) timeout_seconds: Option<i64>,
 }
 
 #[derive(Deserialize)]

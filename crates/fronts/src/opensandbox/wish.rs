@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use domain::{Bytes, Cpus, Guest, Network, Resources, SnapshotId, Spec};
+use domain::hook::NotAHook;
+use domain::{Bytes, Cpus, Guest, Hook, Hooks, Nesting, Network, Periodic, Resources, SnapshotId, Spec};
 use http::StatusCode;
 use service::{Create, Credentials};
 
 use super::labels;
 use super::problem::Problem;
-use super::types::{CreateBody, ImageBody, Notes, Platform, Policy};
+use super::types::{CreateBody, ImageBody, LifecycleBody, Notes, Platform, Policy};
 use super::volumes;
 use crate::settings::Lines;
 
@@ -19,6 +20,11 @@ pub(super) const ORIGIN: &str = "opensandbox";
 const SHORTEST_TIMEOUT: i64 = 60;
 /// Extensions with this prefix are stored and repeated in answers.
 const ECHOED: &str = "opensandbox.extensions.";
+/// The variable that names the file of variables, and the file if a client names none.
+const ENV_FILE: &str = "EXECD_ENVS";
+const USUAL_ENV_FILE: &str = "/opt/opensandbox/.env";
+/// The variable in which a sandbox finds its own id.
+const OWN_ID: &str = "OPENSANDBOX_ID";
 /// The variables with the egress prefix that a client may set.
 const EGRESS_VARIABLES: [&str; 11] = [
     "LOG_LEVEL",
@@ -61,6 +67,8 @@ pub(super) fn parse(body: CreateBody, default: Network) -> Result<Wish, Problem>
         renew_on_access: extensions.renew_on_access,
         secure_access: body.secure_access.unwrap_or(false),
     };
+    let mut env = environment(body.env.unwrap_or_default())?;
+    let env_file = env.entry(ENV_FILE.to_owned()).or_insert_with(|| USUAL_ENV_FILE.to_owned()).clone();
     let spec = Spec {
         image,
         entrypoint: match extensions.entrypoint {
@@ -71,7 +79,11 @@ pub(super) fn parse(body: CreateBody, default: Network) -> Result<Wish, Problem>
         resources,
         network: policy(body.network_policy, extensions.network, default)?,
         mounts: volumes::parse(body.volumes.unwrap_or_default())?,
-        env: environment(body.env.unwrap_or_default())?,
+        env,
+        env_file: Some(env_file).filter(|path| !path.is_empty()),
+        id_variable: Some(OWN_ID.to_owned()),
+        nesting: extensions.nesting,
+        hooks: hooks(body.lifecycle).map_err(|error| Problem::invalid(format!("`lifecycle`: {error}")))?,
         guest: Guest::root(),
     };
     let notes = serde_json::to_vec(&notes).expect("notes are maps of text and numbers");
@@ -119,9 +131,6 @@ fn refuse_what_is_missing(body: &CreateBody) -> Result<(), Problem> {
         return Err(Problem::unsupported(
             "the credential proxy needs a network policy, which is not offered yet",
         ));
-    }
-    if body.lifecycle.is_some() {
-        return Err(Problem::unsupported("lifecycle hooks are not offered by this server"));
     }
     Ok(())
 }
@@ -195,6 +204,21 @@ fn entrypoint(words: Option<Vec<String>>, restored: bool) -> Result<Vec<String>,
     }
 }
 
+fn hooks(given: Option<LifecycleBody>) -> Result<Hooks, NotAHook> {
+    let Some(given) = given else { return Ok(Hooks::default()) };
+    let before = given
+        .pre_start
+        .map(|hook| Hook::new(hook.command, hook.timeout_seconds, Hook::LONGEST_BEFORE))
+        .transpose()?;
+    let periodic = given.periodic.unwrap_or_default().into_iter().map(|periodic| {
+        let hook = Hook::new(periodic.command, periodic.timeout_seconds, Hook::LONGEST_PERIODIC)?;
+        Periodic::new(&periodic.name, &periodic.schedule, hook)
+    });
+    let hooks = Hooks { before, periodic: periodic.collect::<Result<_, _>>()? };
+    hooks.check()?;
+    Ok(hooks)
+}
+
 fn environment(given: BTreeMap<String, Option<String>>) -> Result<BTreeMap<String, String>, Problem> {
     let given = given.into_iter().filter_map(|(name, value)| Some((name, value?)));
     let env: BTreeMap<String, String> = given.collect();
@@ -245,6 +269,7 @@ struct Extensions {
     pool: Option<String>,
     network: Option<Network>,
     entrypoint: Entrypoint,
+    nesting: Nesting,
 }
 
 /// Whose main process is started. The reference demands one in every request, so a client that
@@ -291,10 +316,7 @@ impl Extensions {
             "coracle.network" => self.network = Some(network(value)?),
             "access.renew.extend.seconds" => self.renew_on_access = Some(number(value, 300..=86_400)?),
             "poolRef" => self.pool = Some(value.trim().to_owned()).filter(|name| !name.is_empty()),
-            "bootstrap.execd.isolation" => {
-                let message = "isolated sessions are not offered by this server yet";
-                return Err(Wrong::Problem(Problem::unsupported(message)));
-            }
+            "bootstrap.execd.isolation" if value == "enable" => self.nesting = Nesting::On,
             _ => {}
         }
         Ok(())
@@ -349,6 +371,26 @@ mod tests {
         parse(serde_json::from_value(body).unwrap(), network).map(|wish| wish.create)
     }
 
+    /// A request with one hook by the clock, of which some fields are others.
+    fn hooked(change: Value) -> Value {
+        let mut hook = json!({"name": "n", "schedule": "@hourly", "command": ["true"]});
+        for (name, value) in change.as_object().unwrap() {
+            hook[name] = value.clone();
+        }
+        json!({"lifecycle": {"periodic": [hook]}})
+    }
+
+    #[test]
+    fn hooks_are_read_and_nothing_unknown_is_taken_for_one() {
+        let spec = create(hooked(json!({"timeoutSeconds": 5}))).unwrap().spec;
+        assert_eq!(spec.hooks.periodic[0].hook.timeout, Duration::from_secs(5));
+        let before = json!({"lifecycle": {"preStart": {"command": ["a"], "timeoutSeconds": 10800}}});
+        assert_eq!(create(before).unwrap().spec.hooks.before.unwrap().timeout, Hook::LONGEST_BEFORE);
+        for wrong in [json!({"postStop": {}}), json!({"preStart": {"command": ["a"], "env": {}}})] {
+            assert!(serde_json::from_value::<LifecycleBody>(wrong.clone()).is_err(), "{wrong}");
+        }
+    }
+
     #[test]
     fn what_the_official_clients_send_is_accepted() {
         let wish = create(json!({"env": {}, "metadata": {}, "extensions": {}, "unknown": 1})).unwrap();
@@ -385,6 +427,9 @@ mod tests {
             ),
             (json!({"platform": {"os": "windows"}}), "SANDBOX::API_NOT_SUPPORTED"),
             (json!({"snapshotId": "s"}), "SANDBOX::INVALID_PARAMETER"),
+            (json!({"lifecycle": {"preStart": {"command": []}}}), "SANDBOX::INVALID_PARAMETER"),
+            (hooked(json!({"schedule": "often"})), "SANDBOX::INVALID_PARAMETER"),
+            (hooked(json!({"timeoutSeconds": 301})), "SANDBOX::INVALID_PARAMETER"),
             (json!({"snapshotId": "s", "image": null}), "SNAPSHOT::NOT_FOUND"),
             (json!({"templateId": "t"}), "FSB::API_NOT_SUPPORTED"),
             (json!({"extensions": {"coracle.lines": "X"}}), "SANDBOX::INVALID_PARAMETER"),

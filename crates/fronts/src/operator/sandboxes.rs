@@ -7,10 +7,11 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use domain::SandboxId;
+use domain::{Exit, SandboxId};
+use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::json;
-use service::{ErrorKind, Sandbox, ServiceError, Usage};
+use service::{ErrorKind, HookReport, Sandbox, ServiceError, Usage};
 
 use super::Front;
 use super::access::Scope;
@@ -32,7 +33,12 @@ pub(super) async fn inspect(
 ) -> Response {
     let Some(id) = id_of(id) else { return not_found() };
     match front.service.inspect(whose.as_ref(), &id).await {
-        Ok((sandbox, usage)) => Json(Report::of(&sandbox, usage)).into_response(),
+        Ok((sandbox, usage)) => {
+            // An agent that does not answer is no reason to tell nothing.
+            let hooks = front.service.hooks(whose.as_ref(), &id).await.unwrap_or_default();
+            let hooks = hooks.iter().map(Hook::of).collect();
+            Json(Report { hooks, ..Report::of(&sandbox, usage) }).into_response()
+        }
         Err(error) => refuse(&error),
     }
 }
@@ -64,6 +70,49 @@ struct Report {
     in_force: BTreeMap<String, String>,
     weaker: Vec<String>,
     usage: BTreeMap<&'static str, u64>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    hooks: Vec<Hook>,
+}
+
+/// A hook by the clock and its last run.
+#[derive(Serialize)]
+struct Hook {
+    name: String,
+    schedule: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last: Option<HookRun>,
+}
+
+#[derive(Serialize)]
+struct HookRun {
+    began: String,
+    /// How it ended, if it has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    exit: Option<String>,
+    /// The end of what it printed.
+    tail: String,
+}
+
+impl Hook {
+    fn of(report: &HookReport) -> Self {
+        let began = |time| Timestamp::try_from(time).unwrap_or(Timestamp::UNIX_EPOCH).to_string();
+        let last = report.last.as_ref().map(|run| HookRun {
+            began: began(run.began),
+            exit: run.exit.map(exit_text),
+            tail: run.tail.clone(),
+        });
+        Self { name: report.name.clone(), schedule: report.schedule.clone(), last }
+    }
+}
+
+fn exit_text(exit: Exit) -> String {
+    match exit {
+        Exit::Code(code) => format!("code {code}"),
+        Exit::Signal(signal) => format!("signal {signal}"),
+        Exit::Oom => "out of memory".to_owned(),
+        Exit::Deadline => "timeout".to_owned(),
+        Exit::Lost => "unseen".to_owned(),
+    }
 }
 
 #[derive(Serialize)]
@@ -83,6 +132,7 @@ impl Report {
             in_force: sandbox.in_force.measures.iter().cloned().collect(),
             weaker: sandbox.in_force.weaker.clone(),
             usage: usage.map(amounts).unwrap_or_default(),
+            hooks: Vec::new(),
         }
     }
 }

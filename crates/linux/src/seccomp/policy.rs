@@ -121,6 +121,15 @@ enum Answer {
 }
 
 impl Policy {
+    /// This policy and all that another allows.
+    #[must_use]
+    pub fn beside(mut self, other: &Self) -> Self {
+        self.groups.extend(other.groups.iter().cloned());
+        self.conditions.extend(other.conditions.iter().cloned());
+        self.refused.extend(other.refused.iter().cloned());
+        self
+    }
+
     /// The same policy, but nobody can make a file whose mode gives its owner's rights to whoever
     /// runs it. For sandboxes that write where the host's users could run it.
     #[must_use]

@@ -26,9 +26,8 @@ impl Driver {
         let noted = self.core.store.claim(&self.record).await;
         noted.map_err(|source| ServiceError::Store { action: "note whose sandbox it is", source })?;
         self.meter(true);
-        let env = self.record.sandbox.spec.env.clone();
         // They have nothing to do with each other, so none waits for another.
-        let hello = self.handle.agent.adopt(env);
+        let hello = self.handle.agent.adopt(&self.record.sandbox.spec);
         let (limits, mounts, network, ()) =
             tokio::try_join!(self.bind_limits(warm), self.bind_mounts(), self.bind_network(warm), hello)?;
         let pool = vec![("pool".to_owned(), warm.pool().to_owned())];

@@ -6,10 +6,12 @@ use std::path::PathBuf;
 
 use backend::InForce;
 use domain::{
-    Access, Bytes, Cause, Cpus, Exit, Guest, Mount, Network, Phase, Resources, SnapshotId, Source, Spec,
-    User, VolumeId,
+    Access, Bytes, Cause, Cpus, Exit, Guest, Mount, Nesting, Network, Phase, Resources, SnapshotId, Source,
+    Spec, User, VolumeId,
 };
 use serde::{Deserialize, Serialize};
+
+use super::hooks::HooksJson;
 
 #[derive(Serialize, Deserialize)]
 pub(super) struct SpecJson {
@@ -23,8 +25,16 @@ pub(super) struct SpecJson {
     mounts: Vec<MountJson>,
     #[serde(default)]
     env: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    env_file: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    id_variable: Option<String>,
     #[serde(default)]
     entrypoint: Vec<String>,
+    #[serde(default, skip_serializing_if = "HooksJson::is_empty")]
+    hooks: HooksJson,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    nesting: bool,
     guest: GuestJson,
 }
 
@@ -142,7 +152,11 @@ impl SpecJson {
             },
             mounts: spec.mounts.iter().map(MountJson::of).collect(),
             env: spec.env.clone(),
+            env_file: spec.env_file.clone(),
+            id_variable: spec.id_variable.clone(),
             entrypoint: spec.entrypoint.clone(),
+            hooks: HooksJson::of(&spec.hooks),
+            nesting: spec.nesting == Nesting::On,
             guest: GuestJson::of(&spec.guest),
         }
     }
@@ -165,7 +179,11 @@ impl SpecJson {
             },
             mounts: self.mounts.into_iter().map(MountJson::into_domain).collect(),
             env: self.env,
+            env_file: self.env_file,
+            id_variable: self.id_variable,
             entrypoint: self.entrypoint,
+            hooks: self.hooks.into_domain(),
+            nesting: if self.nesting { Nesting::On } else { Nesting::Off },
             guest: self.guest.into_domain(),
         }
     }

@@ -45,6 +45,13 @@ fn record(number: u64) -> Record {
     }
 }
 
+fn hooks() -> domain::Hooks {
+    let command = vec!["make".to_owned(), "ready".to_owned()];
+    let hook = domain::Hook { command, timeout: Duration::from_secs(9) };
+    let periodic = domain::Periodic::new("tidy", "*/5 * * * *", hook.clone()).unwrap();
+    domain::Hooks { before: Some(hook), periodic: vec![periodic] }
+}
+
 fn full_record() -> Record {
     let mut record = record(1);
     record.sandbox.spec = Spec {
@@ -61,6 +68,10 @@ fn full_record() -> Record {
             Mount::volume(domain::VolumeId::from_entropy([3; 20]), "/kept", Access::ReadWrite),
         ],
         entrypoint: vec!["sh".to_owned(), "-c".to_owned()],
+        env_file: Some("/opt/variables".to_owned()),
+        id_variable: Some("ID".to_owned()),
+        hooks: hooks(),
+        nesting: domain::Nesting::On,
         ..record.sandbox.spec
     };
     record.sandbox.spec.guest.users =
@@ -116,7 +127,7 @@ async fn a_row_of_another_version_still_reads() {
     let path = dir.path().join("db");
     let (store, _) = Store::open(&path).unwrap();
     store.insert(&record(1)).await.unwrap();
-    let spec = r#"{"image":"host","network":"off","guest":{"default_user":"root","default_directory":"/","shell":"zsh"},"hooks":[1]}"#;
+    let spec = r#"{"image":"host","network":"off","guest":{"default_user":"root","default_directory":"/","shell":"zsh"},"unheard":[1]}"#;
     connect(&path).unwrap().execute("UPDATE sandboxes SET spec = ?1, in_force = '{}'", [spec]).unwrap();
     assert_eq!(read_back(&path)[0].sandbox.spec.image, "host");
 }

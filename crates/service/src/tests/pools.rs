@@ -119,7 +119,7 @@ async fn all_that_an_owner_asks_for_is_bound_late() {
     let seen = Arc::clone(&given);
     bench.backend.answers(move |request| {
         match request {
-            Request::Adopt { env } => seen.lock().unwrap().push(format!("{env:?}")),
+            Request::Adopt { env, .. } => seen.lock().unwrap().push(format!("{env:?}")),
             Request::Start(start) => seen.lock().unwrap().push(format!("{:?}", start.command)),
             _ => {}
         }

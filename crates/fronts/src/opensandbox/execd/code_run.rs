@@ -9,7 +9,7 @@ use service::{CodeError, CodeEvent, Ended, Forms, Running, ServiceError};
 
 use super::run::{add_end, add_loss};
 use super::transcript::{Transcript, opening};
-use crate::opensandbox::sse::{self, Ending, Event, Failure};
+use crate::opensandbox::sse::{self, COMMAND_FAILED, Ending, Event, Failure};
 use crate::opensandbox::types::ended;
 use crate::settings::Lines;
 
@@ -98,13 +98,13 @@ impl CodeRun {
     fn end(&mut self, end: &Ended) {
         self.over = true;
         match (&self.error, end.exit) {
-            _ if self.shell => add_end(&mut self.transcript, end),
+            _ if self.shell => add_end(&mut self.transcript, end, COMMAND_FAILED),
             (Some(error), Exit::Code(0)) => {
                 let traceback = error.traceback.iter().map(String::as_str).collect();
                 let error = Failure::new(&error.name, &error.value, traceback);
                 self.transcript.add(Event::Error { error });
             }
-            (None, Exit::Code(0)) => add_end(&mut self.transcript, end),
+            (None, Exit::Code(0)) => add_end(&mut self.transcript, end, COMMAND_FAILED),
             (_, exit) => {
                 let value = format!(
                     "the kernel {}; what it knew is lost, and the next run begins with a new one",

@@ -103,7 +103,9 @@ pub(super) fn directory(path: String, missing: Missing) -> Directory {
     Directory { path, missing, expand: true }
 }
 
-fn environment(given: Option<BTreeMap<String, Option<String>>>) -> Result<BTreeMap<String, String>, Fault> {
+pub(super) fn environment(
+    given: Option<BTreeMap<String, Option<String>>>,
+) -> Result<BTreeMap<String, String>, Fault> {
     let given = given.unwrap_or_default().into_iter();
     let env = given.filter_map(|(name, value)| Some((name, value?))).collect();
     check_environment(&env).map_err(Fault::invalid)?;

@@ -56,7 +56,7 @@ async fn read(
     offset: u64,
     length: Option<u64>,
 ) -> Result<Reading, Fault> {
-    Ok(front.service.read(&actor.owner, &actor.id, &actor.identity, path, offset, length).await?)
+    Ok(front.service.read(&actor.owner, &actor.id, actor.by(), path, offset, length).await?)
 }
 
 fn content(status: StatusCode, path: &str, length: u64, place: Option<String>, reading: Reading) -> Response {

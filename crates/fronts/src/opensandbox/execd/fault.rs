@@ -82,6 +82,7 @@ impl From<ServiceError> for Fault {
             | ErrorKind::Refused
             | ErrorKind::Mount(_)
             | ErrorKind::Pull
+            | ErrorKind::Hook
             | ErrorKind::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "RUNTIME_ERROR"),
         };
         problem::report(&error);

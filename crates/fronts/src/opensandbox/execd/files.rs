@@ -82,7 +82,7 @@ fn paths_of(uri: &Uri) -> Result<Vec<String>, Fault> {
 /// `GET /files/info?path=…&path=…`: keyed by the paths as they were written.
 async fn info(State(front): State<Front>, actor: Actor, uri: Uri) -> Result<Response, Fault> {
     let paths = paths_of(&uri)?;
-    let infos = front.service.stat(&actor.owner, &actor.id, &actor.identity, &paths).await?;
+    let infos = front.service.stat(&actor.owner, &actor.id, actor.by(), &paths).await?;
     let body: BTreeMap<String, InfoBody> =
         paths.into_iter().zip(infos.into_iter().map(InfoBody::of)).collect();
     Ok(Json(body).into_response())
@@ -93,7 +93,7 @@ async fn search(State(front): State<Front>, actor: Actor, uri: Uri) -> Result<Re
     let query = Query::of(&uri);
     let pattern = query.first("pattern").filter(|pattern| !pattern.is_empty()).unwrap_or("**");
     let path = path_of(&query)?;
-    let found = front.service.search(&actor.owner, &actor.id, &actor.identity, path, pattern).await?;
+    let found = front.service.search(&actor.owner, &actor.id, actor.by(), path, pattern).await?;
     Ok(Json(found.into_iter().map(InfoBody::of).collect::<Vec<_>>()).into_response())
 }
 
@@ -104,7 +104,7 @@ async fn list(State(front): State<Front>, actor: Actor, uri: Uri) -> Result<Resp
     let path = path_of(&query)?;
     let entries = match depth {
         0 => Vec::new(),
-        _ => front.service.list_directory(&actor.owner, &actor.id, &actor.identity, path, depth).await?,
+        _ => front.service.list_directory(&actor.owner, &actor.id, actor.by(), path, depth).await?,
     };
     Ok(Json(entries.into_iter().map(InfoBody::of).collect::<Vec<_>>()).into_response())
 }
@@ -112,7 +112,7 @@ async fn list(State(front): State<Front>, actor: Actor, uri: Uri) -> Result<Resp
 /// `DELETE /files?path=…`: what is missing is no error, a directory is.
 async fn delete_files(State(front): State<Front>, actor: Actor, uri: Uri) -> Result<StatusCode, Fault> {
     for path in paths_of(&uri)? {
-        let removed = front.service.remove(&actor.owner, &actor.id, &actor.identity, &path, false).await;
+        let removed = front.service.remove(&actor.owner, &actor.id, actor.by(), &path, false).await;
         removed.or_else(|error| match &error {
             ServiceError::File(file) if file.fault == FileFault::NotFound => Ok(()),
             ServiceError::File(file) if file.fault == FileFault::IsADirectory => {
@@ -127,7 +127,7 @@ async fn delete_files(State(front): State<Front>, actor: Actor, uri: Uri) -> Res
 /// `DELETE /directories?path=…`: with everything in them.
 async fn delete_directories(State(front): State<Front>, actor: Actor, uri: Uri) -> Result<StatusCode, Fault> {
     for path in paths_of(&uri)? {
-        front.service.remove(&actor.owner, &actor.id, &actor.identity, &path, true).await?;
+        front.service.remove(&actor.owner, &actor.id, actor.by(), &path, true).await?;
     }
     Ok(StatusCode::OK)
 }
@@ -146,7 +146,7 @@ async fn make_directories(
 ) -> Result<StatusCode, Fault> {
     for (path, permissions) in wishes {
         let attributes = attributes(permissions)?;
-        front.service.make_directory(&actor.owner, &actor.id, &actor.identity, &path, attributes).await?;
+        front.service.make_directory(&actor.owner, &actor.id, actor.by(), &path, attributes).await?;
     }
     Ok(StatusCode::OK)
 }
@@ -161,9 +161,9 @@ async fn set_permissions(
         let attributes = attributes(permissions)?;
         // Where nothing is to change, it is only told whether the file is there.
         if attributes == Attributes::default() {
-            front.service.stat(&actor.owner, &actor.id, &actor.identity, &[path]).await?;
+            front.service.stat(&actor.owner, &actor.id, actor.by(), &[path]).await?;
         } else {
-            front.service.set_attributes(&actor.owner, &actor.id, &actor.identity, &path, attributes).await?;
+            front.service.set_attributes(&actor.owner, &actor.id, actor.by(), &path, attributes).await?;
         }
     }
     Ok(StatusCode::OK)
@@ -182,7 +182,7 @@ async fn rename(
     Wish(moves): Wish<Vec<MoveBody>>,
 ) -> Result<StatusCode, Fault> {
     for MoveBody { src, dest } in moves {
-        front.service.move_file(&actor.owner, &actor.id, &actor.identity, &src, &dest, false).await?;
+        front.service.move_file(&actor.owner, &actor.id, actor.by(), &src, &dest, false).await?;
     }
     Ok(StatusCode::OK)
 }
@@ -211,7 +211,7 @@ async fn replace(
     }
     let paths: Vec<String> = wishes.keys().cloned().collect();
     let edits = wishes.into_iter().map(|(path, wish)| Edit { path, old: wish.old, new: wish.new }).collect();
-    let counts = front.service.replace(&actor.owner, &actor.id, &actor.identity, edits).await?;
+    let counts = front.service.replace(&actor.owner, &actor.id, actor.by(), edits).await?;
     if !Query::of(&uri).is_on("verbose") {
         return Ok(StatusCode::OK.into_response());
     }

@@ -58,21 +58,31 @@ pub(super) async fn read(
     Name(process): Name,
     uri: Uri,
 ) -> Result<Response, Fault> {
-    let process = process_id(&process)?;
-    let query = Query::of(&uri);
+    tail(&front, &scope, &process_id(&process)?, &uri, CURSOR).await
+}
+
+/// The answer about one process; where it ends is told in the header `told`.
+pub(super) async fn tail(
+    front: &Front,
+    scope: &Scope,
+    process: &ProcessId,
+    uri: &Uri,
+    told: HeaderName,
+) -> Result<Response, Fault> {
+    let query = Query::of(uri);
     let cursor: u64 = query.number("cursor").map_err(Fault::invalid)?.unwrap_or(0);
-    let status = front.service.status(&scope.owner, &scope.id, &process).await?;
+    let status = front.service.status(&scope.owner, &scope.id, process).await?;
     let from = cursor.min(status.written);
     if query.is_on("follow") {
-        let output = open(&front, &scope, &process, from, status.written).await?;
+        let output = open(front, scope, process, from, status.written).await?;
         return Ok(plain(output, u64::MAX));
     }
     let mut to = match status.ended {
         Some(end) => end.written.max(status.written),
-        None => whole_characters(&front, &scope, &process, from, status.written).await?,
+        None => whole_characters(front, scope, process, from, status.written).await?,
     };
     let mut response = if from < to {
-        let output = open(&front, &scope, &process, from, status.written).await?;
+        let output = open(front, scope, process, from, status.written).await?;
         // A gap grows while a command prints, so the answer ends before it; the next begins there.
         if let (None, Some(gap)) = (status.ended, output.gap.filter(|gap| gap.from > from)) {
             to = to.min(gap.from);
@@ -81,7 +91,7 @@ pub(super) async fn read(
     } else {
         ([(header::CONTENT_TYPE, TEXT)], Body::empty()).into_response()
     };
-    response.headers_mut().insert(CURSOR, HeaderValue::from(to));
+    response.headers_mut().insert(told, HeaderValue::from(to));
     Ok(response)
 }
 

@@ -9,6 +9,7 @@ mod download;
 mod fault;
 mod files;
 mod interrupt;
+mod isolated;
 mod logs;
 mod measure;
 mod mode;
@@ -29,7 +30,7 @@ use axum::extract::{FromRequestParts, MatchedPath, Request};
 use axum::middleware::{Next, from_fn};
 use axum::response::Response;
 use axum::routing::{MethodRouter, any, get, post};
-use domain::{Identity, Owner, SandboxId};
+use domain::{Identity, Owner, SandboxId, SessionId};
 use http::StatusCode;
 use http::request::Parts;
 
@@ -61,11 +62,19 @@ impl FromRequestParts<Front> for Scope {
 }
 
 /// A scope, and as whom files are touched in it: as the default user, or as the one that the
-/// path names.
+/// path names; in a session if the path names one.
 pub(super) struct Actor {
     pub(super) owner: Owner,
     pub(super) id: SandboxId,
     pub(super) identity: Identity,
+    /// The session in whose nest it is done.
+    pub(super) nest: Option<SessionId>,
+}
+
+impl Actor {
+    pub(super) fn by(&self) -> service::Actor<'_> {
+        service::Actor { identity: &self.identity, nest: self.nest.as_ref() }
+    }
 }
 
 impl FromRequestParts<Front> for Actor {
@@ -81,7 +90,8 @@ impl FromRequestParts<Front> for Actor {
             (Some(uid), Some(gid)) => Identity::Ids { uid, gid },
             _ => Identity::Default,
         };
-        Ok(Self { owner, id, identity })
+        let nest = isolated::session_of(parts, front).await?;
+        Ok(Self { owner, id, identity, nest })
     }
 }
 
@@ -97,13 +107,18 @@ impl FromRequestParts<Front> for Name {
 }
 
 pub(super) fn router(front: Front) -> Router {
-    let plain = table().into_iter().chain(files::table());
+    let plain = table().into_iter().chain(files::table()).chain(isolated::table());
+    let in_sessions = files::table()
+        .into_iter()
+        .map(|(path, method)| (format!("/v1/isolated/session/{{session}}{path}"), method));
     let as_somebody = files::table()
         .into_iter()
         .map(|(path, method)| (format!("/v1/filesystem/{{uid}}/{{gid}}{path}"), method));
     let plain = plain.map(|(path, method)| (path.to_owned(), method));
-    let routes =
-        plain.chain(as_somebody).fold(Router::new(), |router, (path, method)| router.route(&path, method));
+    let routes = plain
+        .chain(as_somebody)
+        .chain(in_sessions)
+        .fold(Router::new(), |router, (path, method)| router.route(&path, method));
     routes
         .fallback(answer::not_found)
         .method_not_allowed_fallback(answer::wrong_method)
@@ -133,8 +148,6 @@ fn table() -> Vec<(&'static str, MethodRouter<Front>)> {
         ("/code/contexts", get(code::list).delete(code::close_all)),
         ("/code/contexts/{name}", get(code::look).delete(code::close)),
         ("/code/contexts/{name}/restart", post(code::restart)),
-        ("/v1/isolated/capabilities", get(no_isolation)),
-        ("/v1/isolated/{*rest}", any(not_isolated)),
     ]
 }
 
@@ -183,18 +196,6 @@ pub(super) fn gone(front: &Front, owner: &Owner, id: &SandboxId) -> Option<Respo
     usable(front, owner, id).err().map(axum::response::IntoResponse::into_response)
 }
 
-async fn no_isolation() -> axum::Json<serde_json::Value> {
-    axum::Json(serde_json::json!({
-        "available": false,
-        "message": "isolated sessions are not offered by this server yet",
-    }))
-}
-
-async fn not_isolated() -> Fault {
-    let message = "isolated sessions are not offered by this server yet";
-    Fault::new(StatusCode::SERVICE_UNAVAILABLE, "SERVICE_UNAVAILABLE", message)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -202,7 +203,7 @@ mod tests {
     #[test]
     fn no_path_is_named_twice() {
         // Axum panics on a path that is already taken.
-        let all = table().into_iter().chain(files::table());
+        let all = table().into_iter().chain(files::table()).chain(isolated::table());
         let router: Router<Front> =
             all.fold(Router::new(), |router, (path, method)| router.route(path, method));
         assert!(router.has_routes());

@@ -14,7 +14,15 @@ use crate::settings::Lines;
 
 /// Streams what a process prints until it ends. Dropping the stream leaves the process alone.
 pub(super) fn foreground(following: Following, name: &str, dialect: Lines) -> Response {
-    let run = Run { following, transcript: Transcript::new(name, dialect), over: false };
+    follow(Run::new(following, name, dialect))
+}
+
+/// As [`foreground`], in the words of isolated sessions.
+pub(super) fn isolated(following: Following, name: &str, dialect: Lines) -> Response {
+    follow(Run { failure: "ExitError", ..Run::new(following, name, dialect) })
+}
+
+fn follow(run: Run) -> Response {
     sse::response(stream::unfold(run, |mut run| async {
         let frame = run.frame().await?;
         Some((Ok(frame), run))
@@ -36,17 +44,18 @@ pub(super) fn not_started(name: &str, ending: Ending, why: &str) -> Response {
 }
 
 /// Adds the last event of something that ends with an exit code.
-pub(super) fn add_end(transcript: &mut Transcript, end: &Ended) {
+pub(super) fn add_end(transcript: &mut Transcript, end: &Ended, failure: &'static str) {
     match end.exit {
         Exit::Code(0) => {
             transcript.add(Event::ExecutionComplete { execution_time: end.duration.as_millis() });
         }
         Exit::Code(code) => {
-            transcript.add(Event::failure(&code.to_string(), &format!("exit status {code}")));
+            let detail = format!("exit status {code}");
+            transcript.add(Event::failure(&code.to_string(), &detail).called(failure));
         }
         Exit::Signal(_) | Exit::Oom | Exit::Deadline | Exit::Lost => {
             let detail = format!("the command {}", ended(end.exit));
-            transcript.add(Event::failure_by(Ending::of(end.exit), "-1", &detail));
+            transcript.add(Event::failure_by(Ending::of(end.exit), "-1", &detail).called(failure));
         }
     }
 }
@@ -61,9 +70,16 @@ struct Run {
     following: Following,
     transcript: Transcript,
     over: bool,
+    /// What an end is called that is none of success.
+    failure: &'static str,
 }
 
 impl Run {
+    fn new(following: Following, name: &str, dialect: Lines) -> Self {
+        let transcript = Transcript::new(name, dialect);
+        Self { following, transcript, over: false, failure: sse::COMMAND_FAILED }
+    }
+
     /// The next bytes to send; `None` after the last event.
     async fn frame(&mut self) -> Option<Bytes> {
         while self.transcript.is_empty() {
@@ -91,7 +107,7 @@ impl Run {
             Ok(Happening::Output { stream, bytes, .. }) => self.transcript.print(stream, &bytes),
             Ok(Happening::Gap { from, to }) => self.transcript.miss(from, to),
             Ok(Happening::Ended(end)) => {
-                add_end(&mut self.transcript, &end);
+                add_end(&mut self.transcript, &end, self.failure);
                 self.over = true;
             }
             Err(error) => {

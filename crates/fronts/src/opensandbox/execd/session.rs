@@ -7,7 +7,7 @@ use domain::process::Missing;
 use domain::{Identity, Retention, SessionId};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
-use service::{Busy, OpenSession, Run};
+use service::{Busy, OpenSession, Run, RunPlace};
 
 use super::command::{directory, refuse, timeout};
 use super::fault::{Fault, Wish};
@@ -36,6 +36,7 @@ pub(super) async fn open(
         directory: cwd.map(|path| directory(path, Missing::Create)),
         env: Default::default(),
         terminal: None,
+        nest: None,
     };
     let session = front.service.open_session(&scope.owner, &scope.id, wish).await?;
     Ok(Json(Opened { session_id: session.to_string() }))
@@ -64,6 +65,8 @@ pub(super) async fn run(
         deadline: timeout(body.timeout, 0)?,
         retention: Retention::default(),
         busy: Busy::Refuse,
+        env: Default::default(),
+        place: RunPlace::Shell,
     };
     match front.service.run(&scope.owner, &scope.id, &session, run).await {
         Ok(following) => Ok(stream::foreground(following, session.as_str(), scope.lines)),

@@ -109,7 +109,7 @@ where
 {
     let mode = WriteMode::Replace;
     let mut writing =
-        front.service.write(&actor.owner, &actor.id, &actor.identity, path, attributes, mode).await?;
+        front.service.write(&actor.owner, &actor.id, actor.by(), path, attributes, mode).await?;
     while let Some(piece) = parts.piece().await? {
         writing.send(piece).await?;
     }

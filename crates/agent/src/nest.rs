@@ -1,0 +1,390 @@
+//! Nests, as the agent looks after them: sessions whose shells have namespaces of their own.
+//!
+//! ```text
+//! open ─► the nester clones a holder ─► it reports ─► the shell starts in the nest
+//!            │ the holder ends, whoever ended it          │ unused for too long, or closed
+//!            ▼                                            ▼
+//!          dead: no run is taken                       the holder is killed, and all in the nest
+//! ```
+//! The holder is a body of its own, so its group and its end are known as those of commands are.
+//! When it is killed the kernel kills whoever is in its pid namespace.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::EventFlags;
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::Pid;
+use wire::nest::{Nest, NestStatus};
+use wire::process::{Directory, Identity, Missing, RunInSession};
+use wire::{Fault, FaultKind, Reply};
+
+use crate::agent::{Agent, Alarm, now_ms};
+use crate::body::Owner;
+use crate::command::Surroundings;
+use crate::exec::{self, Keeper, Launched, Spot, Wiring};
+use crate::nester::{self, Begin, Given, Order, Program};
+use crate::poll::{Source, Token};
+use crate::process::{Caller, NewProcess, Subjects};
+use crate::{fault, shell, tree};
+
+/// How many nests there may be at once.
+const MOST_NESTS: usize = 64;
+
+/// How much may be shown in one.
+const MOST_MOUNTS: usize = 128;
+
+/// The longest note that is kept for a session.
+const LONGEST_NOTE: usize = 256 << 10;
+
+/// The longest report of a holder.
+const LONGEST_REPORT: usize = 16 << 10;
+
+/// The nest of a session.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    /// The body of its holder, until that has ended.
+    holder: Option<u64>,
+    /// Where the holder says that it is built, or why not.
+    report: Option<Source>,
+    heard: Vec<u8>,
+    created_ms: u64,
+    used_ms: u64,
+    /// When it has been unused for too long.
+    idle: Option<Instant>,
+}
+
+/// A program in a nest, before it is started.
+pub(crate) struct Inside<'a> {
+    pub(crate) identity: &'a Identity,
+    pub(crate) directory: Option<&'a Directory>,
+    pub(crate) env: &'a std::collections::BTreeMap<String, String>,
+    pub(crate) nest: &'a Nest,
+    pub(crate) program: Program,
+    pub(crate) private: &'a [BorrowedFd<'a>],
+}
+
+impl Kept {
+    pub(crate) fn is_alive(&self) -> bool {
+        self.holder.is_some() && self.report.is_none()
+    }
+
+    pub(crate) fn has_holder(&self) -> bool {
+        self.holder.is_some()
+    }
+
+    pub(crate) fn status(&self) -> NestStatus {
+        let left = self.idle.map(|time| time.saturating_duration_since(Instant::now()));
+        NestStatus {
+            created_ms: self.created_ms,
+            used_ms: self.used_ms,
+            idle_left_ms: left.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)),
+            alive: self.is_alive(),
+        }
+    }
+}
+
+impl Agent {
+    /// Whether sessions can have nests here.
+    pub(crate) fn check_nesting(&self) -> Result<(), Fault> {
+        let without = |why: &str| Err(fault::plain(FaultKind::Unsupported, "make a nest", why));
+        match (&self.place.nester, &self.place.commands) {
+            (Some(_), Some(_)) => Ok(()),
+            (Some(_), None) => {
+                without("this host gives sandboxes no control groups, by which a session is ended")
+            }
+            (None, _) if self.nester_failed => without("the process that makes them has ended"),
+            (None, _) => without("the sandbox was not made with isolated sessions"),
+        }
+    }
+
+    /// What an order is to know of the configuration.
+    pub(crate) fn given(&self) -> Given {
+        let config = &self.place.config;
+        Given { env: config.env.clone(), env_file: config.env_file.clone() }
+    }
+
+    /// Has the nester do something. One that fails to answer is not asked again.
+    pub(crate) fn order(&mut self, order: &Order, with: &[BorrowedFd<'_>]) -> Result<Option<Pid>, Fault> {
+        self.check_nesting()?;
+        let channel = self.place.nester.as_ref().expect("it was just seen");
+        match nester::ask(channel, order, with) {
+            Ok(answer) => answer.0.map_err(|errno| fault::from_errno(errno, "start", "in the session")),
+            Err(error) => {
+                self.place.nester = None;
+                self.nester_failed = true;
+                Err(fault::from_io(&error, "make a nest", "the process that makes them"))
+            }
+        }
+    }
+
+    /// Begins the nest of a session; its shell is started when it is built.
+    pub(crate) fn begin_nest(&mut self, number: u64) -> Result<(), Fault> {
+        self.check_nesting()?;
+        let session = self.sessions.get(&number).expect("the caller has made it");
+        let nest = session.open.nest.clone().expect("the caller has seen it");
+        check_size(&nest)?;
+        if self.sessions.values().filter(|session| session.nest.is_some()).count() >= MOST_NESTS {
+            return Err(fault::plain(FaultKind::Busy, "open session", "too many isolated sessions"));
+        }
+        let (name, identity) = (session.name.clone(), session.open.identity.clone());
+        let failed = |errno| fault::from_errno(errno, "open session", &name);
+        let (report, theirs) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
+        rustix::io::ioctl_fionbio(&report, true).map_err(failed)?;
+        let spot = Spot { group: self.next_number(), share: self.quietest_share() };
+        let commands = self.place.commands.as_ref().expect("there are groups where nests are");
+        let group = tree::make_group(commands, spot.group).map_err(failed)?;
+        let watched = self.poll.watch(report, Token::Nest(number), EventFlags::IN);
+        let watched = watched.map_err(|error| fault::from_io(&error, "open session", &name))?;
+        let order = Order::Make { session: name.clone(), nest, identity, share: spot.share };
+        let pid = self.order(&order, &[theirs.as_fd(), group.as_fd()]);
+        let Some(pid) = pid.inspect_err(|_| self.drop_group(spot.group))? else {
+            return Err(failed(Errno::IO));
+        };
+        let holder = self.embody_holder(number, pid, spot);
+        let now = now_ms();
+        let kept = Kept {
+            holder: Some(holder),
+            report: Some(watched),
+            heard: Vec::new(),
+            created_ms: now,
+            used_ms: now,
+            idle: None,
+        };
+        self.sessions.get_mut(&number).expect("it is still there").nest = Some(kept);
+        Ok(())
+    }
+
+    fn drop_group(&self, group: u64) {
+        if let Some(commands) = &self.place.commands {
+            tree::remove_group(commands, group);
+        }
+    }
+
+    /// The holder has said something, or has nothing more to say.
+    pub(crate) fn on_nest(&mut self, number: u64) {
+        let Some(kept) = self.sessions.get_mut(&number).and_then(|session| session.nest.as_mut()) else {
+            return;
+        };
+        let Some(report) = &kept.report else { return };
+        let mut bytes = [0; 1024];
+        match rustix::io::read(report.as_fd(), &mut bytes) {
+            Err(Errno::AGAIN | Errno::INTR) => return,
+            Ok(count @ 1..) if kept.heard.len() < LONGEST_REPORT => {
+                kept.heard.extend_from_slice(&bytes[..count]);
+                return;
+            }
+            Ok(_) | Err(_) => kept.report = None,
+        }
+        let heard = std::mem::take(&mut kept.heard);
+        if heard.is_empty() {
+            let started = self.start_shell(number);
+            if let Err(fault) = started {
+                self.nest_failed(number, &fault);
+            }
+            return;
+        }
+        let unknown = || fault::plain(FaultKind::Other, "make a nest", "its first process failed");
+        let fault = serde_json::from_slice(&heard).unwrap_or_else(|_error| unknown());
+        self.nest_failed(number, &fault);
+    }
+
+    fn nest_failed(&mut self, number: u64, fault: &Fault) {
+        let opener = self.sessions.get_mut(&number).and_then(|session| session.opener.take());
+        if let Some(opener) = opener {
+            self.refuse(opener, fault.clone());
+        }
+        let name = self.sessions.get(&number).map(|session| session.name.clone());
+        if let Some(name) = name {
+            // It is on the list until its holder has ended.
+            self.close_session(&name).ok();
+        }
+    }
+
+    /// The holder has ended, and everything in the nest with it.
+    pub(crate) fn nest_ended(&mut self, number: u64) {
+        self.on_nest(number);
+        let Some(session) = self.sessions.get_mut(&number) else { return };
+        let name = session.name.clone();
+        if let Some(kept) = &mut session.nest {
+            kept.holder = None;
+            kept.report = None;
+        }
+        // A nester that is gone has nothing to forget, and what it kept ends with the sandbox.
+        self.order(&Order::Forget { session: name.clone() }, &[]).ok();
+        if let Some(opener) = self.sessions.get_mut(&number).and_then(|session| session.opener.take()) {
+            self.refuse(
+                opener,
+                fault::plain(FaultKind::Other, "open session", "its first process was killed"),
+            );
+            self.close_session(&name).ok();
+        }
+        self.drop_if_closed(number);
+    }
+
+    /// Kills the holder and so everything in the nest.
+    pub(crate) fn kill_holder(&mut self, number: u64) {
+        let Some(kept) = self.sessions.get_mut(&number).and_then(|session| session.nest.as_mut()) else {
+            return;
+        };
+        let idle = kept.idle.take();
+        let holder = kept.holder;
+        self.stop_alarm(idle, Alarm::Idle(number));
+        if let Some(body) = holder.and_then(|holder| self.bodies.get(&holder)) {
+            // A group that cannot be killed has ended already.
+            body.tree.kill(self.place.commands.as_ref(), body.pid).ok();
+        }
+    }
+
+    /// Starts a program in the nest of a session.
+    pub(crate) fn launch_inside(
+        &mut self,
+        owner: Owner,
+        session: &str,
+        inside: Inside<'_>,
+        wiring: Wiring,
+    ) -> Result<u64, Fault> {
+        let failed = |errno| fault::from_errno(errno, "start", session);
+        let around = Surroundings::new(&self.place.config, inside.identity, inside.env, inside.directory)?;
+        let spot = Spot { group: self.next_number(), share: self.quietest_share() };
+        let (ours, theirs) = exec::connect(&self.place, wiring, &around.who).map_err(failed)?;
+        let (report, their_report) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
+        rustix::io::ioctl_fionbio(&report, true).map_err(failed)?;
+        let commands = self.place.commands.as_ref().ok_or(Errno::NOTSUP).map_err(failed)?;
+        let group = tree::make_group(commands, spot.group).map_err(failed)?;
+        let begin = Begin {
+            session: session.to_owned(),
+            identity: inside.identity.clone(),
+            directory: inside.directory.cloned(),
+            env: inside.env.clone(),
+            screen: inside.nest.screen.clone(),
+            program: inside.program,
+            share: spot.share,
+            terminal: theirs.terminal,
+            config: self.given(),
+        };
+        let standard = [&theirs.stdin, &theirs.stdout, &theirs.stderr, &their_report, &group];
+        let with: Vec<BorrowedFd<'_>> =
+            standard.into_iter().map(AsFd::as_fd).chain(inside.private.iter().copied()).collect();
+        let started = self.order(&Order::Start(Box::new(begin)), &with);
+        let Some(pid) = started.inspect_err(|_| self.drop_group(spot.group))? else {
+            return Err(failed(Errno::IO));
+        };
+        let launched = Launched { pid, keeper: Keeper::Group(spot.group), report, ours };
+        self.embody(owner, launched, spot.share).map_err(|errno| {
+            self.abandon(pid, spot);
+            failed(errno)
+        })
+    }
+
+    /// Runs text beside the session's shell, with what that one has exported by now.
+    pub(crate) fn run_beside(
+        &mut self,
+        number: u64,
+        connection: u64,
+        run: RunInSession,
+    ) -> Result<(), Fault> {
+        let session = self.sessions.get(&number).expect("the caller has found it");
+        let Some(nest) = session.open.nest.clone() else {
+            return Err(fault::plain(
+                FaultKind::Invalid,
+                "run",
+                "only an isolated session has room beside it",
+            ));
+        };
+        let identity = session.open.identity.clone();
+        let mut env = session.open.env.clone();
+        env.extend(run.env);
+        let directory = session.directory.clone();
+        let directory = directory.map(|path| Directory { path, missing: Missing::Ignore, expand: false });
+        let directory = run.directory.or(directory).or_else(|| session.open.directory.clone());
+        let text = shell::compose(&session.exports, None, false, &run.text);
+        let process = self.add_process(NewProcess {
+            name: run.process.clone(),
+            tag: None,
+            session: Some(run.session.clone()),
+            command: run.text,
+            retention: run.retention,
+            caller: Some(Caller { connection, follow: run.follow }),
+            subjects: Subjects::default(),
+        });
+        let inside = Inside {
+            identity: &identity,
+            directory: directory.as_ref(),
+            env: &env,
+            nest: &nest,
+            program: Program::Text(text),
+            private: &[],
+        };
+        let wiring = Wiring { terminal: None, stdin: false };
+        let launched = self.launch_inside(Owner::Process(process), &run.session, inside, wiring);
+        let body = launched.inspect_err(|_| self.drop_process(process))?;
+        let pid = self.bodies.get(&body).and_then(|body| body.pid);
+        let deadline = self.set_deadline(process, run.deadline_ms);
+        if let Some(begun) = self.processes.get_mut(&process) {
+            begun.body = Some(body);
+            begun.pid = pid;
+            begun.deadline = deadline;
+        }
+        self.use_nest(number);
+        Ok(())
+    }
+
+    /// Somebody has used the nest, and may do so again for a while.
+    pub(crate) fn use_nest(&mut self, number: u64) {
+        let Some(session) = self.sessions.get_mut(&number) else { return };
+        let busy = session.current.is_some() || session.closing;
+        let Some(kept) = &mut session.nest else { return };
+        kept.used_ms = now_ms();
+        let limit = session.open.nest.as_ref().and_then(|nest| nest.idle_ms).filter(|_| !busy);
+        let former = kept.idle.take();
+        self.stop_alarm(former, Alarm::Idle(number));
+        let next = limit.and_then(|limit| self.set_alarm(Duration::from_millis(limit), Alarm::Idle(number)));
+        if let Some(kept) = self.sessions.get_mut(&number).and_then(|session| session.nest.as_mut()) {
+            kept.idle = next;
+        }
+    }
+
+    /// It has gone unused for as long as it may, unless something still runs beside the shell.
+    pub(crate) fn nest_idle(&mut self, number: u64) {
+        let Some(session) = self.sessions.get(&number) else { return };
+        let name = session.name.clone();
+        let runs = self.processes.values().any(|process| process.is_of(&name) && process.ended.is_none());
+        if runs {
+            self.use_nest(number);
+        } else {
+            // One that is closing already is not on the list of names any more.
+            self.close_session(&name).ok();
+        }
+    }
+
+    /// As whom things are done in the nest of a session.
+    pub(crate) fn identity_inside(&self, name: &str) -> Result<Identity, Fault> {
+        let session = self.sessions.get(&self.session(name)?);
+        let alive = session.filter(|session| session.nest.as_ref().is_some_and(Kept::is_alive));
+        let alive = alive.ok_or_else(|| fault::plain(FaultKind::NotFound, "find session", name))?;
+        Ok(alive.open.identity.clone())
+    }
+
+    pub(crate) fn note(&self, name: &str) -> Result<Reply, Fault> {
+        let number = self.session(name)?;
+        let nest = self.sessions.get(&number).and_then(|session| session.open.nest.as_ref());
+        let nest = nest.ok_or_else(|| fault::plain(FaultKind::NotFound, "find nest", name))?;
+        Ok(Reply::Note(nest.note.clone()))
+    }
+}
+
+fn check_size(nest: &Nest) -> Result<(), Fault> {
+    if nest.mounts.len() > MOST_MOUNTS || nest.note.len() > LONGEST_NOTE {
+        return Err(fault::plain(FaultKind::Invalid, "open session", "too much is to be shown in it"));
+    }
+    let paths = nest.mounts.iter().flat_map(|mount| [&mount.source, &mount.target]);
+    for path in paths {
+        let whole = path.starts_with('/') && path.len() <= 4096 && !path.contains('\0');
+        if !whole || path.split('/').any(|word| matches!(word, "." | "..")) {
+            return Err(fault::plain(FaultKind::Invalid, "show", path));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,280 @@
+//! The first process of a nest: builds what is seen there, then collects the orphans until it is
+//! killed, and everything in the nest with it.
+//!
+//! ```text
+//! join groups ─► what is shown, opened ─► all read-only ─► /tmp, /run ─► what is shown, in place
+//!   ─► terminals, shared memory ─► /proc ─► no rights any more ─► wait for ever
+//! ```
+//! Paths are the sandbox's own and may lead anywhere in it, but not through the links of `/proc`,
+//! which would lead to what this process has open. What is shown is opened before anything covers
+//! it. Everything happens in a mount namespace that nobody else is in yet.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+
+use linux::caps::{self, CapSet};
+use linux::mounts::{self, Attributes, Depth};
+use linux::namespaces;
+use linux::procfs;
+use linux::signals::{self, Signals};
+use linux::spawn;
+use rustix::event::{PollFd, PollFlags};
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::Errno;
+use wire::nest::{Nest, NestMount, View};
+use wire::{Fault, FaultKind};
+
+use super::{Stores, open_namespace, order};
+use crate::fault;
+use crate::identity::Who;
+use crate::place::Place;
+
+/// Where the pieces of overlays lie while they are put together: no mount of a nest is here.
+const SCRATCH: &str = "/dev/shm";
+
+/// What the memory of a nest's own directories may hold. It is charged to the sandbox anyway.
+const TEMPORARY: &str = "mode=1777,size=1g,nr_inodes=256k";
+const RUNTIME: &str = "mode=0755,size=64m,nr_inodes=16k";
+const SHARED_MEMORY: &str = "mode=1777,size=64m";
+const CHANGES: &str = "mode=0700,size=1g,nr_inodes=256k";
+
+/// How many links are followed, as in the kernel.
+const MOST_LINKS: usize = 40;
+
+/// The number by which the kernel names the filesystem of `/proc`.
+const PROC: rustix::fs::FsWord = 0x9fa0;
+
+/// Where nothing can be shown: these belong to the nest itself.
+const RESERVED: [&str; 3] = ["/proc", "/dev", "/sys"];
+
+/// Everything a holder is told.
+pub(super) struct Task<'a> {
+    pub(super) session: &'a str,
+    pub(super) nest: &'a Nest,
+    pub(super) who: &'a Who,
+    pub(super) stores: &'a Stores,
+    /// Where the nester gets hold of the namespaces.
+    pub(super) way: &'a OwnedFd,
+}
+
+/// Builds the nest and watches over it. What went wrong is written to `report`.
+pub(super) fn run(place: &Place, task: &Task<'_>, join: [Option<&OwnedFd>; 2], report: OwnedFd) -> ! {
+    let built = enter_groups(place, join)
+        .and_then(|()| introduce(task.way))
+        .and_then(|()| build(task))
+        .and_then(|()| {
+            give_up(place)
+                .map_err(|error| fault::from_io(&error, "confine itself", "the nest's first process"))
+        });
+    if let Err(fault) = built {
+        let told = serde_json::to_vec(&fault).unwrap_or_default();
+        rustix::io::write(&report, &told).ok();
+        spawn::exit_now(1);
+    }
+    drop(report);
+    watch_over()
+}
+
+/// Hands the nester our namespaces. Nobody could open them by our pid: the kernel lets nobody look into
+/// a process whose program cannot be read.
+fn introduce(way: &OwnedFd) -> Result<(), Fault> {
+    let opened = ["pid", "mnt", "ipc", "net"].map(open_namespace);
+    let opened = opened.into_iter().collect::<io::Result<Vec<_>>>();
+    let sent = opened.and_then(|spaces| {
+        let spaces: Vec<BorrowedFd<'_>> = spaces.iter().map(AsFd::as_fd).collect();
+        order::hand_over(way, &spaces)
+    });
+    sent.named("hand over", "its namespaces")
+}
+
+fn enter_groups(place: &Place, join: [Option<&OwnedFd>; 2]) -> Result<(), Fault> {
+    let mut groups = join.into_iter().flatten().chain(&place.tasks);
+    let joined = groups.try_for_each(|group| rustix::io::write(group, b"0").map(drop));
+    joined.map_err(|errno| fault::from_errno(errno, "join the group", "a nest"))
+}
+
+/// Something to be shown, taken while it could still be seen.
+struct Piece<'a> {
+    mount: &'a NestMount,
+    tree: OwnedFd,
+}
+
+trait Named<T> {
+    fn named(self, operation: &str, path: &str) -> Result<T, Fault>;
+}
+
+impl<T, E: Into<io::Error>> Named<T> for Result<T, E> {
+    fn named(self, operation: &str, path: &str) -> Result<T, Fault> {
+        self.map_err(|error| fault::from_io(&error.into(), operation, path))
+    }
+}
+
+fn build(task: &Task<'_>) -> Result<(), Fault> {
+    let nest = task.nest;
+    let shared = NestMount { source: "/tmp".into(), target: "/tmp".into(), view: View::ReadWrite };
+    let mut shown: Vec<&NestMount> = nest.mounts.iter().collect();
+    if nest.share_temporary && shown.iter().all(|mount| mount.target != "/tmp") {
+        shown.push(&shared);
+    }
+    // One that lies in another comes after it.
+    shown.sort_by_key(|mount| mount.target.matches('/').count());
+    let pieces = shown.into_iter().map(|mount| take(mount, task)).collect::<Result<Vec<_>, _>>()?;
+
+    let root = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).named("open", "/")?;
+    mounts::set_attributes(root.as_fd(), Attributes::READ_ONLY, None, Depth::Recursive)
+        .named("make read-only", "/")?;
+    let plain = Attributes::NO_SUID.and(Attributes::NO_DEV);
+    for (path, options) in [("/tmp", TEMPORARY), ("/run", RUNTIME), (SCRATCH, CHANGES)] {
+        mounts::mount("tmpfs", Path::new(path), plain, options).named("mount", path)?;
+    }
+    task.stores.show_disk(&Path::new(SCRATCH).join("disk"), task.session).named("mount", "the disk")?;
+    for (number, piece) in pieces.iter().enumerate() {
+        put(piece, number, task)?;
+    }
+    mounts::detach(Path::new(SCRATCH)).named("unmount", SCRATCH)?;
+
+    let quiet = Attributes::NO_SUID.and(Attributes::NO_EXEC);
+    let terminals = "newinstance,ptmxmode=0666,mode=0620,max=256";
+    mounts::mount("devpts", Path::new("/dev/pts"), quiet, terminals).named("mount", "/dev/pts")?;
+    mounts::mount("tmpfs", Path::new(SCRATCH), plain, SHARED_MEMORY).named("mount", SCRATCH)?;
+    procfs::mount(Path::new("/proc"), Path::new("/dev/null")).named("mount", "/proc")?;
+    if !nest.share_network {
+        namespaces::raise_loopback().named("raise", "the loopback")?;
+    }
+    Ok(())
+}
+
+/// Opens what is to be shown, and makes it and its place if they are missing.
+fn take<'a>(mount: &'a NestMount, task: &Task<'_>) -> Result<Piece<'a>, Fault> {
+    let source = open_or_make(&mount.source, task.who).named("open", &mount.source)?;
+    refuse_reserved(source.as_fd(), &mount.source)?;
+    let hidden = mount.target.starts_with("/tmp/") && !task.nest.share_temporary;
+    if mount.target != mount.source && !hidden {
+        let target = open_or_make(&mount.target, task.who).named("open", &mount.target)?;
+        refuse_reserved(target.as_fd(), &mount.target)?;
+    }
+    let tree = mounts::clone_of(source.as_fd(), Depth::Recursive).named("show", &mount.source)?;
+    let plain = Attributes::NO_SUID.and(Attributes::NO_DEV);
+    let attributes = if mount.view == View::ReadWrite { plain } else { plain.and(Attributes::READ_ONLY) };
+    mounts::set_attributes(tree.as_fd(), attributes, None, Depth::Recursive).named("show", &mount.source)?;
+    Ok(Piece { mount, tree })
+}
+
+/// Links inside may lead anywhere, so it is looked where they led.
+fn refuse_reserved(fd: BorrowedFd<'_>, path: &str) -> Result<(), Fault> {
+    let led = fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).named("find", path)?;
+    let reserved = RESERVED.iter().any(|reserved| led.starts_with(reserved)) || led == Path::new("/");
+    if reserved {
+        return Err(fault::plain(
+            FaultKind::Invalid,
+            "show",
+            &format!("{path}: it belongs to the nest itself"),
+        ));
+    }
+    Ok(())
+}
+
+/// Puts a piece where it is to be seen.
+fn put(piece: &Piece<'_>, number: usize, task: &Task<'_>) -> Result<(), Fault> {
+    let target = open_or_make(&piece.mount.target, task.who).named("open", &piece.mount.target)?;
+    refuse_reserved(target.as_fd(), &piece.mount.target)?;
+    let View::Overlay { kept } = piece.mount.view else {
+        return mounts::attach_on(piece.tree.as_fd(), target.as_fd()).named("show", &piece.mount.target);
+    };
+    let store = if kept && task.stores.has_disk() { format!("{SCRATCH}/disk") } else { SCRATCH.to_owned() };
+    overlay(piece, number, &store, &target).named("lay over", &piece.mount.target)
+}
+
+fn overlay(piece: &Piece<'_>, number: usize, store: &str, target: &OwnedFd) -> io::Result<()> {
+    let lower = format!("{SCRATCH}/lower{number}");
+    let (upper, work) = (format!("{store}/upper{number}"), format!("{store}/work{number}"));
+    for directory in [&lower, &upper, &work] {
+        fs::create_dir(directory)?;
+    }
+    mounts::attach(piece.tree.as_fd(), Path::new(&lower))?;
+    // The top of an overlay has the owner and mode of its upper layer.
+    let like = fs::metadata(&lower)?;
+    if !like.is_dir() {
+        return Err(Errno::NOTDIR.into());
+    }
+    std::os::unix::fs::chown(&upper, Some(like.uid()), Some(like.gid()))?;
+    fs::set_permissions(&upper, fs::Permissions::from_mode(like.mode() & 0o7777))?;
+    let target = format!("/proc/self/fd/{}", target.as_raw_fd());
+    mounts::overlay(&[&lower], &upper, &work, Path::new(&target))
+}
+
+/// Opens a path, making directories that are missing; those belong to the session's user.
+///
+/// It is walked by hand, since a link of `/proc` would lead to what this process has open, and the
+/// call that knows better is not allowed in every sandbox.
+fn open_or_make(path: &str, who: &Who) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let mut here = rustix::fs::open("/", flags, Mode::empty())?;
+    let mut words = words_of(path);
+    let mut links = 0;
+    while let Some(word) = words.pop() {
+        if rustix::fs::fstatfs(&here)?.f_type == PROC {
+            return Err(Errno::LOOP.into());
+        }
+        let next = match rustix::fs::openat(&here, word.as_str(), flags | OFlags::NOFOLLOW, Mode::empty()) {
+            Err(Errno::NOENT) => make(&here, &word, who)?,
+            opened => opened?,
+        };
+        if FileType::from_raw_mode(rustix::fs::fstat(&next)?.st_mode) != FileType::Symlink {
+            here = next;
+            continue;
+        }
+        links += 1;
+        if links > MOST_LINKS {
+            return Err(Errno::LOOP.into());
+        }
+        let led = rustix::fs::readlinkat(&next, "", Vec::new())?;
+        let led = String::from_utf8(led.into_bytes()).map_err(io::Error::other)?;
+        if led.starts_with('/') {
+            here = rustix::fs::open("/", flags, Mode::empty())?;
+        }
+        words.extend(words_of(&led));
+    }
+    Ok(here)
+}
+
+/// The last word first.
+fn words_of(path: &str) -> Vec<String> {
+    path.split('/').rev().filter(|word| !word.is_empty()).map(str::to_owned).collect()
+}
+
+fn make(parent: &OwnedFd, word: &str, who: &Who) -> rustix::io::Result<OwnedFd> {
+    match rustix::fs::mkdirat(parent, word, Mode::from_raw_mode(0o755)) {
+        Ok(()) => {
+            let flags = rustix::fs::AtFlags::SYMLINK_NOFOLLOW;
+            rustix::fs::chownat(parent, word, Some(who.uid), Some(who.gid), flags)?;
+        }
+        Err(Errno::EXIST) => {}
+        Err(errno) => return Err(errno),
+    }
+    rustix::fs::openat(parent, word, OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())
+}
+
+/// Nothing of what it could do so far is needed to collect orphans.
+fn give_up(place: &Place) -> io::Result<()> {
+    caps::bound_to(CapSet::NONE)?;
+    caps::set(CapSet::NONE)?;
+    place.confine_late()
+}
+
+/// Collects what ends in the nest. A process that is the first of its namespace cannot be ended
+/// from inside.
+fn watch_over() -> ! {
+    let Ok(children) = Signals::watch(&[signals::CHILD]) else { spawn::exit_now(1) };
+    if linux::descriptors::keep_only_these(std::iter::once(children.as_fd())).is_err() {
+        spawn::exit_now(1);
+    }
+    loop {
+        rustix::event::poll(&mut [PollFd::new(&children, PollFlags::IN)], None).ok();
+        children.clear().ok();
+        while matches!(spawn::reap(), Ok(Some(_))) {}
+    }
+}

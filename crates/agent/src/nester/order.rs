@@ -1,0 +1,207 @@
+//! What the agent asks of its nester, and what it hears back.
+//!
+//! One packet each way. An order lies in a memfd beside the packet, whatever its length, and is
+//! followed by the descriptors that it is about.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut, Read, Seek, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::MemfdFlags;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
+use rustix::process::Pid;
+use serde::{Deserialize, Serialize};
+use wire::files::FileRequest;
+use wire::nest::{Nest, Screen};
+use wire::process::{Directory, Identity};
+
+/// How many descriptors one order may bring, the memfd among them.
+const MOST_DESCRIPTORS: usize = 10;
+
+/// The longest order.
+const LONGEST: u64 = 16 << 20;
+
+/// How often, and at most how long each time, an answer is looked for. A sandbox that is frozen
+/// in between loses one of these and not all of them.
+const LOOKS: usize = 40;
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Order {
+    /// Makes the namespaces of a session. Comes with where to report and the group.
+    Make { session: String, nest: Nest, identity: Identity, share: usize },
+    /// Starts a program in them. Comes with input, output, errors, where to report, the group, and
+    /// the private pipes of a shell.
+    Start(Box<Begin>),
+    /// Does a file operation there. Comes with the connection that is answered.
+    Work { session: String, request: FileRequest, rest: Vec<u8>, config: Given },
+    /// They are gone; so is what was changed in them.
+    Forget { session: String },
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Begin {
+    pub(crate) session: String,
+    pub(crate) identity: Identity,
+    pub(crate) directory: Option<Directory>,
+    pub(crate) env: BTreeMap<String, String>,
+    pub(crate) screen: Screen,
+    pub(crate) program: Program,
+    pub(crate) share: usize,
+    pub(crate) terminal: bool,
+    pub(crate) config: Given,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Program {
+    /// One that obeys orders.
+    Shell,
+    Text(String),
+}
+
+/// What of the agent's configuration may have changed since the nester was forked.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Given {
+    pub(crate) env: BTreeMap<String, String>,
+    pub(crate) env_file: Option<String>,
+}
+
+/// What became of an order: the pid of whom it brought to life, or an error number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Answer(pub(crate) Result<Option<Pid>, rustix::io::Errno>);
+
+impl Answer {
+    const LENGTH: usize = 8;
+
+    fn to_bytes(self) -> [u8; Self::LENGTH] {
+        let (pid, errno) = match self.0 {
+            Ok(pid) => (pid.map_or(0, Pid::as_raw_pid), 0),
+            Err(errno) => (0, errno.raw_os_error()),
+        };
+        let mut bytes = [0; Self::LENGTH];
+        bytes[..4].copy_from_slice(&pid.to_le_bytes());
+        bytes[4..].copy_from_slice(&errno.to_le_bytes());
+        bytes
+    }
+
+    fn from_bytes(bytes: [u8; Self::LENGTH]) -> Self {
+        let number = |from: usize| {
+            i32::from_le_bytes([bytes[from], bytes[from + 1], bytes[from + 2], bytes[from + 3]])
+        };
+        Self(match number(4) {
+            0 => Ok(Pid::from_raw(number(0))),
+            errno => Err(rustix::io::Errno::from_raw_os_error(errno)),
+        })
+    }
+}
+
+pub(crate) fn channel() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
+    rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+}
+
+/// Sends an order and waits a little for its answer. A nester that does not answer is of no use any
+/// more, and whoever asked must not be held up for long.
+pub(crate) fn ask(channel: &OwnedFd, order: &Order, with: &[BorrowedFd<'_>]) -> io::Result<Answer> {
+    let mut file = File::from(rustix::fs::memfd_create("order", MemfdFlags::CLOEXEC)?);
+    file.write_all(&serde_json::to_vec(order)?)?;
+    let all: Vec<BorrowedFd<'_>> = std::iter::once(file.as_fd()).chain(with.iter().copied()).collect();
+    hand_over(channel, &all)?;
+    let answered = || -> io::Result<bool> {
+        let mut fds = [PollFd::new(channel, PollFlags::IN)];
+        Ok(rustix::event::poll(&mut fds, Some(&LOOK))? > 0)
+    };
+    for _ in 0..LOOKS {
+        if answered()? {
+            let mut bytes = [0; Answer::LENGTH];
+            return match rustix::net::recv(channel, &mut bytes, RecvFlags::empty())? {
+                (Answer::LENGTH, _) => Ok(Answer::from_bytes(bytes)),
+                _ => Err(io::Error::other("the nester is gone")),
+            };
+        }
+    }
+    Err(io::Error::other("the nester does not answer"))
+}
+
+/// Waits for the next order; `None` when the agent is gone.
+pub(crate) fn next(channel: &OwnedFd) -> io::Result<Option<(Order, Vec<OwnedFd>)>> {
+    let Some(mut descriptors) = take_over(channel, RecvFlags::empty())? else { return Ok(None) };
+    if descriptors.is_empty() {
+        return Err(io::Error::other("an order came without its text"));
+    }
+    let mut file = File::from(descriptors.remove(0));
+    // Only a file in memory can be read without waiting.
+    rustix::fs::fcntl_get_seals(&file)?;
+    file.rewind()?;
+    let mut json = Vec::new();
+    file.take(LONGEST).read_to_end(&mut json)?;
+    Ok(Some((serde_json::from_slice(&json)?, descriptors)))
+}
+
+/// Sends descriptors, without waiting.
+pub(super) fn hand_over(channel: &OwnedFd, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(io::Error::other("too many descriptors for one packet"));
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    rustix::net::sendmsg(channel, &[IoSlice::new(b"o")], &mut control, flags)?;
+    Ok(())
+}
+
+/// Receives descriptors; `None` when nobody will send any more.
+pub(super) fn take_over(channel: &OwnedFd, flags: RecvFlags) -> io::Result<Option<Vec<OwnedFd>>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let mut slices = [IoSliceMut::new(&mut byte)];
+    let received = rustix::net::recvmsg(channel, &mut slices, &mut control, flags | RecvFlags::CMSG_CLOEXEC)?;
+    if received.bytes == 0 {
+        return Ok(None);
+    }
+    let mut descriptors = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            descriptors.extend(rights);
+        }
+    }
+    Ok(Some(descriptors))
+}
+
+pub(crate) fn answer(channel: &OwnedFd, answer: Answer) -> rustix::io::Result<()> {
+    rustix::net::send(channel, &answer.to_bytes(), SendFlags::NOSIGNAL).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::io::Errno;
+
+    #[test]
+    fn orders_arrive_with_their_descriptors_and_answers_come_back() {
+        let (ours, theirs) = channel().expect("a pair");
+        let order = Order::Forget { session: "s".repeat(3 << 20) };
+        for expected in [Answer(Ok(None)), Answer(Ok(Pid::from_raw(7))), Answer(Err(Errno::PERM))] {
+            let ours = rustix::io::fcntl_dupfd_cloexec(&ours, 3).expect("a copy");
+            let with = rustix::io::fcntl_dupfd_cloexec(&theirs, 3).expect("a copy");
+            let order = serde_json::to_string(&order).expect("it is JSON");
+            let asking = std::thread::spawn(move || {
+                let order: Order = serde_json::from_str(&order).expect("it is an order");
+                ask(&ours, &order, &[with.as_fd(), with.as_fd()])
+            });
+            let (heard, descriptors) = next(&theirs).expect("an order").expect("somebody is there");
+            assert!(matches!(heard, Order::Forget { session } if session.len() == 3 << 20));
+            assert_eq!(descriptors.len(), 2);
+            answer(&theirs, expected).expect("somebody listens");
+            assert_eq!(asking.join().expect("it did not panic").expect("an answer"), expected);
+        }
+        drop(ours);
+        assert!(next(&theirs).expect("an end").is_none());
+    }
+}

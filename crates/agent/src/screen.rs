@@ -1,0 +1,59 @@
+//! Which of the sandbox's variables a nest gets.
+
+use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
+use wire::nest::Screen;
+use wire::{Fault, FaultKind};
+
+use crate::fault;
+
+/// Without these no shell finds its programs or its home.
+const NEEDED: [&str; 5] = ["PATH", "HOME", "USER", "LOGNAME", "SHELL"];
+
+/// How many patterns one screen may have.
+const MOST: usize = 1024;
+
+/// Says of each name whether it comes along.
+pub(crate) fn passes(screen: &Screen) -> Result<impl Fn(&str) -> bool + use<>, Fault> {
+    let only = screen.only.as_deref().map(patterns).transpose()?;
+    let without = patterns(&screen.without)?;
+    Ok(move |name: &str| {
+        let asked = only.as_ref().is_none_or(|only| only.is_match(name) || NEEDED.contains(&name));
+        asked && !without.is_match(name)
+    })
+}
+
+fn patterns(words: &[String]) -> Result<GlobSet, Fault> {
+    let wrong = |word: &str| fault::plain(FaultKind::Invalid, "choose variables", word);
+    if words.len() > MOST {
+        return Err(wrong("too many patterns"));
+    }
+    let mut set = GlobSetBuilder::new();
+    for word in words {
+        let glob = GlobBuilder::new(word).case_insensitive(true).build();
+        set.add(glob.map_err(|_error| wrong(word))?);
+    }
+    set.build().map_err(|_error| wrong("these patterns"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(only: Option<&[&str]>, without: &[&str], passing: &[&str]) {
+        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        let screen = Screen { only: only.map(words), without: words(without) };
+        let passes = passes(&screen).expect("these are patterns");
+        let names = ["PATH", "HOME", "A", "MY_TOKEN", "AWS_KEY", "aws_other"];
+        let through: Vec<&str> = names.into_iter().filter(|name| passes(name)).collect();
+        assert_eq!(through, passing, "{only:?} {without:?}");
+    }
+
+    #[test]
+    fn what_comes_along_is_asked_for_and_not_left_out() {
+        check(None, &[], &["PATH", "HOME", "A", "MY_TOKEN", "AWS_KEY", "aws_other"]);
+        check(None, &["*_TOKEN", "AWS_*"], &["PATH", "HOME", "A"]);
+        check(Some(&["A"]), &[], &["PATH", "HOME", "A"]);
+        check(Some(&["a*"]), &["AWS_*", "HOME"], &["PATH", "A"]);
+        check(Some(&[]), &[], &["PATH", "HOME"]);
+    }
+}

@@ -1,0 +1,245 @@
+//! Commands that a sandbox runs by itself: one before its main process, others by the clock.
+
+use std::time::{Duration, SystemTime};
+
+use cronexpr::jiff::Timestamp;
+use cronexpr::{Crontab, FallbackTimezoneOption, MakeTimestamp, ParseOptions};
+
+/// How many hooks one sandbox may have by the clock.
+pub const MOST_PERIODIC: usize = 32;
+
+const LONGEST_NAME: usize = 128;
+const LONGEST_SCHEDULE: usize = 256;
+const LONGEST_COMMAND: usize = 64 << 10;
+
+/// All hooks of a sandbox.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hooks {
+    /// Ends well before the entrypoint starts, or there is no sandbox.
+    pub before: Option<Hook>,
+    pub periodic: Vec<Periodic>,
+}
+
+/// A command and how long it may take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hook {
+    pub command: Vec<String>,
+    pub timeout: Duration,
+}
+
+/// A hook with a name that runs by the clock, never twice at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Periodic {
+    pub name: String,
+    pub schedule: Schedule,
+    pub hook: Hook,
+}
+
+/// When something is due: `*/5 * * * *` in UTC, `@hourly` and the like, or `@every 30s`.
+#[derive(Clone, Debug)]
+pub struct Schedule {
+    text: String,
+    times: Times,
+}
+
+#[derive(Clone, Debug)]
+enum Times {
+    Every(Duration),
+    At(Box<Crontab>),
+}
+
+/// Why hooks are refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotAHook {
+    #[error("a command has a first word, no NUL byte and at most {LONGEST_COMMAND} bytes")]
+    Command,
+    #[error("a timeout is from 1 to {0} seconds")]
+    Timeout(u64),
+    #[error("a name is 1 to {LONGEST_NAME} letters without control characters")]
+    Name,
+    #[error("the name `{0}` is used twice")]
+    NameTwice(String),
+    #[error("`{0}` is not a schedule")]
+    Schedule(String),
+    #[error("there may be {MOST_PERIODIC} hooks by the clock")]
+    TooMany,
+}
+
+impl Hook {
+    /// The longest that the hook before the entrypoint may take.
+    pub const LONGEST_BEFORE: Duration = Duration::from_secs(10_800);
+    /// The longest that a hook by the clock may take.
+    pub const LONGEST_PERIODIC: Duration = Duration::from_secs(300);
+    pub const USUAL: Duration = Duration::from_secs(60);
+
+    /// Checks a command; `timeout` is in seconds and has a default.
+    pub fn new(command: Vec<String>, timeout: Option<i64>, longest: Duration) -> Result<Self, NotAHook> {
+        let size: usize = command.iter().map(|word| word.len() + 1).sum();
+        let named = command.first().is_some_and(|word| !word.trim().is_empty());
+        if !named || size > LONGEST_COMMAND || command.iter().any(|word| word.contains('\0')) {
+            return Err(NotAHook::Command);
+        }
+        let timeout = match timeout.map(u64::try_from) {
+            None => Self::USUAL,
+            Some(Ok(seconds)) if (1..=longest.as_secs()).contains(&seconds) => Duration::from_secs(seconds),
+            Some(_) => return Err(NotAHook::Timeout(longest.as_secs())),
+        };
+        Ok(Self { command, timeout })
+    }
+}
+
+impl Periodic {
+    pub fn new(name: &str, schedule: &str, hook: Hook) -> Result<Self, NotAHook> {
+        let name = name.trim();
+        if !(1..=LONGEST_NAME).contains(&name.len()) || name.contains(char::is_control) {
+            return Err(NotAHook::Name);
+        }
+        Ok(Self { name: name.to_owned(), schedule: Schedule::parse(schedule)?, hook })
+    }
+}
+
+impl Hooks {
+    /// Checks what no single hook can tell.
+    pub fn check(&self) -> Result<(), NotAHook> {
+        if self.periodic.len() > MOST_PERIODIC {
+            return Err(NotAHook::TooMany);
+        }
+        for (place, hook) in self.periodic.iter().enumerate() {
+            if self.periodic[..place].iter().any(|other| other.name == hook.name) {
+                return Err(NotAHook::NameTwice(hook.name.clone()));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Schedule {
+    pub fn parse(text: &str) -> Result<Self, NotAHook> {
+        let wrong = || NotAHook::Schedule(text.chars().take(LONGEST_SCHEDULE).collect());
+        let text = text.trim();
+        if text.len() > LONGEST_SCHEDULE {
+            return Err(wrong());
+        }
+        let times = match text.strip_prefix("@every ") {
+            Some(span) => Times::Every(span_of(span.trim()).ok_or_else(wrong)?),
+            None => Times::At(Box::new(crontab(text).ok_or_else(wrong)?)),
+        };
+        Ok(Self { text: text.to_owned(), times })
+    }
+
+    /// As it was written.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// The first moment after this one at which it is due; there may be none.
+    pub fn next_after(&self, moment: SystemTime) -> Option<SystemTime> {
+        match &self.times {
+            Times::Every(span) => moment.checked_add(*span),
+            Times::At(crontab) => {
+                let moment = Timestamp::try_from(moment).ok()?;
+                crontab.find_next(MakeTimestamp(moment)).ok().map(|next| next.timestamp().into())
+            }
+        }
+    }
+}
+
+impl PartialEq for Schedule {
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Eq for Schedule {}
+
+/// Five fields, or one of the words that stand for them. There is no other zone than UTC: a
+/// sixth word would name one that the host may not know.
+fn crontab(text: &str) -> Option<Crontab> {
+    let fields = match text {
+        "@yearly" | "@annually" => "0 0 1 1 *",
+        "@monthly" => "0 0 1 * *",
+        "@weekly" => "0 0 * * 0",
+        "@daily" | "@midnight" => "0 0 * * *",
+        "@hourly" => "0 * * * *",
+        fields => fields,
+    };
+    if fields.split_whitespace().count() != 5 {
+        return None;
+    }
+    let mut options = ParseOptions::default();
+    options.fallback_timezone_option = FallbackTimezoneOption::UTC;
+    cronexpr::parse_crontab_with(fields, options).ok()
+}
+
+/// Whole seconds, at least one: `30s`, `5m`, `1h30m`.
+fn span_of(text: &str) -> Option<Duration> {
+    let mut seconds: u64 = 0;
+    let mut rest = text;
+    while !rest.is_empty() {
+        let end = rest.find(|letter: char| !letter.is_ascii_digit())?;
+        let count: u64 = rest[..end].parse().ok()?;
+        let unit = rest[end..].chars().next()?;
+        let factor = match unit {
+            's' => 1,
+            'm' => 60,
+            'h' => 3600,
+            _ => return None,
+        };
+        seconds = seconds.checked_add(count.checked_mul(factor)?)?;
+        rest = &rest[end + unit.len_utf8()..];
+    }
+    (seconds > 0).then(|| Duration::from_secs(seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
+
+    use super::*;
+
+    /// Seconds from one moment to when it is next due.
+    fn check(schedule: &str, now: u64, expected: Option<u64>) {
+        let next = Schedule::parse(schedule).ok().and_then(|schedule| {
+            let next = schedule.next_after(UNIX_EPOCH + Duration::from_secs(now))?;
+            next.duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs() - now)
+        });
+        assert_eq!(next, expected, "{schedule}");
+    }
+
+    #[test]
+    fn schedules_say_when_they_are_due_next() {
+        check("* * * * *", 90, Some(30));
+        check("*/5 * * * *", 1, Some(299));
+        check("0 12 * * *", 0, Some(43_200));
+        check("30 4 * * mon", 0, Some(4 * 86_400 + 4 * 3600 + 1800));
+        check("@hourly", 10, Some(3590));
+        check("@every 30s", 7, Some(30));
+        check("@every 1h30m", 7, Some(5400));
+        for wrong in ["", "* * * *", "* * * * * *", "60 * * * *", "@often", "@every", "@every 0s"] {
+            check(wrong, 0, None);
+        }
+        for wrong in ["@every 1.5s", "@every 10", "@every s", "@every 99999999999999999h", "* * * * UTC"] {
+            check(wrong, 0, None);
+        }
+    }
+
+    #[test]
+    fn hooks_are_bounded_and_have_names_of_their_own() {
+        let words = |word: &str| vec![word.to_owned()];
+        let longest = Hook::LONGEST_PERIODIC;
+        let hook = Hook::new(words("true"), None, longest).expect("it is one");
+        assert_eq!(hook.timeout, Duration::from_secs(60));
+        for wrong in [0, -1, 301, i64::MAX] {
+            assert_eq!(Hook::new(words("a"), Some(wrong), longest), Err(NotAHook::Timeout(300)), "{wrong}");
+        }
+        for wrong in [Vec::new(), words(""), words(" "), words("a\0"), words(&"x".repeat(1 << 20))] {
+            assert_eq!(Hook::new(wrong, Some(1), longest), Err(NotAHook::Command));
+        }
+        let periodic = |name: &str| Periodic::new(name, "@hourly", hook.clone());
+        assert_eq!(periodic(" a "), periodic("a"));
+        assert_eq!(periodic("  "), Err(NotAHook::Name));
+        let twice = vec![periodic("a").expect("a hook"), periodic("a").expect("a hook")];
+        let hooks = Hooks { before: None, periodic: twice };
+        assert_eq!(hooks.check(), Err(NotAHook::NameTwice("a".to_owned())));
+    }
+}

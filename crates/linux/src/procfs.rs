@@ -1,0 +1,31 @@
+//! A `/proc` that tells of its own processes and little else. See proc(5).
+
+use std::io;
+use std::path::Path;
+
+use crate::mounts::{self, Attributes};
+
+/// Files that tell about the host, or change it.
+const HIDDEN: [&str; 8] =
+    ["kcore", "keys", "key-users", "timer_list", "sysrq-trigger", "kmsg", "sched_debug", "latency_stats"];
+
+/// Directories with settings of the kernel.
+const READ_ONLY: [&str; 4] = ["sys", "irq", "bus", "fs"];
+
+/// Mounts a fresh `/proc` of this pid namespace, with what tells about the host covered. `null` is
+/// what covers it.
+pub fn mount(proc: &Path, null: &Path) -> io::Result<()> {
+    let attributes = Attributes::NO_SUID.and(Attributes::NO_DEV).and(Attributes::NO_EXEC);
+    mounts::mount("proc", proc, attributes, "")?;
+    for file in HIDDEN.map(|name| proc.join(name)) {
+        if file.exists() {
+            mounts::bind(null, &file)?;
+        }
+    }
+    for directory in READ_ONLY.map(|name| proc.join(name)) {
+        if directory.exists() {
+            mounts::restrict(&directory, attributes.and(Attributes::READ_ONLY))?;
+        }
+    }
+    Ok(())
+}

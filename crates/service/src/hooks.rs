@@ -1,0 +1,242 @@
+//! Hooks: the command before the entrypoint, and those that run by the clock.
+//!
+//! Each hook by the clock has a task, which belongs to the sandbox's driver. It sleeps until the
+//! hook is due, runs it if the sandbox runs, and only then looks when it is due next: so no run
+//! meets another of the same hook, and what was missed, because the sandbox was paused, the last
+//! run took too long or no server was there, is not made up for.
+//!
+//! The last run of each hook stays with the agent, as a process with the hook's tag. It is found
+//! there again by the next server, which waits for one that still runs before it starts another.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use domain::hook::{Hook, Periodic};
+use domain::process::{Command, Process};
+use domain::{Exit, Owner, Phase, ProcessId, Retention, SandboxId};
+use wire::{Frame, Reply, Request};
+
+use crate::agent_client::{Agent, AgentError, read_answer};
+use crate::core::{Core, new_process_id};
+use crate::registry::Handle;
+use crate::{ProcessStatus, Service, ServiceError, faults, translate};
+
+/// The word by which the runs of hooks are told from other processes.
+const TAG: &str = "hook:";
+
+/// The tag of the hook before the entrypoint; no name of another can hold a line break.
+const BEFORE: &str = "hook:\n";
+
+/// How much of what a hook printed last is kept and told.
+const TAIL: usize = 4096;
+
+/// No sleep is longer, so that a clock that was set is noticed.
+const LOOK: Duration = Duration::from_secs(30);
+
+/// How long to wait when an agent cannot be asked.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// One hook by the clock and what became of it last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HookReport {
+    pub name: String,
+    pub schedule: String,
+    pub last: Option<HookRun>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HookRun {
+    pub began: SystemTime,
+    /// How it ended, if it has.
+    pub exit: Option<Exit>,
+    /// The end of what it printed.
+    pub tail: String,
+}
+
+/// Whether a process is a run of a hook.
+pub(crate) fn is_run(status: &ProcessStatus) -> bool {
+    status.tag.as_deref().is_some_and(|tag| tag.starts_with(TAG))
+}
+
+/// Runs the hook before the entrypoint. Anything but success is an error with the end of what it
+/// printed.
+pub(crate) async fn run_before(agent: &Agent, hook: &Hook) -> Result<(), ServiceError> {
+    let id = new_process_id()?;
+    let not_started =
+        |error| ServiceError::Hook { ended: "could not be started".to_owned(), source: Some(error) };
+    let (exit, tail) = run(agent, &id, hook, BEFORE).await.map_err(|error| not_started(Box::new(error)))?;
+    forget(agent, &id).await;
+    match exit {
+        Exit::Code(0) => Ok(()),
+        exit => Err(ServiceError::Hook { ended: told(exit, &tail), source: None }),
+    }
+}
+
+/// How it ended and what it said about it.
+fn told(exit: Exit, tail: &str) -> String {
+    let ended = match exit {
+        Exit::Code(code) => format!("exited with code {code}"),
+        Exit::Signal(signal) => format!("was killed by signal {signal}"),
+        Exit::Oom => "was killed because the memory limit was reached".to_owned(),
+        Exit::Deadline => "was killed at its timeout".to_owned(),
+        Exit::Lost => "ended unseen".to_owned(),
+    };
+    match tail.trim() {
+        "" => ended,
+        tail => format!("{ended}: {tail}"),
+    }
+}
+
+/// Runs one hook by the clock for as long as its sandbox lives. Dropped with the driver.
+pub(crate) async fn tend(core: Arc<Core>, handle: Arc<Handle>, periodic: Periodic) {
+    let tag = format!("{TAG}{}", periodic.name);
+    let mut last = settle(&core, &handle, &tag).await;
+    let mut seen = core.clock.now().wall;
+    loop {
+        // A clock that was set back makes nothing due again.
+        let Some(due) = periodic.schedule.next_after(core.clock.now().wall.max(seen)) else { return };
+        sleep_until(&core, due).await;
+        seen = due;
+        if handle.current().phase != Phase::Running {
+            continue;
+        }
+        let Ok(id) = new_process_id() else { continue };
+        match run(&handle.agent, &id, &periodic.hook, &tag).await {
+            Ok((exit, tail)) => {
+                if exit != Exit::Code(0) {
+                    let (sandbox, hook) = (&handle.id, &periodic.name);
+                    tracing::info!(%sandbox, hook, ended = told(exit, &tail), "a hook failed");
+                }
+            }
+            Err(error) => {
+                tracing::info!(sandbox = %handle.id, hook = periodic.name, %error, "a hook was not run");
+                // It may run all the same, if only the connection broke.
+                settle(&core, &handle, &tag).await;
+            }
+        }
+        if let Some(former) = last.replace(id) {
+            forget(&handle.agent, &former).await;
+        }
+    }
+}
+
+/// Waits until no run of the hook is on, and says which was the last.
+async fn settle(core: &Core, handle: &Handle, tag: &str) -> Option<ProcessId> {
+    loop {
+        match core.processes_of(&handle.agent).await {
+            Ok(processes) => {
+                let last = processes.into_iter().rfind(|status| status.tag.as_deref() == Some(tag))?;
+                if last.ended.is_some() || follow(&handle.agent, &last.process, u64::MAX).await.is_ok() {
+                    return Some(last.process);
+                }
+            }
+            Err(error) => tracing::debug!(sandbox = %handle.id, %error, "its hooks wait for its agent"),
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+async fn sleep_until(core: &Core, due: SystemTime) {
+    while let Ok(left) = due.duration_since(core.clock.now().wall)
+        && left > Duration::ZERO
+    {
+        tokio::time::sleep(left.min(LOOK)).await;
+    }
+}
+
+/// Starts a hook and waits for its end.
+async fn run(agent: &Agent, id: &ProcessId, hook: &Hook, tag: &str) -> Result<(Exit, String), ServiceError> {
+    let process = Process {
+        tag: Some(tag.to_owned()),
+        deadline: Some(hook.timeout),
+        retention: Retention { first: 0, last: TAIL as u64 * 4 },
+        ..Process::new(Command::Argv(hook.command.clone()))
+    };
+    let start = wire::process::Start { follow: false, ..translate::start(id, process) };
+    match agent.ask(Request::Start(start)).await? {
+        Ok(Reply::Started { .. }) => follow(agent, id, 0).await,
+        Ok(_) => Err(agent.unexpected()),
+        Err(fault) => Err(faults::of_file(agent, fault)),
+    }
+}
+
+/// Waits for the end of a process and keeps the end of what it printed.
+async fn follow(agent: &Agent, id: &ProcessId, from: u64) -> Result<(Exit, String), ServiceError> {
+    let mut connection = agent.call(Request::Follow { process: id.as_str().to_owned(), from }).await?;
+    match agent.first_answer(&mut connection).await? {
+        Ok(Reply::Status(_)) => {}
+        Ok(_) => return Err(agent.unexpected()),
+        Err(fault) => return Err(faults::of_process(agent, id, fault)),
+    }
+    let broken = |source| agent.failed("be followed", source);
+    let mut tail = Vec::new();
+    loop {
+        let frame = connection.frame().await.map_err(broken)?;
+        match frame.ok_or(AgentError::EndedEarly).map_err(broken)? {
+            Frame::Output { bytes, .. } => {
+                tail.extend_from_slice(&bytes);
+                tail.drain(..tail.len().saturating_sub(TAIL));
+            }
+            frame => match read_answer(&frame).map_err(broken)? {
+                Ok(Reply::Ended(ended)) => {
+                    return Ok((translate::ended(&ended).exit, String::from_utf8_lossy(&tail).into_owned()));
+                }
+                Ok(Reply::Gap { .. }) => {}
+                Ok(_) => return Err(agent.unexpected()),
+                Err(fault) => return Err(faults::of_process(agent, id, fault)),
+            },
+        }
+    }
+}
+
+/// Drops a run of which nobody will ask again. If that fails it is dropped with the oldest.
+async fn forget(agent: &Agent, id: &ProcessId) {
+    if let Err(error) = agent.ask(Request::Forget { process: id.as_str().to_owned() }).await {
+        tracing::debug!(sandbox = %agent.id(), %error, "a run of a hook is remembered for longer");
+    }
+}
+
+impl Service {
+    /// The hooks by the clock of a sandbox of one owner's, or of anybody's. Of one that runs the last
+    /// run of each is known.
+    pub async fn hooks(
+        &self,
+        owner: Option<&Owner>,
+        id: &SandboxId,
+    ) -> Result<Vec<HookReport>, ServiceError> {
+        let handle = self.0.visible(owner, id)?;
+        let sandbox = handle.current();
+        let periodic = &sandbox.spec.hooks.periodic;
+        if periodic.is_empty() || sandbox.phase != Phase::Running {
+            return Ok(periodic.iter().map(|hook| report(hook, None)).collect());
+        }
+        let processes = self.0.processes_of(&handle.agent).await?;
+        let mut reports = Vec::new();
+        for hook in periodic {
+            let tag = format!("{TAG}{}", hook.name);
+            let last = processes.iter().rfind(|status| status.tag.as_deref() == Some(&tag));
+            let run = match last {
+                Some(status) => Some(last_run(&handle.agent, status).await?),
+                None => None,
+            };
+            reports.push(report(hook, run));
+        }
+        Ok(reports)
+    }
+}
+
+fn report(hook: &Periodic, last: Option<HookRun>) -> HookReport {
+    HookReport { name: hook.name.clone(), schedule: hook.schedule.as_str().to_owned(), last }
+}
+
+/// What one that still runs has printed is not waited for.
+async fn last_run(agent: &Agent, status: &ProcessStatus) -> Result<HookRun, ServiceError> {
+    let (exit, tail) = match &status.ended {
+        None => (None, String::new()),
+        Some(_) => {
+            let (exit, tail) = follow(agent, &status.process, 0).await?;
+            (Some(exit), tail)
+        }
+    };
+    Ok(HookRun { began: status.started, exit, tail })
+}

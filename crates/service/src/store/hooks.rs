@@ -1,0 +1,65 @@
+//! Hooks as part of a spec's column.
+
+use std::time::Duration;
+
+use domain::{Hook, Hooks, Periodic, Schedule};
+use serde::{Deserialize, Serialize};
+
+#[derive(Default, Serialize, Deserialize)]
+pub(super) struct HooksJson {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    before: Option<HookJson>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    periodic: Vec<PeriodicJson>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct HookJson {
+    command: Vec<String>,
+    /// In seconds.
+    timeout: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct PeriodicJson {
+    name: String,
+    schedule: String,
+    hook: HookJson,
+}
+
+impl HooksJson {
+    pub(super) fn is_empty(&self) -> bool {
+        self.before.is_none() && self.periodic.is_empty()
+    }
+
+    pub(super) fn of(hooks: &Hooks) -> Self {
+        let periodic = |periodic: &Periodic| PeriodicJson {
+            name: periodic.name.clone(),
+            schedule: periodic.schedule.as_str().to_owned(),
+            hook: HookJson::of(&periodic.hook),
+        };
+        Self {
+            before: hooks.before.as_ref().map(HookJson::of),
+            periodic: hooks.periodic.iter().map(periodic).collect(),
+        }
+    }
+
+    /// A hook whose schedule no longer reads is left out: it can never be due.
+    pub(super) fn into_domain(self) -> Hooks {
+        let periodic = self.periodic.into_iter().filter_map(|periodic| {
+            let schedule = Schedule::parse(&periodic.schedule).ok()?;
+            Some(Periodic { name: periodic.name, schedule, hook: periodic.hook.into_domain() })
+        });
+        Hooks { before: self.before.map(HookJson::into_domain), periodic: periodic.collect() }
+    }
+}
+
+impl HookJson {
+    fn of(hook: &Hook) -> Self {
+        Self { command: hook.command.clone(), timeout: hook.timeout.as_secs() }
+    }
+
+    fn into_domain(self) -> Hook {
+        Hook { command: self.command, timeout: Duration::from_secs(self.timeout) }
+    }
+}

@@ -1,0 +1,51 @@
+//! The variables that a sandbox keeps for itself, and the one in which it finds its id.
+
+use e2e::server::Server;
+use serde_json::{Value, json};
+
+#[test]
+fn what_is_kept_reaches_commands_shells_and_terminals_that_start_later() {
+    let server = Server::start();
+    let mut sandbox = server.create();
+    let keep = r#"mkdir -p "$(dirname "$EXECD_ENVS")" && echo "KEPT='a b'" >> "$EXECD_ENVS""#;
+    assert_eq!(sandbox.run(keep).code, Some(0));
+    assert_eq!(sandbox.run("echo $EXECD_ENVS $KEPT").stdout, "/opt/opensandbox/.env a b\n");
+    let own = sandbox.run_with(&json!({"command": "echo $KEPT", "envs": {"KEPT": "own"}}));
+    assert_eq!(own.stdout, "own\n");
+    let session = sandbox.inside("POST", "session", &json!({})).json()["session_id"].to_string();
+    let path = format!("session/{}/run", session.trim_matches('"'));
+    let told = sandbox.inside("POST", &path, &json!({"command": "echo $KEPT"})).text();
+    assert!(told.contains(r#""text":"a b\n""#), "{told}");
+}
+
+#[test]
+fn a_sandbox_knows_its_id_whatever_its_client_says() {
+    let server = Server::start();
+    let mut sandbox = server.create_with(&json!({"env": {"OPENSANDBOX_ID": "forged", "A": "b"}}));
+    assert_eq!(sandbox.run("echo $OPENSANDBOX_ID $A").stdout, format!("{} b\n", sandbox.id));
+}
+
+#[test]
+fn the_file_is_where_the_client_says() {
+    let server = Server::start();
+    let mut sandbox = server.create_with(&json!({"env": {"EXECD_ENVS": "~/mine"}}));
+    assert_eq!(sandbox.run("echo K=v > ~/mine").code, Some(0));
+    assert_eq!(sandbox.run("echo $EXECD_ENVS $K").stdout, "~/mine v\n");
+    let mut without = server.create_with(&json!({"env": {"EXECD_ENVS": ""}}));
+    assert_eq!(without.run("echo [$EXECD_ENVS]").stdout, "[]\n");
+}
+
+#[test]
+fn a_hostile_file_hurts_no_command() {
+    let server = Server::start();
+    let mut sandbox = server.create();
+    assert_eq!(sandbox.run("mkdir -p /opt/opensandbox").code, Some(0));
+    for trouble in ["mkfifo F", "ln -sf /dev/zero F", "rm F; yes 'A=$A$A$PATH' | head -c 9000000 > F"] {
+        let made = sandbox.run(&trouble.replace('F', "/opt/opensandbox/.env"));
+        assert_eq!(made.code, Some(0), "{trouble}: {}", made.stderr);
+        let after = sandbox.run("echo well; rm -f /opt/opensandbox/.env");
+        assert_eq!((after.stdout.as_str(), after.code), ("well\n", Some(0)), "{trouble}");
+    }
+    let refused = sandbox.inside("GET", "ping", &Value::Null);
+    assert_eq!(refused.status, 200);
+}

@@ -1,0 +1,110 @@
+//! Commands that sandboxes run by themselves: before their main process, and by the clock.
+
+use e2e::sandbox::Sandbox;
+use e2e::server::{Server, Start};
+use serde_json::{Value, json};
+
+fn create(server: &Server, lifecycle: Value) -> e2e::http::Response {
+    let wish = json!({
+        "image": {"uri": "host"}, "resourceLimits": {"cpu": "1", "memory": "512Mi"},
+        "entrypoint": ["sh", "-c", "cp /root/made /root/seen; exec sleep infinity"], "lifecycle": lifecycle,
+    });
+    server.client().post("/v1/sandboxes", &wish).expect("the server answers")
+}
+
+fn inspect(server: &Server, id: &str) -> Value {
+    server.client().get(&format!("/coracle/v1/sandboxes/{id}")).expect("the server answers").json()
+}
+
+#[test]
+fn what_runs_before_the_entrypoint_has_ended_when_it_starts() {
+    let server = Server::start();
+    let script = "sleep 0.2; echo $HOME > /root/made";
+    let mut sandbox = server.create_with(&json!({
+        "entrypoint": ["sh", "-c", "cp /root/made /root/seen; exec sleep infinity"],
+        "lifecycle": {"preStart": {"command": ["sh", "-c", script]}},
+    }));
+    e2e::eventually("the entrypoint ran", || sandbox.run("cat /root/seen").stdout == "/root\n");
+}
+
+#[test]
+fn one_that_fails_or_takes_too_long_leaves_no_sandbox() {
+    let server = Server::start();
+    for (command, timeout, expected) in [
+        ("echo out; echo no luck >&2; exit 3", 60, "exited with code 3: out\nno luck"),
+        ("echo waiting; sleep 600", 1, "was killed at its timeout: waiting"),
+        ("kill -9 $$", 60, "was killed by signal 9"),
+    ] {
+        let hook = json!({"command": ["sh", "-c", command], "timeoutSeconds": timeout});
+        let answer = create(&server, json!({"preStart": hook}));
+        assert_eq!(
+            (answer.status, answer.json()["code"].as_str()),
+            (400, Some("DOCKER::SANDBOX_START_FAILED"))
+        );
+        let message = answer.json()["message"].to_string().replace("\\n", "\n");
+        assert!(message.contains(expected), "{message}");
+    }
+    let absent = create(&server, json!({"preStart": {"command": ["no-such-program"]}}));
+    assert!(absent.text().contains("could not be started"), "{}", absent.text());
+    let left = server.client().get("/v1/sandboxes").expect("the server answers").json();
+    assert_eq!(left["pagination"]["totalItems"], 0, "{left}");
+}
+
+#[test]
+fn hooks_that_make_no_sense_are_refused() {
+    let server = Server::start();
+    let periodic = |change: Value| {
+        let mut hook = json!({"name": "a", "schedule": "@every 1s", "command": ["true"]});
+        for (name, value) in change.as_object().expect("an object") {
+            hook[name] = value.clone();
+        }
+        hook
+    };
+    let plain = periodic(json!({}));
+    for wrong in [
+        json!({"postStop": {"command": ["true"]}}),
+        json!({"preStart": {"command": ["true"], "timeoutSeconds": 10801}}),
+        json!({"preStart": {"command": []}}),
+        json!({"periodic": [plain, plain]}),
+        json!({"periodic": [periodic(json!({"schedule": "* * *"}))]}),
+        json!({"periodic": [periodic(json!({"timeoutSeconds": 301}))]}),
+        json!({"periodic": [periodic(json!({"shell": true}))]}),
+    ] {
+        let answer = create(&server, wrong.clone());
+        assert_eq!(answer.status, 400, "{wrong}: {}", answer.text());
+    }
+}
+
+#[test]
+fn a_hook_by_the_clock_runs_again_and_again_and_after_a_crash() {
+    let mut server = Server::start();
+    let script = "echo run >> /root/runs; echo printed; exit 4";
+    let hook = json!({"name": "tick", "schedule": "@every 1s", "command": ["sh", "-c", script]});
+    let mut sandbox = server.create_with(&json!({"lifecycle": {"periodic": [hook]}}));
+    let runs = |sandbox: &mut Sandbox| sandbox.run("cat /root/runs").stdout.lines().count();
+    e2e::eventually("it ran twice", || runs(&mut sandbox) >= 2);
+    e2e::eventually("its end is told", || {
+        let last = &inspect(&server, &sandbox.id)["hooks"][0]["last"];
+        last["exit"] == "code 4" && last["tail"] == "printed\n"
+    });
+    let before = runs(&mut sandbox);
+    server.kill();
+    server.start_again(&Start::new());
+    let mut again = Sandbox::known(server.client(), &sandbox.id);
+    e2e::eventually("it runs again", || runs(&mut again) > before + 1);
+}
+
+#[test]
+fn a_hook_never_meets_itself_even_over_a_crash() {
+    let mut server = Server::start();
+    let script =
+        "mkdir /root/lock || echo met >> /root/met; sleep 2.5; rmdir /root/lock; echo x >> /root/runs";
+    let hook = json!({"name": "slow", "schedule": "@every 1s", "command": ["sh", "-c", script]});
+    let mut sandbox = server.create_with(&json!({"lifecycle": {"periodic": [hook]}}));
+    e2e::eventually("it runs", || sandbox.run("test -d /root/lock").code == Some(0));
+    server.kill();
+    server.start_again(&Start::new());
+    let mut again = Sandbox::known(server.client(), &sandbox.id);
+    e2e::eventually("it ran twice", || again.run("cat /root/runs").stdout.lines().count() >= 2);
+    assert_eq!(again.run("cat /root/met").code, Some(1));
+}

@@ -1,0 +1,294 @@
+//! Isolated sessions: shells in namespaces of their own inside a sandbox.
+
+use e2e::sandbox::{Ran, Sandbox};
+use e2e::server::{Server, Start};
+use serde_json::{Value, json};
+
+/// A sandbox in which they can be opened.
+fn nested(server: &Server) -> Sandbox {
+    server.create_with(&json!({"extensions": {"bootstrap.execd.isolation": "enable"}}))
+}
+
+fn open(sandbox: &mut Sandbox, wish: &Value) -> String {
+    let answer = sandbox.inside("POST", "v1/isolated/session", wish);
+    assert_eq!(answer.status, 201, "{wish}: {}", answer.text());
+    answer.json()["session_id"].as_str().expect("an id").to_owned()
+}
+
+fn workspace(sandbox: &mut Sandbox, path: &str, mode: &str) -> String {
+    open(sandbox, &json!({"workspace": {"path": path, "mode": mode}}))
+}
+
+fn run_with(sandbox: &mut Sandbox, session: &str, body: &Value) -> Ran {
+    let answer = sandbox.inside("POST", &format!("v1/isolated/session/{session}/run"), body);
+    assert_eq!(answer.status, 200, "{body}: {}", answer.text());
+    Ran::of_events(&answer.text())
+}
+
+fn run(sandbox: &mut Sandbox, session: &str, code: &str) -> Ran {
+    run_with(sandbox, session, &json!({"code": code}))
+}
+
+fn printed(sandbox: &mut Sandbox, session: &str, code: &str) -> String {
+    let ran = run(sandbox, session, code);
+    assert_eq!(ran.code, Some(0), "{code}: {ran:?}");
+    ran.stdout
+}
+
+fn get(sandbox: &mut Sandbox, path: &str) -> e2e::http::Response {
+    sandbox.inside("GET", &format!("v1/isolated/{path}"), &Value::Null)
+}
+
+#[test]
+fn a_sandbox_says_whether_it_has_them_and_why_not() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let mut with = nested(&server);
+    let told = get(&mut with, "capabilities").json();
+    assert_eq!(told["available"], true, "{told}");
+    let mut without = server.create();
+    let told = get(&mut without, "capabilities").json();
+    assert_eq!(told["available"], false);
+    assert!(told["message"].as_str().is_some_and(|why| why.contains("bootstrap.execd.isolation")), "{told}");
+    let wish = json!({"workspace": {"path": "/tmp"}});
+    let refused = without.inside("POST", "v1/isolated/session", &wish);
+    assert_eq!((refused.status, refused.json()["code"].as_str()), (503, Some("SERVICE_UNAVAILABLE")));
+    assert_eq!(get(&mut without, "sessions").status, 503);
+}
+
+#[test]
+fn a_session_has_processes_and_temporary_files_of_its_own_and_remembers() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let mut sandbox = nested(&server);
+    let one = workspace(&mut sandbox, "/workspace", "rw");
+    let two = workspace(&mut sandbox, "/workspace", "rw");
+    let pid: i32 = printed(&mut sandbox, &one, "echo $$").trim().parse().expect("a number");
+    assert!(pid <= 2, "{pid}");
+    assert_eq!(printed(&mut sandbox, &one, "export A=b; cd /usr; echo secret > /tmp/mine"), "");
+    assert_eq!(printed(&mut sandbox, &one, "echo $A $PWD"), "b /usr\n");
+    assert_eq!(run(&mut sandbox, &two, "cat /tmp/mine").code, Some(1));
+    assert_eq!(sandbox.run("cat /tmp/mine").code, Some(1));
+    // Nobody else is seen, and nobody else sees into it but from outside.
+    let seen = printed(&mut sandbox, &one, "ls /proc | grep -E '^[0-9]+$' | wc -l");
+    assert!(seen.trim().parse::<u32>().expect("a number") <= 6, "{seen}");
+    let failed = run(&mut sandbox, &one, "(exit 7)");
+    assert_eq!((failed.code, failed.error.contains("ExitError")), (Some(7), true), "{failed:?}");
+}
+
+#[test]
+fn a_workspace_is_written_through_laid_over_or_only_read() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let mut sandbox = nested(&server);
+    assert_eq!(sandbox.run("mkdir /w; echo old > /w/old").code, Some(0));
+    let through = workspace(&mut sandbox, "/w", "rw");
+    assert_eq!(printed(&mut sandbox, &through, "echo new > /w/through"), "");
+    assert_eq!(sandbox.run("cat /w/through").stdout, "new\n");
+    let over = workspace(&mut sandbox, "/w", "overlay");
+    assert_eq!(
+        printed(&mut sandbox, &over, "echo changed > old; rm through; echo x > added; cat old; ls"),
+        "changed\nadded\nold\n"
+    );
+    assert_eq!(sandbox.run("cat /w/old; ls /w").stdout, "old\nold\nthrough\n");
+    let read = workspace(&mut sandbox, "/w", "ro");
+    assert_eq!(printed(&mut sandbox, &read, "cat /w/old"), "old\n");
+    assert_ne!(run(&mut sandbox, &read, "echo x > /w/added").code, Some(0));
+    // Everything else can be read and not changed.
+    for session in [&through, &over, &read] {
+        assert_ne!(run(&mut sandbox, session, "echo x > /root/added").code, Some(0));
+        assert_ne!(run(&mut sandbox, session, "echo x > /dev/added").code, Some(0));
+    }
+}
+
+#[test]
+fn overlays_nest_binds_show_and_identities_hold() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let mut sandbox = nested(&server);
+    let made =
+        sandbox.run("mkdir -p /w/deep /data/b; echo low > /w/deep/f; echo data > /data/b/f; chmod 777 /w");
+    assert_eq!(made.code, Some(0));
+    let session = open(
+        &mut sandbox,
+        &json!({
+            "overlays": [{"path": "/w/deep", "mode": "ro"}, {"path": "/w", "persist": false}],
+            "binds": [{"source": "/data/b", "dest": "/mnt/b", "readonly": true}], "extra_writable": ["/data/own"],
+            "uid": 1000, "gid": 1000, "share_net": false,
+        }),
+    );
+    assert_eq!(
+        printed(&mut sandbox, &session, "id -u; id -g; cat /mnt/b/f /w/deep/f"),
+        "1000\n1000\ndata\nlow\n"
+    );
+    assert_ne!(run(&mut sandbox, &session, "echo x > /w/deep/f").code, Some(0));
+    assert_eq!(printed(&mut sandbox, &session, "echo x > /w/new; cat /w/new; echo y > /data/own/f"), "x\n");
+    assert_eq!(sandbox.run("cat /data/own/f; stat -c %u /data/own").stdout, "y\n1000\n");
+    assert_eq!(sandbox.run("ls /w").stdout, "deep\n");
+    assert_eq!(printed(&mut sandbox, &session, "cat /proc/net/dev | grep -c :"), "1\n");
+}
+
+#[test]
+fn variables_come_along_as_the_profile_says_and_a_runs_own_do_not_stay() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let mut sandbox = server.create_with(&json!({
+        "extensions": {"bootstrap.execd.isolation": "enable"}, "env": {"MY_TOKEN": "t", "PLAIN": "p"},
+    }));
+    let keep = "mkdir -p /opt/opensandbox; echo 'FILED=f' > $EXECD_ENVS; echo 'AWS_X=y' >> $EXECD_ENVS";
+    assert_eq!(sandbox.run(keep).code, Some(0));
+    let show = "echo [$MY_TOKEN] [$PLAIN] [$FILED] [$AWS_X]";
+    let strict = workspace(&mut sandbox, "/w", "rw");
+    assert_eq!(printed(&mut sandbox, &strict, show), "[] [p] [f] []\n");
+    let balanced = open(&mut sandbox, &json!({"workspace": {"path": "/w"}, "profile": "balanced"}));
+    assert_eq!(printed(&mut sandbox, &balanced, show), "[t] [p] [f] [y]\n");
+    let only = json!({"workspace": {"path": "/w"}, "env_passthrough": {"mode": "allow", "keys": ["MY_*"]}});
+    let only = open(&mut sandbox, &only);
+    assert_eq!(printed(&mut sandbox, &only, show), "[t] [] [] []\n");
+    let lent = json!({"code": "echo $PLAIN $OWN", "envs": {"PLAIN": "it's", "OWN": "o"}});
+    assert_eq!(run_with(&mut sandbox, &strict, &lent).stdout, "it's o\n");
+    assert_eq!(printed(&mut sandbox, &strict, "echo $PLAIN [$OWN]"), "p []\n");
+}
+
+#[test]
+fn runs_in_the_background_have_an_end_and_logs_and_disturb_nobody() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let mut sandbox = nested(&server);
+    let session = workspace(&mut sandbox, "/tmp", "rw");
+    assert_eq!(printed(&mut sandbox, &session, "export A=exported"), "");
+    let begin = |sandbox: &mut Sandbox, code: &str| {
+        let body = json!({"code": code, "background": true, "envs": {"B": "own"}});
+        let answer = sandbox.inside("POST", &format!("v1/isolated/session/{session}/run"), &body);
+        assert_eq!(answer.status, 202, "{}", answer.text());
+        assert_eq!(answer.json()["session_id"], session.as_str());
+        answer.json()["run_id"].as_str().expect("an id").to_owned()
+    };
+    let first = begin(&mut sandbox, "echo $A $B; exit 7");
+    let status =
+        |sandbox: &mut Sandbox, id: &str| get(sandbox, &format!("session/{session}/runs/{id}")).json();
+    e2e::eventually("it ends", || status(&mut sandbox, &first)["running"] == false);
+    let told = status(&mut sandbox, &first);
+    assert_eq!((&told["exit_code"], told["error"].is_null()), (&json!(7), true), "{told}");
+    let logs = get(&mut sandbox, &format!("session/{session}/runs/{first}/logs"));
+    assert_eq!(logs.text(), "exported own\n");
+    let cursor = logs.header("EXECD-ISOLATED-TAIL-CURSOR").expect("a cursor").to_owned();
+    let rest = get(&mut sandbox, &format!("session/{session}/runs/{first}/logs?cursor={cursor}"));
+    assert_eq!((rest.status, rest.text().as_str()), (200, ""));
+    let second = begin(&mut sandbox, "sleep 600");
+    assert_eq!(printed(&mut sandbox, &session, "echo in front"), "in front\n");
+    assert_eq!(status(&mut sandbox, &second)["running"], true);
+    assert_eq!(get(&mut sandbox, &format!("session/{session}/runs/no-such-run")).status, 404);
+}
+
+#[test]
+fn files_are_seen_through_the_session() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let mut sandbox = nested(&server);
+    assert_eq!(sandbox.run("mkdir /w; echo lower > /w/lower.txt").code, Some(0));
+    let session = workspace(&mut sandbox, "/w", "overlay");
+    let at = |path: &str| format!("v1/isolated/session/{session}/{path}");
+    let moved =
+        sandbox.inside("POST", &at("files/mv"), &json!([{"src": "/w/lower.txt", "dest": "/w/moved.txt"}]));
+    assert_eq!(moved.status, 200, "{}", moved.text());
+    let found = sandbox.inside("GET", &at("files/search?path=/w&pattern=*.txt"), &Value::Null).json();
+    assert_eq!(found[0]["path"], "/w/moved.txt", "{found}");
+    assert_eq!(
+        sandbox.inside("GET", &at("files/download?path=/w/moved.txt"), &Value::Null).text(),
+        "lower\n"
+    );
+    let made = sandbox.inside("POST", &at("directories"), &json!({"/w/d": {"mode": 755}}));
+    assert_eq!(made.status, 200, "{}", made.text());
+    assert_eq!(printed(&mut sandbox, &session, "ls /w"), "d\nmoved.txt\n");
+    assert_eq!(sandbox.run("ls /w").stdout, "lower.txt\n");
+    let read = workspace(&mut sandbox, "/w", "ro");
+    let refused = sandbox.inside(
+        "POST",
+        &format!("v1/isolated/session/{read}/directories"),
+        &json!({"/w/x": {"mode": 755}}),
+    );
+    assert!(refused.status >= 400, "{}", refused.status);
+    let gone = sandbox.inside(
+        "GET",
+        "v1/isolated/session/00000000-0000-0000-0000-000000000000/files/info?path=/w",
+        &Value::Null,
+    );
+    assert_eq!((gone.status, gone.json()["code"].as_str()), (404, Some("SESSION_NOT_FOUND")));
+}
+
+#[test]
+fn a_session_ends_with_all_that_is_in_it_and_a_server_may_end_without() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let mut server = Server::start();
+    let mut sandbox = nested(&server);
+    let session = workspace(&mut sandbox, "/w", "overlay");
+    let daemon = "(setsid sh -c 'trap \"\" TERM; sleep 31415' > /dev/null 2>&1 &); echo kept > /w/f";
+    assert_eq!(printed(&mut sandbox, &session, daemon), "");
+    let sleeps = |sandbox: &mut Sandbox| {
+        sandbox.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -c 'sleep 3141[5]'").stdout
+    };
+    assert_eq!(sleeps(&mut sandbox), "1\n");
+    server.kill();
+    server.start_again(&Start::new());
+    let mut again = Sandbox::known(server.client(), &sandbox.id);
+    let told = get(&mut again, &format!("session/{session}")).json();
+    assert_eq!(
+        (told["status"].as_str(), told["workspace"]["mode"].as_str()),
+        (Some("active"), Some("overlay"))
+    );
+    assert_eq!(printed(&mut again, &session, "cat /w/f"), "kept\n");
+    let deleted = again.inside("DELETE", &format!("v1/isolated/session/{session}"), &Value::Null);
+    assert_eq!(deleted.status, 204, "{}", deleted.text());
+    e2e::eventually("everything in it ended", || sleeps(&mut again) == "0\n");
+    assert_eq!(get(&mut again, &format!("session/{session}")).status, 404);
+    let twice = again.inside("DELETE", &format!("v1/isolated/session/{session}"), &Value::Null);
+    assert_eq!((twice.status, twice.json()["code"].as_str()), (404, Some("SESSION_NOT_FOUND")));
+    assert_eq!(get(&mut again, "sessions").json(), json!({"sessions": []}));
+}
+
+#[test]
+fn a_session_that_nobody_uses_is_closed() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let mut sandbox = nested(&server);
+    let wish = json!({"workspace": {"path": "/w"}, "idle_timeout_seconds": 1});
+    let session = open(&mut sandbox, &wish);
+    // A run keeps it, however long it takes.
+    assert_eq!(printed(&mut sandbox, &session, "sleep 1.5; echo here"), "here\n");
+    e2e::eventually("it is closed", || get(&mut sandbox, &format!("session/{session}")).status == 404);
+}
+
+#[test]
+fn a_run_that_takes_too_long_ends_and_the_session_goes_on() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let mut sandbox = nested(&server);
+    let session = workspace(&mut sandbox, "/w", "overlay");
+    assert_eq!(printed(&mut sandbox, &session, "echo kept > /w/f; echo too > /tmp/f"), "");
+    let late = run_with(&mut sandbox, &session, &json!({"code": "sleep 600", "timeout_seconds": 1}));
+    assert!(late.error.contains("timeout"), "{late:?}");
+    assert_eq!(printed(&mut sandbox, &session, "cat /w/f /tmp/f"), "kept\ntoo\n");
+    assert_ne!(run(&mut sandbox, &session, "exit 3").code, Some(0));
+    assert_eq!(printed(&mut sandbox, &session, "cat /w/f"), "kept\n");
+}
