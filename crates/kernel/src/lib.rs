@@ -1,0 +1,55 @@
+//! `coracle __kernel`: what runs code of a language that its interpreter alone cannot keep alive.
+//!
+//! It is a process inside the sandbox, with no more rights than the code it runs, and trusted by
+//! nobody. The agent starts it, gives it orders on descriptor 3 and hears of them on 4; what the
+//! code prints goes to 1 and 2 directly. Its words:
+//!
+//! ```text
+//! javascript, typescript    cells are prepared here and run by the image's node
+//! jupyter NAME              a Jupyter kernel of the image, spoken to in its own protocol
+//! list                      what this image offers, as JSON
+//! ```
+
+mod group;
+mod jupyter;
+mod report;
+mod script;
+mod search;
+mod transform;
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+
+use transform::Language;
+
+/// The first word of the command line that leads here.
+pub const WORD: &str = "__kernel";
+/// As a shell says that there is no such program.
+const NOT_FOUND: u8 = 127;
+
+/// Runs until there are no more orders.
+pub fn run(arguments: &[String]) -> Result<ExitCode> {
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match words.as_slice() {
+        ["javascript"] => serve_script(Language::JavaScript),
+        ["typescript"] => serve_script(Language::TypeScript),
+        ["jupyter", name] => {
+            let (orders, reports) = report::take()?;
+            jupyter::serve(name, orders, reports)
+        }
+        _ => bail!("`{WORD}` is for the agent inside a sandbox"),
+    }
+}
+
+fn serve_script(language: Language) -> Result<ExitCode> {
+    let (orders, reports) = report::take()?;
+    script::serve(language, orders, reports)
+}
+
+/// Says in one line what the image lacks.
+#[expect(clippy::print_stderr, reason = "whoever started this reads the reason there")]
+fn missing(what: &str, hint: &str) -> ExitCode {
+    eprintln!("there is no `{what}` in this image; {hint}");
+    ExitCode::from(NOT_FOUND)
+}
