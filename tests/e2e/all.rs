@@ -1,5 +1,6 @@
 //! The end-to-end tests: a module per subject, all against the real binary.
 
+mod contexts;
 mod crash;
 mod escape;
 mod events;

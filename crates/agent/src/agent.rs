@@ -15,7 +15,7 @@ use crate::body::Body;
 use crate::connection::Connection;
 use crate::journal::RECORD;
 use crate::place::Place;
-use crate::poll::{Poll, Token};
+use crate::poll::{Poll, Source, Token};
 use crate::ports::{Dial, Tunnel};
 use crate::process::Process;
 use crate::session::Session;
@@ -44,10 +44,14 @@ pub(crate) struct Agent {
     pub(crate) watchers: usize,
     pub(crate) dials: HashMap<u64, Dial>,
     pub(crate) tunnels: HashMap<u64, Tunnel>,
+    /// Ports on which nobody is answered.
+    pub(crate) occupied: HashMap<u64, Source>,
     alarms: BTreeSet<(Instant, Alarm)>,
     /// For bytes that come in, and for bytes that go out.
     pub(crate) scratch: Vec<u8>,
     pub(crate) page: Vec<u8>,
+    /// For what shells and kernels say, which makes the two above be used.
+    pub(crate) reports: Vec<u8>,
     /// Given up for a moment when no other descriptor is left.
     pub(crate) reserve: Option<OwnedFd>,
     last_number: u64,
@@ -75,6 +79,8 @@ pub(crate) enum Alarm {
     Deadline(u64),
     /// A port has not accepted.
     Dial(u64),
+    /// A kernel is not ready yet.
+    Ready(u64),
 }
 
 impl Agent {
@@ -102,9 +108,11 @@ impl Agent {
             watchers: 0,
             dials: HashMap::new(),
             tunnels: HashMap::new(),
+            occupied: HashMap::new(),
             alarms: BTreeSet::new(),
             scratch: vec![0; RECORD],
             page: vec![0; RECORD],
+            reports: vec![0; RECORD],
             reserve,
             last_number: 0,
             used: false,
@@ -137,6 +145,7 @@ impl Agent {
             Token::Runner(body) => self.on_runner(body),
             Token::Orders(session) => self.on_orders(session),
             Token::Verdict(session) => self.on_verdict(session),
+            Token::Occupied(port) => self.hang_up(port),
         }
     }
 
@@ -174,6 +183,7 @@ impl Agent {
             match alarm {
                 Alarm::Deadline(process) => self.deadline_passed(process),
                 Alarm::Dial(dial) => self.dial_timed_out(dial),
+                Alarm::Ready(session) => self.kernel_is_late(session),
             }
         }
     }

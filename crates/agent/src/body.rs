@@ -187,8 +187,10 @@ impl Agent {
             Owner::Session(session) => self.current_run(session),
             Owner::Nobody => None,
         };
-        if let Some(process) = process {
-            self.append_output(process, stream, bytes);
+        match (process, owner) {
+            (Some(process), _) => self.append_output(process, stream, bytes),
+            (None, Owner::Session(session)) => self.overhear(session, stream, bytes),
+            (None, Owner::Process(_) | Owner::Nobody) => {}
         }
     }
 
@@ -221,6 +223,9 @@ impl Agent {
                 true
             }
             Err(Errno::AGAIN | Errno::INTR) => false,
+            // It ended without having read an order of ours. The kernel tells that once, and
+            // before what the runner itself has told, which is still there.
+            Err(Errno::CONNRESET) => true,
             Ok(_) | Err(_) => {
                 body.tree = Tree::Gone;
                 self.bury(number);

@@ -19,7 +19,7 @@ use rustix::io::{Errno, FdFlags};
 use rustix::process::{Resource, Rlimit};
 use wire::process::Missing;
 
-use crate::command::{Command, Workdir};
+use crate::command::{Command, Program, Workdir};
 use crate::place::Place;
 
 /// The command's ends of its pipes, or of its terminal.
@@ -150,13 +150,13 @@ fn become_command(
         rustix::io::write(group, b"0").at(Step::JoinGroup)?;
     }
     connect(stdio)?;
-    keep(&command.kept).at(Step::Stdio)?;
+    keep(command).at(Step::Stdio)?;
     rustix::process::umask(Mode::WGRP | Mode::WOTH);
     limit(place).at(Step::Limits)?;
     confine(place, command)?;
     enter(&command.directory).at(Step::Directory)?;
     signals::unblock_all().at(Step::Exec)?;
-    Err(Failure { step: Step::Exec, errno: exec(command) })
+    Err(Failure { step: Step::Exec, errno: exec(place, command) })
 }
 
 fn connect(stdio: &Stdio) -> Result<(), Failure> {
@@ -169,12 +169,12 @@ fn connect(stdio: &Stdio) -> Result<(), Failure> {
 }
 
 /// Everything but the standard three and what the command needs ends with the exec.
-fn keep(kept: &[OwnedFd]) -> io::Result<()> {
+fn keep(command: &Command) -> io::Result<()> {
     descriptors::close_on_exec_from(3)?;
-    for fd in kept {
+    for fd in &command.kept {
         rustix::io::fcntl_setfd(fd, FdFlags::empty())?;
     }
-    Ok(())
+    descriptors::place_from(3, &command.placed)
 }
 
 fn limit(place: &Place) -> rustix::io::Result<()> {
@@ -226,11 +226,18 @@ fn make_directories(path: &CStr) -> rustix::io::Result<()> {
 
 /// Tries each candidate as execvp(3) does: one that may not be executed is remembered, one that
 /// is not there is skipped.
-fn exec(command: &Command) -> Errno {
+fn exec(place: &Place, command: &Command) -> Errno {
+    let execute = |program| {
+        let error = spawn::exec(program, &command.arguments, &command.environment);
+        Errno::from_io_error(&error).unwrap_or(Errno::IO)
+    };
+    let programs = match &command.program {
+        Program::Own => return execute(Executable::File(place.own.as_fd())),
+        Program::Paths(programs) => programs,
+    };
     let mut reason = Errno::NOENT;
-    for program in &command.programs {
-        let error = spawn::exec(Executable::Path(program), &command.arguments, &command.environment);
-        match Errno::from_io_error(&error).unwrap_or(Errno::IO) {
+    for program in programs {
+        match execute(Executable::Path(program)) {
             Errno::NOENT | Errno::NOTDIR => {}
             Errno::ACCESS => reason = Errno::ACCESS,
             other => return other,

@@ -21,15 +21,25 @@ const LONGEST_ARGUMENT: usize = 100 << 10;
 #[derive(Debug)]
 pub(crate) struct Command {
     pub(crate) who: Who,
-    /// Tried in this order.
-    pub(crate) programs: Vec<CString>,
+    pub(crate) program: Program,
     pub(crate) arguments: Words,
     pub(crate) environment: Words,
     pub(crate) directory: Workdir,
     /// Stays open in the command under the number it has here.
     pub(crate) kept: Vec<OwnedFd>,
+    /// Lie at the numbers 3, 4, … in the command. They have higher ones here.
+    pub(crate) placed: Vec<OwnedFd>,
     /// For messages.
     pub(crate) program_name: String,
+}
+
+/// What is executed.
+#[derive(Debug)]
+pub(crate) enum Program {
+    /// Tried in this order.
+    Paths(Vec<CString>),
+    /// The agent's own.
+    Own,
 }
 
 /// Where the command starts.
@@ -87,13 +97,31 @@ impl Command {
         let assignments = env.iter().map(|(name, value)| c_string(&format!("{name}={value}")));
         Ok(Self {
             who,
-            programs: candidates(name, path)?,
+            program: Program::Paths(candidates(name, path)?),
             arguments: Words::new(words.iter().map(|word| c_string(word)).collect::<Result<_, _>>()?),
             environment: Words::new(assignments.collect::<Result<_, _>>()?),
             directory: workdir,
             kept,
+            placed: Vec::new(),
             program_name: name.clone(),
         })
+    }
+
+    /// A kernel, which finds its two private pipes at 3 and 4.
+    pub(crate) fn kernel(
+        around: Surroundings,
+        program: &process::Program,
+        pipes: [OwnedFd; 2],
+    ) -> Result<Self, Fault> {
+        let command = match program {
+            process::Program::Argv(words) => Self::from_words(around, words, Vec::new())?,
+            process::Program::Own(words) => {
+                let words: Vec<String> = std::iter::once("coracle".to_owned()).chain(words.clone()).collect();
+                Self { program: Program::Own, ..Self::from_words(around, &words, Vec::new())? }
+            }
+            process::Program::Shell => return Err(fault::plain(FaultKind::Invalid, "start", "a shell")),
+        };
+        Ok(Self { placed: pipes.into(), ..command })
     }
 
     fn from_shell(around: Surroundings, text: &str, login: bool) -> Result<Self, Fault> {

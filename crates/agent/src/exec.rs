@@ -14,7 +14,7 @@ use wire::process::TerminalSize;
 use crate::child::{self, Stdio};
 use crate::command::Command;
 use crate::identity::Who;
-use crate::place::Place;
+use crate::place::{HIGH, Place};
 use crate::{runner, tree};
 
 /// How a command is connected.
@@ -66,7 +66,11 @@ pub(crate) fn launch(
     spot: Spot,
 ) -> rustix::io::Result<Launched> {
     let (ours, theirs) = connect(place, wiring, &command.who)?;
-    let (report, their_report) = pipe_with(PipeFlags::CLOEXEC)?;
+    let (report, mut their_report) = pipe_with(PipeFlags::CLOEXEC)?;
+    if !command.placed.is_empty() {
+        // It must not lie where something else is put before the exec.
+        their_report = rustix::io::fcntl_dupfd_cloexec(&their_report, HIGH)?;
+    }
     rustix::io::ioctl_fionbio(&report, true)?;
     let (pid, keeper) = match &place.commands {
         Some(commands) => {

@@ -29,5 +29,8 @@ impl Agent {
         for (_, source) in &mut body.outputs {
             source.want(interest);
         }
+        if let Some(session) = running.session.clone() {
+            self.hold_reports(&session, interest);
+        }
     }
 }

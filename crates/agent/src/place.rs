@@ -1,7 +1,7 @@
 //! What the agent was given when it was started: the configuration and its descriptors.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{OwnedFd, RawFd};
 
 use linux::caps::{self, CapSet};
 use linux::descriptors::{self, Inherited};
@@ -18,6 +18,9 @@ use crate::AgentError;
 
 /// The largest configuration; the filter is most of it.
 const LARGEST_CONFIG: usize = 4 << 20;
+
+/// Numbers from here on are out of the way of those that commands find or choose themselves.
+pub(crate) const HIGH: RawFd = 200;
 
 /// How many connections may wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -40,6 +43,8 @@ pub(crate) struct Place {
     /// journals add up to more than the usual limit.
     pub(crate) open_files: Rlimit,
     pub(crate) null: OwnedFd,
+    /// The program that we are ourselves, out of the way of what lies at fixed numbers in commands.
+    pub(crate) own: OwnedFd,
 }
 
 /// Gives the step of starting a name when it fails.
@@ -93,6 +98,7 @@ impl Place {
             own_capabilities: ours,
             open_files: descriptors::raise_limit().during("raise its limit of open files")?,
             null: open_null().during("open /dev/null")?,
+            own: open_own().during("open its own program")?,
             config,
         };
         place.listen().during("listen")?;
@@ -155,6 +161,11 @@ fn read_config(file: &OwnedFd) -> io::Result<AgentConfig> {
         wire::VERSION => Ok(config),
         other => Err(io::Error::other(format!("version {other} is not known here"))),
     }
+}
+
+fn open_own() -> rustix::io::Result<OwnedFd> {
+    let own = rustix::fs::open("/proc/self/exe", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::io::fcntl_dupfd_cloexec(&own, HIGH)
 }
 
 fn open_null() -> rustix::io::Result<OwnedFd> {

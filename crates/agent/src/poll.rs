@@ -37,6 +37,8 @@ pub(crate) enum Token {
     /// Where a session's shell reads what to run, and where it says how that ended.
     Orders(u64),
     Verdict(u64),
+    /// A port that is only kept.
+    Occupied(u64),
 }
 
 /// A descriptor on the list.
@@ -73,6 +75,7 @@ impl Token {
             Self::Far(number) => (10, number),
             Self::Orders(number) => (11, number),
             Self::Verdict(number) => (12, number),
+            Self::Occupied(number) => (13, number),
         };
         kind << NUMBER_BITS | number
     }
@@ -92,7 +95,8 @@ impl Token {
             9 => Self::Runner(number),
             10 => Self::Far(number),
             11 => Self::Orders(number),
-            _ => Self::Verdict(number),
+            12 => Self::Verdict(number),
+            _ => Self::Occupied(number),
         }
     }
 }
@@ -193,6 +197,7 @@ mod tests {
             Token::Near(9),
             Token::Far(10),
             Token::Orders(11),
+            Token::Occupied(12),
             Token::Verdict((1 << NUMBER_BITS) - 1),
         ] {
             assert_eq!(Token::from_word(token.to_word()), token);

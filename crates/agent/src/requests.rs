@@ -69,7 +69,12 @@ impl Agent {
             }
             Request::File(request) => self.work(connection, request)?,
             Request::Tunnel { port } => self.dial(connection, port)?,
+            Request::Occupy { port } => {
+                self.occupy(port)?;
+                self.answer(connection, &Reply::Ok);
+            }
             Request::OpenSession(open) => self.open_session(connection, open)?,
+            Request::OpenKernel(wish) => self.open_kernel(connection, wish)?,
             Request::Run(run) => self.run_in_session(connection, run)?,
             Request::Sessions => {
                 let statuses = self.session_statuses();
@@ -173,9 +178,11 @@ fn leaves_traces(request: &Request) -> bool {
         request,
         Request::Start(_)
             | Request::OpenSession(_)
+            | Request::OpenKernel(_)
             | Request::Run(_)
             | Request::File(_)
             | Request::Tunnel { .. }
+            | Request::Occupy { .. }
     )
 }
 

@@ -1,4 +1,4 @@
-//! Sessions: shells that are kept open between runs.
+//! Sessions: shells and kernels that are kept open between runs.
 //!
 //! ```text
 //! open ─► idle ⇄ running (one run at a time; others are refused or wait)
@@ -7,7 +7,8 @@
 //!          without a shell ── next run ─► a new shell with the last known directory and exports
 //! ```
 //! A run is a process with its own journal. Its body is the shell's, so that signals and
-//! deadlines reach everything the session has started.
+//! deadlines reach everything the session has started. A kernel is to its session what a shell is
+//! to others; what it says in its own way is in `kernel.rs`.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -16,8 +17,8 @@ use linux::spawn::{End, Usage};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
-use wire::process::{Directory, Missing, OpenSession, RunInSession, SessionStatus};
-use wire::{Fault, FaultKind, Reply};
+use wire::process::{Directory, Kernel, Missing, OpenSession, Program, RunInSession, SessionStatus};
+use wire::{Fault, FaultKind, Reply, StreamTag};
 
 use crate::agent::Agent;
 use crate::body::Owner;
@@ -26,6 +27,8 @@ use crate::command::{self, Command, Surroundings};
 use crate::exec::Wiring;
 use crate::fault;
 use crate::input::Input;
+use crate::kernel::{self, Hearing};
+use crate::place::HIGH;
 use crate::poll::{Source, Token};
 use crate::process::{Caller, NewProcess, Subjects, is_plain};
 use crate::shell::{self, Dialect, Kind};
@@ -33,26 +36,33 @@ use crate::shell::{self, Dialect, Kind};
 /// How many runs may wait for their turn in one session.
 const MOST_QUEUED: usize = 64;
 
+/// How much is taken in at once of what a shell or kernel says. One that never stops must not
+/// keep the agent from everybody else.
+const EARFUL: usize = 1 << 20;
+
 #[derive(Debug)]
 pub(crate) struct Session {
     name: String,
     open: OpenSession,
+    kernel: Option<Kernel>,
     shell: Option<Shell>,
     /// What the next shell starts with.
     directory: Option<String>,
     exports: String,
-    current: Option<Run>,
+    pub(crate) current: Option<Run>,
+    /// How many runs it has had.
+    runs: u64,
     queue: VecDeque<(u64, RunInSession)>,
     /// The connection that waits for the first shell.
-    opener: Option<u64>,
+    pub(crate) opener: Option<u64>,
     closing: bool,
 }
 
-/// A shell that runs, and the private ways to it.
+/// A shell or kernel that runs, and the private ways to it.
 #[derive(Debug)]
 struct Shell {
     body: u64,
-    dialect: Dialect,
+    tongue: Tongue,
     orders: Input,
     verdicts: Source,
     heard: Vec<u8>,
@@ -62,17 +72,48 @@ struct Shell {
     subjects: Subjects,
 }
 
+/// What is spoken on the private ways.
+#[derive(Debug)]
+enum Tongue {
+    Shell(Dialect),
+    Kernel(Hearing),
+}
+
 /// The run that is on.
 #[derive(Debug)]
-struct Run {
-    process: u64,
-    key: String,
+pub(crate) struct Run {
+    pub(crate) process: u64,
+    pub(crate) key: String,
     request: RunInSession,
+}
+
+impl Session {
+    /// Its kernel's body, and what was heard from it.
+    pub(crate) fn hearing(&mut self) -> Option<(u64, &mut Hearing)> {
+        match self.shell.as_mut()? {
+            Shell { body, tongue: Tongue::Kernel(hearing), .. } => Some((*body, hearing)),
+            Shell { tongue: Tongue::Shell(_), .. } => None,
+        }
+    }
+
+    /// Whether its first shell is all that whoever opens it waits for.
+    fn opens_with_its_shell(&self) -> bool {
+        self.kernel.as_ref().is_none_or(|kernel| kernel.program == Program::Shell)
+    }
 }
 
 impl Agent {
     /// Opens a session; answered when its shell runs.
     pub(crate) fn open_session(&mut self, connection: u64, open: OpenSession) -> Result<(), Fault> {
+        self.add_session(connection, open, None).map(drop)
+    }
+
+    pub(crate) fn add_session(
+        &mut self,
+        connection: u64,
+        open: OpenSession,
+        kernel: Option<Kernel>,
+    ) -> Result<u64, Fault> {
         if !is_plain(&open.session) {
             return Err(fault::plain(FaultKind::Invalid, "open session", "the name of the session"));
         }
@@ -86,17 +127,20 @@ impl Agent {
         let session = Session {
             name: open.session.clone(),
             open,
+            kernel,
             shell: None,
             directory: None,
             exports: String::new(),
             current: None,
+            runs: 0,
             queue: VecDeque::new(),
             opener: Some(connection),
             closing: false,
         };
         self.session_names.insert(session.name.clone(), number);
         self.sessions.insert(number, session);
-        self.start_shell(number).inspect_err(|_| self.drop_session(number))
+        self.start_shell(number).inspect_err(|_| self.drop_session(number))?;
+        Ok(number)
     }
 
     /// Runs text in a session, now or in its turn.
@@ -125,6 +169,7 @@ impl Agent {
                 busy: session.current.is_some(),
                 terminal: session.open.terminal.is_some(),
                 pid: body.and_then(|body| body.pid).map(rustix::process::Pid::as_raw_pid),
+                kernel: session.kernel.as_ref().map(|kernel| kernel.language.clone()),
             }
         };
         let mut statuses: Vec<_> = self.sessions.values().filter(|s| !s.closing).map(status).collect();
@@ -163,7 +208,7 @@ impl Agent {
         }
     }
 
-    fn kill_shell(&self, number: u64) {
+    pub(crate) fn kill_shell(&self, number: u64) {
         let shell = self.sessions.get(&number).and_then(|session| session.shell.as_ref());
         if let Some(body) = shell.and_then(|shell| self.bodies.get(&shell.body)) {
             // A tree that cannot be killed has ended already.
@@ -206,6 +251,9 @@ impl Agent {
 
     /// Where a run is to start must be known to exist before it starts.
     fn check_directory(&self, session: &Session, directory: Option<&Directory>) -> Result<(), Fault> {
+        if directory.is_some() && !session.opens_with_its_shell() {
+            return Err(fault::plain(FaultKind::Invalid, "run", "a directory for a kernel"));
+        }
         let Some(directory) = directory.filter(|directory| directory.missing == Missing::Fail) else {
             return Ok(());
         };
@@ -240,17 +288,19 @@ impl Agent {
         for ours in [&orders, &verdicts] {
             rustix::io::ioctl_fionbio(ours, true).map_err(failed)?;
         }
-        let path = command::shell_path();
-        let dialect = Dialect::of(path);
-        let words = dialect.words(path, their_orders.as_raw_fd(), their_verdicts.as_raw_fd());
-        let command = Command::from_words(around, &words, vec![their_orders, their_verdicts])?;
+        let theirs = [their_orders, their_verdicts];
+        let (command, tongue) = match session.kernel.as_ref().map(|kernel| &kernel.program) {
+            None | Some(Program::Shell) => as_shell(around, theirs)?,
+            Some(program) => (Command::kernel(around, program, theirs)?, Tongue::Kernel(Hearing::default())),
+        };
         let body = self.launch(Owner::Session(number), &command, wiring)?;
         let watch = |fd, token, interest| {
-            self.poll.watch(fd, token, interest).map_err(|error| fault::from_io(&error, "open session", path))
+            let watched = self.poll.watch(fd, token, interest);
+            watched.map_err(|error| fault::from_io(&error, "open session", &command.program_name))
         };
         let shell = Shell {
             body,
-            dialect,
+            tongue,
             orders: Input::pipe(watch(orders, Token::Orders(number), EventFlags::empty())?),
             verdicts: watch(verdicts, Token::Verdict(number), EventFlags::IN)?,
             heard: Vec::new(),
@@ -269,7 +319,8 @@ impl Agent {
         match outcome {
             Ok(()) => {
                 shell.started = true;
-                if let Some(opener) = session.opener.take() {
+                let opened = session.opens_with_its_shell();
+                if let Some(opener) = session.opener.take_if(|_| opened) {
                     self.answer(opener, &Reply::Ok);
                 }
                 self.give_order(number);
@@ -303,17 +354,16 @@ impl Agent {
     fn give_order(&mut self, number: u64) {
         let Some(session) = self.sessions.get(&number) else { return };
         let (Some(shell), Some(run)) = (&session.shell, &session.current) else { return };
-        let directory = run.request.directory.as_ref();
-        // It was found when the run was accepted, so it is found now.
-        let path = directory.and_then(|directory| self.run_directory(session, directory).ok());
-        let path = path.filter(|path| !ignored(directory, path));
-        let create = directory.is_some_and(|directory| directory.missing == Missing::Create);
-        let exports = if shell.forgetful { session.exports.as_str() } else { "" };
-        let text = shell::compose(exports, path.as_deref(), create, &run.request.text);
-        let order = shell.dialect.order(&text, &run.key);
+        let order = match &shell.tongue {
+            Tongue::Shell(dialect) => dialect.order(&self.shell_text(session, shell, run), &run.key),
+            Tongue::Kernel(_) => kernel::order(&run.request.text, &run.key),
+        };
         let (body, process, deadline) = (shell.body, run.process, run.request.deadline_ms);
 
         let session = self.sessions.get_mut(&number).expect("it is still there");
+        session.runs += 1;
+        let count = session.kernel.as_ref().filter(|kernel| kernel.program == Program::Shell);
+        let count = count.map(|_| format!("{{\"count\":{}}}\n", session.runs));
         let shell = session.shell.as_mut().expect("it is still there");
         shell.forgetful = false;
         shell.orders.add(&order);
@@ -327,7 +377,22 @@ impl Agent {
         begun.deadline = deadline;
         begun.begin();
         let caller = begun.caller.take();
+        if let Some(count) = count {
+            // A kernel counts for itself; for a shell it is done here.
+            self.append_output(process, StreamTag::Tell, count.as_bytes());
+        }
         self.tell_started(process, caller);
+    }
+
+    /// What a shell is to evaluate for a run.
+    fn shell_text(&self, session: &Session, shell: &Shell, run: &Run) -> String {
+        let directory = run.request.directory.as_ref();
+        // It was found when the run was accepted, so it is found now.
+        let path = directory.and_then(|directory| self.run_directory(session, directory).ok());
+        let path = path.filter(|path| !ignored(directory, path));
+        let create = directory.is_some_and(|directory| directory.missing == Missing::Create);
+        let exports = if shell.forgetful { session.exports.as_str() } else { "" };
+        shell::compose(exports, path.as_deref(), create, &run.request.text)
     }
 
     pub(crate) fn on_orders(&mut self, number: u64) {
@@ -340,25 +405,42 @@ impl Agent {
 
     /// The shell has said something.
     pub(crate) fn on_verdict(&mut self, number: u64) {
-        loop {
-            let Some(session) = self.sessions.get_mut(&number) else { return };
-            let Some(shell) = &mut session.shell else { return };
-            match rustix::io::read(shell.verdicts.as_fd(), &mut self.scratch) {
-                Ok(count @ 1..) => shell.heard.extend_from_slice(&self.scratch[..count]),
-                Err(Errno::INTR) => continue,
-                Err(Errno::AGAIN) => return,
-                Ok(_) | Err(_) => {
-                    shell.verdicts.mute();
-                    return;
-                }
-            }
-            if shell.heard.len() > shell::LONGEST_VERDICT {
-                shell.heard.clear();
-                self.kill_shell(number);
-                return;
-            }
-            self.judge(number);
+        let mut buffer = std::mem::take(&mut self.reports);
+        let mut taken = 0;
+        while taken < EARFUL {
+            let Some(count) = self.listen(number, &mut buffer) else { break };
+            taken += count;
         }
+        self.reports = buffer;
+    }
+
+    /// Takes in one piece of what the shell says. `None` if there was none.
+    fn listen(&mut self, number: u64, buffer: &mut [u8]) -> Option<usize> {
+        let shell = self.sessions.get_mut(&number)?.shell.as_mut()?;
+        let count = match rustix::io::read(shell.verdicts.as_fd(), &mut *buffer) {
+            Ok(count @ 1..) => count,
+            Err(Errno::INTR) => return Some(0),
+            Err(Errno::AGAIN) => return None,
+            Ok(_) | Err(_) => {
+                shell.verdicts.mute();
+                if matches!(shell.tongue, Tongue::Kernel(_)) {
+                    self.kill_shell(number);
+                }
+                return None;
+            }
+        };
+        if matches!(shell.tongue, Tongue::Kernel(_)) {
+            self.hear(number, &buffer[..count]);
+            return Some(count);
+        }
+        shell.heard.extend_from_slice(&buffer[..count]);
+        if shell.heard.len() > shell::LONGEST_VERDICT {
+            shell.heard.clear();
+            self.kill_shell(number);
+            return None;
+        }
+        self.judge(number);
+        Some(count)
     }
 
     /// Takes in the verdicts that are complete. Those without the right key are not the shell's.
@@ -382,7 +464,7 @@ impl Agent {
         }
     }
 
-    fn finish_run(&mut self, number: u64, end: End, usage: Usage) {
+    pub(crate) fn finish_run(&mut self, number: u64, end: End, usage: Usage) {
         let run = self.sessions.get_mut(&number).and_then(|session| session.current.take());
         if let Some(run) = run {
             self.process_ended(run.process, end, usage);
@@ -394,7 +476,7 @@ impl Agent {
     }
 
     /// Starts the run that has waited longest.
-    fn begin_next(&mut self, number: u64) {
+    pub(crate) fn begin_next(&mut self, number: u64) {
         loop {
             let Some(session) = self.sessions.get_mut(&number) else { return };
             if session.current.is_some() {
@@ -413,16 +495,61 @@ impl Agent {
     pub(crate) fn shell_ended(&mut self, number: u64, end: End, usage: Usage) {
         self.on_verdict(number);
         let Some(session) = self.sessions.get_mut(&number) else { return };
-        session.shell = None;
+        let shell = session.shell.take();
+        let opener = session.opener.take();
+        let kernel = matches!(&shell, Some(Shell { tongue: Tongue::Kernel(_), .. }));
+        // A kernel that ends in the middle of a run has failed it, however politely.
+        let end = if kernel && end == End::Code(0) { End::Code(1) } else { end };
         self.finish_run(number, end, usage);
+        if let (Some(Shell { tongue: Tongue::Kernel(hearing), subjects, .. }), Some(opener)) = (shell, opener)
+        {
+            self.refuse(opener, hearing.obituary(&subjects.program, end));
+            self.forsake(number);
+            return;
+        }
         self.begin_next(number);
         self.drop_if_closed(number);
+    }
+
+    /// Removes a session that could not be opened, with whoever has come to use it already.
+    fn forsake(&mut self, number: u64) {
+        let Some(session) = self.sessions.get_mut(&number) else { return };
+        let (name, queue) = (session.name.clone(), std::mem::take(&mut session.queue));
+        self.drop_session(number);
+        for (connection, _) in queue {
+            self.refuse(connection, fault::plain(FaultKind::NotFound, "find session", &name));
+        }
+    }
+
+    /// What was printed while no run was on. Before a kernel is ready it may say why it never is.
+    pub(crate) fn overhear(&mut self, number: u64, stream: StreamTag, bytes: &[u8]) {
+        let hearing = self.sessions.get_mut(&number).and_then(Session::hearing);
+        if let Some((_, hearing)) = hearing.filter(|_| stream == StreamTag::Stderr) {
+            hearing.overhear(bytes);
+        }
+    }
+
+    /// Reads on from a shell or kernel, or waits until its readers have caught up.
+    pub(crate) fn hold_reports(&mut self, name: &str, interest: EventFlags) {
+        let number = self.session_names.get(name).copied();
+        let session = number.and_then(|number| self.sessions.get_mut(&number));
+        if let Some(shell) = session.and_then(|session| session.shell.as_mut()) {
+            shell.verdicts.want(interest);
+        }
     }
 
     /// Whose output it is that the shell's pipes carry now.
     pub(crate) fn current_run(&self, number: u64) -> Option<u64> {
         self.sessions.get(&number)?.current.as_ref().map(|run| run.process)
     }
+}
+
+/// The best shell there is, told to obey orders.
+fn as_shell(around: Surroundings, [orders, verdicts]: [OwnedFd; 2]) -> Result<(Command, Tongue), Fault> {
+    let path = command::shell_path();
+    let dialect = Dialect::of(path);
+    let words = dialect.words(path, orders.as_raw_fd(), verdicts.as_raw_fd());
+    Ok((Command::from_words(around, &words, vec![orders, verdicts])?, Tongue::Shell(dialect)))
 }
 
 /// A directory that is missing, and may be.
@@ -434,8 +561,8 @@ fn ignored(directory: Option<&Directory>, path: &str) -> bool {
 /// open under the number it has here. It belongs to the user, so that it may be opened by name.
 fn private_pipe(around: &Surroundings) -> rustix::io::Result<(OwnedFd, OwnedFd)> {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
-    let read = rustix::io::fcntl_dupfd_cloexec(&read, shell::PRIVATE_FDS)?;
-    let write = rustix::io::fcntl_dupfd_cloexec(&write, shell::PRIVATE_FDS)?;
+    let read = rustix::io::fcntl_dupfd_cloexec(&read, HIGH)?;
+    let write = rustix::io::fcntl_dupfd_cloexec(&write, HIGH)?;
     if !around.who.is_root() {
         rustix::fs::fchown(&read, Some(around.who.uid), Some(around.who.gid))?;
     }

@@ -16,9 +16,6 @@
 use std::fmt::Write;
 use std::os::fd::RawFd;
 
-/// Private descriptors start here, out of the way of those that scripts number themselves.
-pub(crate) const PRIVATE_FDS: RawFd = 200;
-
 /// The longest verdict. One that is longer comes from somebody else.
 pub(crate) const LONGEST_VERDICT: usize = 4 << 20;
 

@@ -12,6 +12,8 @@ pub enum Stream {
     Stderr,
     /// Both, through a terminal.
     Terminal,
+    /// What a kernel tells about a run of code.
+    Tell,
 }
 
 /// An overall byte offset in a journal.

@@ -3,6 +3,7 @@
 //! Every border (a front, the agent's wire, the store) has types of its own and converts to
 //! these, so a compatible API can change without moving the core.
 
+pub mod context;
 pub mod guest;
 pub mod journal;
 pub mod key;
@@ -15,6 +16,7 @@ pub mod snapshot;
 pub mod spec;
 pub mod volume;
 
+pub use context::{ContextId, Language, NotALanguage, Worker};
 pub use guest::{Guest, User};
 pub use journal::{Position, Retention, Stream};
 pub use key::{Key, NotAKey};

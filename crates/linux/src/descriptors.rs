@@ -114,6 +114,22 @@ pub fn fill_standard() -> io::Result<()> {
     Ok(())
 }
 
+/// For a forked child that is about to exec: puts copies at `first`, `first + 1`, …, which the
+/// program will find there, whatever lay at these numbers. They must lie above all of them.
+pub fn place_from(first: RawFd, descriptors: &[OwnedFd]) -> io::Result<()> {
+    let last = first + RawFd::try_from(descriptors.len()).map_err(io::Error::other)?;
+    if descriptors.iter().any(|descriptor| descriptor.as_raw_fd() < last) {
+        return Err(io::Error::from_raw_os_error(libc::EBADF));
+    }
+    for (number, descriptor) in (first..).zip(descriptors) {
+        // SAFETY: the call takes integers only. It may replace a descriptor that some value in
+        // this process owns; the caller executes a program or ends the process, as it promises,
+        // and until then uses only descriptors with higher numbers.
+        check(unsafe { libc::dup2(descriptor.as_raw_fd(), number) })?;
+    }
+    Ok(())
+}
+
 /// Makes an exec close every descriptor from `first` on.
 pub fn close_on_exec_from(first: u32) -> io::Result<()> {
     // SAFETY: the call takes integers only and changes a flag of descriptors, not the

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use backend::{BackendError, MountFault};
-use domain::{Owner, Phase, ProcessId, Request, SandboxId, SessionId, SnapshotId, VolumeId, VolumeName};
+use domain::{
+    Language, Owner, Phase, ProcessId, Request, SandboxId, SessionId, SnapshotId, VolumeId, VolumeName,
+};
 
 use crate::agent_client::AgentError;
 use crate::store::StoreError;
@@ -47,6 +49,12 @@ pub enum ServiceError {
     NoOperatorKey,
     #[error("sandbox `{id}` runs as many commands as it may, {limit}")]
     TooManyCommands { id: SandboxId, limit: u32 },
+    #[error("sandbox `{id}` has as many contexts as it may, {limit}")]
+    TooManyContexts { id: SandboxId, limit: usize },
+    #[error("`{language}` cannot be run in this sandbox: {reason}")]
+    NoKernel { language: Language, reason: String },
+    #[error("there is one with the name `{0}` already")]
+    Taken(String),
     #[error("as many images are being fetched as may be at once")]
     TooManyPulls,
     #[error("there is no snapshot `{0}`")]
@@ -168,20 +176,21 @@ impl ServiceError {
             Self::NoProcess(_) => ErrorKind::NoProcess,
             Self::NoSession(_) => ErrorKind::NoSession,
             Self::NoPool(_) => ErrorKind::NoPool,
-            Self::PoolExists(_) | Self::PoolConfigured(_) => ErrorKind::Taken,
+            Self::PoolExists(_) | Self::PoolConfigured(_) | Self::Taken(_) => ErrorKind::Taken,
             Self::Denied { phase, .. } | Self::NeverExpires { phase, .. } => {
                 ErrorKind::Conflict { phase: *phase }
             }
             Self::TooManySandboxes { .. }
             | Self::OverQuota { .. }
             | Self::TooManyCommands { .. }
+            | Self::TooManyContexts { .. }
             | Self::TooManySnapshots { .. }
             | Self::TooManyPulls
             | Self::TooManyVolumes { .. }
             | Self::Overloaded(_) => exhausted(),
             Self::NoSnapshot(_) => ErrorKind::NoSnapshot,
             Self::Snapshot { problem, .. } => ErrorKind::Snapshot(*problem),
-            Self::Invalid(_) | Self::NoOperatorKey => ErrorKind::Invalid,
+            Self::Invalid(_) | Self::NoOperatorKey | Self::NoKernel { .. } => ErrorKind::Invalid,
             Self::Busy(_) => ErrorKind::Busy,
             Self::Refused { .. } => ErrorKind::Refused,
             Self::File(error) => ErrorKind::File(error.fault),

@@ -1,6 +1,6 @@
 //! What an agent's refusal means, which depends on what was asked.
 
-use domain::{ProcessId, SessionId};
+use domain::{Language, ProcessId, SessionId};
 use wire::{Fault, FaultKind};
 
 use crate::agent_client::Agent;
@@ -31,6 +31,19 @@ pub(crate) fn of_session(agent: &Agent, session: &SessionId, fault: Fault) -> Se
         FaultKind::Busy => ServiceError::Busy(session.clone()),
         _ => of_file(agent, fault),
     }
+}
+
+/// A kernel could not be started: what runs the language is missing, or does not work.
+pub(crate) fn of_kernel(agent: &Agent, language: &Language, fault: Fault) -> ServiceError {
+    let reason = match (fault.kind, fault.operation.as_str()) {
+        (FaultKind::AlreadyExists, _) => return ServiceError::Taken(fault.subject),
+        (FaultKind::Busy, _) => return ServiceError::Overloaded(agent.id().clone()),
+        (_, "start kernel") => fault.subject,
+        (FaultKind::NotFound, "exec") => format!("`{}` is not there", fault.subject),
+        (_, "exec") => format!("`{}` cannot be executed", fault.subject),
+        _ => return of_file(agent, fault),
+    };
+    ServiceError::NoKernel { language: language.clone(), reason }
 }
 
 pub(crate) fn of_file(agent: &Agent, fault: Fault) -> ServiceError {

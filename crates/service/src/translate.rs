@@ -150,6 +150,7 @@ pub(crate) fn stream(tag: StreamTag) -> Stream {
         StreamTag::Stdout => Stream::Stdout,
         StreamTag::Stderr => Stream::Stderr,
         StreamTag::Terminal => Stream::Terminal,
+        StreamTag::Tell => Stream::Tell,
     }
 }
 

@@ -51,6 +51,8 @@ pub enum StreamTag {
     Stdout = 1,
     Stderr = 2,
     Terminal = 3,
+    /// What a kernel tells about a run, one JSON object to a line.
+    Tell = 4,
 }
 
 /// The other side does not speak this protocol.
@@ -74,6 +76,7 @@ impl StreamTag {
             1 => Some(Self::Stdout),
             2 => Some(Self::Stderr),
             3 => Some(Self::Terminal),
+            4 => Some(Self::Tell),
             _ => None,
         }
     }

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::files::{DirectoryEntry, FileInfo, FileRequest, WatchEvent};
-use crate::process::{Ended, OpenSession, ProcessStatus, RunInSession, SessionStatus, SignalProcess, Start};
+use crate::process::{
+    Ended, OpenKernel, OpenSession, ProcessStatus, RunInSession, SessionStatus, SignalProcess, Start,
+};
 
 /// The first frame of a connection, from the server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -61,6 +63,8 @@ pub enum Request {
     },
 
     OpenSession(OpenSession),
+    /// Answered `Ok` when the kernel is ready, or with what it said before it ended.
+    OpenKernel(OpenKernel),
     /// As `Start` with `follow`.
     Run(RunInSession),
     Sessions,
@@ -72,6 +76,11 @@ pub enum Request {
     File(FileRequest),
     /// Answered `Ok`, then the connection is the byte stream of `127.0.0.1:port` (or `::1`).
     Tunnel {
+        port: u16,
+    },
+    /// Answered `Ok`: from now on somebody listens on `127.0.0.1:port`, who hangs up on whoever
+    /// connects, unless somebody did before.
+    Occupy {
         port: u16,
     },
 }

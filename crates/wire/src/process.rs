@@ -161,6 +161,32 @@ pub struct OpenSession {
     pub terminal: Option<TerminalSize>,
 }
 
+/// Opens a session whose runs are given to a kernel: a program that keeps the state of one
+/// language between them. `docs/protocol.md` has what the two say to each other.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OpenKernel {
+    pub open: OpenSession,
+    pub kernel: Kernel,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Kernel {
+    /// As the server calls it; told again in [`SessionStatus`].
+    pub language: String,
+    pub program: Program,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Program {
+    /// A program inside, found in the PATH of the session.
+    Argv(Vec<String>),
+    /// The agent's own program with these words behind its name, confined as any command.
+    Own(Vec<String>),
+    /// The shell of an ordinary session.
+    Shell,
+}
+
 /// Runs text in a session; the run is a process of its own with its own journal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunInSession {
@@ -188,4 +214,7 @@ pub struct SessionStatus {
     /// The shell's process; `None` if it died and will be started again by the next run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<i32>,
+    /// The language of its kernel, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernel: Option<String>,
 }

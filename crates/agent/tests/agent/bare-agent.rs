@@ -2,8 +2,11 @@
 //! real one is given descriptors.
 //!
 //! `bare-agent SOCKET JOURNALS CONFIG [group=DIR] [tasks=FILE] [oom=FILE]`; the byte that says "ready" goes to its output.
+//! `bare-agent __echo` is what it starts when it is asked for its own program.
 
 use std::error::Error;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{IntoRawFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, Mode, OFlags};
@@ -11,6 +14,9 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 use wire::config::CONFIG_FD;
 
 fn main() -> Result<(), Box<dyn Error>> {
+    if std::env::args().nth(1).as_deref() == Some("__echo") {
+        return echo();
+    }
     // The first descriptor that is opened gets the number the agent looks for.
     let config_file = rustix::fs::memfd_create("config", MemfdFlags::empty())?.into_raw_fd();
     assert_eq!(config_file, CONFIG_FD, "descriptor {CONFIG_FD} is in use already");
@@ -34,6 +40,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     std::fs::write(format!("/proc/self/fd/{CONFIG_FD}"), serde_json::to_vec(&config)?)?;
     match agent::run()? {}
+}
+
+/// A kernel whose language has one word: it tells what it was given.
+fn echo() -> Result<(), Box<dyn Error>> {
+    let orders = BufReader::new(File::open("/proc/self/fd/3")?);
+    let mut reports = File::options().write(true).open("/proc/self/fd/4")?;
+    writeln!(reports, "ready")?;
+    for order in orders.lines() {
+        let order = order?;
+        let mut words = order.splitn(3, ' ').skip(1);
+        let (key, json) = words.next().zip(words.next()).ok_or("an order is not understood")?;
+        writeln!(reports, "tell {key} {json}\ndone {key}")?;
+    }
+    Ok(())
 }
 
 fn open_directory(path: &str) -> rustix::io::Result<OwnedFd> {

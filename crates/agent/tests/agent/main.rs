@@ -12,6 +12,7 @@ mod follow;
 mod garbage;
 mod harness;
 mod journals;
+mod kernels;
 mod limits;
 mod ports;
 mod recorded;

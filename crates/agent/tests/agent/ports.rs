@@ -1,11 +1,31 @@
 //! Tunnels to ports.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener};
+use std::net::{Shutdown, TcpListener, TcpStream};
 
 use wire::{FaultKind, Reply, Request};
 
 use crate::harness::{TestAgent, Trees};
+
+#[test]
+fn a_port_can_be_kept_open_unless_somebody_has_it() {
+    let agent = TestAgent::with_trees(Trees::Runners);
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    assert_eq!(agent.reply(Request::Occupy { port }), Reply::Ok);
+    drop(taken);
+    assert_eq!(agent.reply(Request::Occupy { port }), Reply::Ok);
+    for _ in 0..100 {
+        let mut caller = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        assert_eq!(caller.read(&mut [0]).unwrap(), 0, "nothing is said");
+    }
+    assert_eq!(agent.reply(Request::Occupy { port }), Reply::Ok);
+    for _ in 0..8 {
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        agent.reply(Request::Occupy { port: free });
+    }
+    assert_eq!(agent.fault(Request::Occupy { port: 1 }).kind, FaultKind::Busy);
+}
 
 fn check_half_close(address: &str) {
     let agent = TestAgent::with_trees(Trees::Runners);

@@ -11,7 +11,7 @@ use wire::{FaultKind, Frame, Reply, Request, StreamTag};
 use crate::client::{Output, Talk};
 use crate::harness::{TestAgent, both_ways};
 
-fn session() -> OpenSession {
+pub(crate) fn session() -> OpenSession {
     OpenSession {
         session: "s".to_owned(),
         identity: Identity::Default,
@@ -21,7 +21,7 @@ fn session() -> OpenSession {
     }
 }
 
-fn run(process: &str, text: &str) -> RunInSession {
+pub(crate) fn run(process: &str, text: &str) -> RunInSession {
     RunInSession {
         session: "s".to_owned(),
         process: process.to_owned(),
@@ -39,7 +39,7 @@ impl TestAgent {
         assert_eq!(self.reply(Request::OpenSession(open)), Reply::Ok);
     }
 
-    fn begin(&self, run: RunInSession) -> Talk {
+    pub(crate) fn begin(&self, run: RunInSession) -> Talk {
         let mut talk = self.ask(Request::Run(run));
         match talk.reply() {
             Reply::Started { pid } => assert!(pid > 0),
@@ -48,11 +48,11 @@ impl TestAgent {
         talk
     }
 
-    fn run_in(&self, run: RunInSession) -> Output {
+    pub(crate) fn run_in(&self, run: RunInSession) -> Output {
         self.begin(run).output()
     }
 
-    fn sessions(&self) -> Vec<SessionStatus> {
+    pub(crate) fn sessions(&self) -> Vec<SessionStatus> {
         match self.reply(Request::Sessions) {
             Reply::Sessions(sessions) => sessions,
             other => panic!("expected Sessions, got {other:?}"),

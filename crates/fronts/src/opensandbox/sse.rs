@@ -1,6 +1,8 @@
 //! Events of a running command, as bytes: each one bare JSON object and a blank line, without
 //! the `data:` of the standard. All clients of this API were written for that form.
 
+use std::collections::BTreeMap;
+
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -29,6 +31,14 @@ pub(super) enum Event<'a> {
     Stderr {
         text: &'a str,
     },
+    /// The number of a run of code in its context.
+    ExecutionCount {
+        execution_count: u64,
+    },
+    /// What code has shown, or its value, by mime types.
+    Result {
+        results: &'a BTreeMap<String, String>,
+    },
     /// The last one, unless it ended well.
     Error {
         error: Failure<'a>,
@@ -41,10 +51,10 @@ pub(super) enum Event<'a> {
 
 #[derive(Serialize)]
 pub(super) struct Failure<'a> {
-    ename: &'static str,
+    ename: &'a str,
     /// The exit code as text, or what went wrong.
     evalue: &'a str,
-    traceback: [&'a str; 1],
+    traceback: Vec<&'a str>,
     /// How it ended if not by an exit code; our own, for clients that act on it.
     #[serde(skip_serializing_if = "Option::is_none")]
     coracle: Option<Ending>,
@@ -65,6 +75,16 @@ pub(super) enum Ending {
     Missing,
     /// The program is there but cannot be executed.
     NotExecutable,
+}
+
+impl<'a> Failure<'a> {
+    pub(super) fn new(ename: &'a str, evalue: &'a str, traceback: Vec<&'a str>) -> Self {
+        Self { ename, evalue, traceback, coracle: None }
+    }
+
+    pub(super) fn by(self, ending: Option<Ending>) -> Self {
+        Self { coracle: ending, ..self }
+    }
 }
 
 impl Ending {
@@ -96,8 +116,7 @@ impl<'a> Event<'a> {
     }
 
     pub(super) fn failure_by(ending: Option<Ending>, evalue: &'a str, detail: &'a str) -> Self {
-        let traceback = [detail];
-        Self::Error { error: Failure { ename: "CommandExecError", evalue, traceback, coracle: ending } }
+        Self::Error { error: Failure::new("CommandExecError", evalue, vec![detail]).by(ending) }
     }
 
     pub(super) fn write_to(self, buffer: &mut Vec<u8>) {

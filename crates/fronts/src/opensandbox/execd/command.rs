@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use service::{FileFault, ProcessStatus, ServiceError};
 
 use super::fault::{Fault, Wish, process_id};
-use super::{Name, Scope, run as stream};
+use super::{Name, Scope, code, run as stream};
 use crate::opensandbox::Front;
 use crate::opensandbox::sse::Ending;
 use crate::opensandbox::types::{ended, rfc3339};
@@ -40,6 +40,7 @@ pub(super) async fn run(
 ) -> Result<Response, Fault> {
     let background = body.background == Some(true);
     let process = parse(body)?;
+    code::prepare_for_probe(&front, &scope, &process.command).await;
     match front.service.launch(&scope.owner, &scope.id, process).await {
         Ok(following) if background => Ok(stream::background(following.process.as_str())),
         Ok(following) => {

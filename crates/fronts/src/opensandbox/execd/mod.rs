@@ -2,6 +2,8 @@
 //!
 //! It is served here in the server; what it asks for travels to the agent through the core.
 
+mod code;
+mod code_run;
 mod command;
 mod download;
 mod fault;
@@ -16,6 +18,7 @@ mod pty;
 mod run;
 mod session;
 mod socket;
+mod transcript;
 mod upload;
 
 use std::convert::Infallible;
@@ -121,10 +124,10 @@ fn table() -> Vec<(&'static str, MethodRouter<Front>)> {
         ("/pty/{name}/ws", get(pty::attach)),
         ("/metrics", get(measure::once)),
         ("/metrics/watch", get(measure::watch)),
-        ("/code", any(no_kernels)),
-        ("/code/context", any(no_kernels)),
-        ("/code/contexts", any(no_kernels)),
-        ("/code/contexts/{name}", any(no_kernels)),
+        ("/code", post(code::run).delete(code::interrupt)),
+        ("/code/context", post(code::open)),
+        ("/code/contexts", get(code::list).delete(code::close_all)),
+        ("/code/contexts/{name}", get(code::look).delete(code::close)),
         ("/v1/isolated/capabilities", get(no_isolation)),
         ("/v1/isolated/{*rest}", any(not_isolated)),
     ]
@@ -152,11 +155,6 @@ async fn ping(
             Err(Fault::new(StatusCode::CONFLICT, "SERVICE_UNAVAILABLE", format!("the sandbox is {phase}")))
         }
     }
-}
-
-async fn no_kernels() -> Fault {
-    let message = "code contexts are not offered by this server yet";
-    Fault::new(StatusCode::NOT_IMPLEMENTED, "NOT_SUPPORTED", message)
 }
 
 async fn no_isolation() -> axum::Json<serde_json::Value> {

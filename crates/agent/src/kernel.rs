@@ -1,0 +1,304 @@
+//! Kernels: programs that keep the state of one language between runs.
+//!
+//! ```text
+//! agent ── fd 3, orders ──►  run KEY {"code": "…"}\n          one at a time
+//! agent ◄─ fd 4, reports ──  ready\n                          once, when it can take orders
+//!                            tell KEY {…}\n                   any number of times
+//!                            done KEY\n                       the run is over
+//! ```
+//! What a kernel and its children print goes through their standard output and error, as with
+//! any command. What it tells is passed on as it comes, without being understood or kept here:
+//! a line may be long, and whoever writes it is not to be trusted. A kernel that hangs up while
+//! it runs is of no use any more and is killed, so that no run waits for a report for ever.
+
+use std::time::Duration;
+
+use linux::spawn::{End, Usage};
+use serde_json::json;
+use wire::process::{OpenKernel, Program};
+use wire::{Fault, FaultKind, Reply, StreamTag};
+
+use crate::agent::{Agent, Alarm};
+use crate::fault;
+
+/// The longest line that is passed on; the rest of a longer one is cut off.
+pub(crate) const LONGEST_TELL: usize = 8 << 20;
+
+/// The longest beginning of a report: a word and a key.
+const LONGEST_HEAD: usize = 80;
+
+/// How long a kernel may take until it is ready.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How a program says that what it needs is not there, as shells do.
+const NOT_FOUND: i32 = 127;
+
+/// How much is kept of what a kernel says before it is ready: the reason, if it never is.
+const LAST_WORDS: usize = 2048;
+
+/// What has been heard from a kernel so far.
+#[derive(Debug, Default)]
+pub(crate) struct Hearing {
+    part: Part,
+    head: Vec<u8>,
+    ready: bool,
+    last_words: Vec<u8>,
+}
+
+/// Where in a line we are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Part {
+    #[default]
+    Head,
+    /// In what is told; so much of it was passed on.
+    Telling(usize),
+    Skipped,
+}
+
+/// The next thing in what a kernel reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Heard<'a> {
+    Ready,
+    /// Something is about to be told.
+    Begin,
+    /// A piece of what is told, with the end of the line as its last byte.
+    Tell(&'a [u8]),
+    Done,
+}
+
+impl Hearing {
+    /// Takes the next thing off the front of `bytes`. What does not bear the key of the current
+    /// run is not about it, and what makes no sense is passed over.
+    pub(crate) fn next<'a>(&mut self, bytes: &mut &'a [u8], key: Option<&str>) -> Option<Heard<'a>> {
+        while !bytes.is_empty() {
+            let end = memchr::memchr(b'\n', bytes).map(|place| place + 1);
+            match self.part {
+                Part::Skipped => {
+                    take(bytes, end);
+                    self.part = if end.is_some() { Part::Head } else { Part::Skipped };
+                }
+                Part::Telling(told) => return Some(self.tell(told, take(bytes, end), end.is_some())),
+                Part::Head => {
+                    let byte = take(bytes, Some(1))[0];
+                    if let Some(heard) = self.head(byte, key) {
+                        return Some(heard);
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    fn tell<'a>(&mut self, told: usize, piece: &'a [u8], ends: bool) -> Heard<'a> {
+        self.part = if ends { Part::Head } else { Part::Telling(told + piece.len()) };
+        let room = LONGEST_TELL - told;
+        if piece.len() < room || (ends && piece.len() == room) {
+            return Heard::Tell(piece);
+        }
+        // It is cut where the next piece will be its end.
+        if !ends {
+            self.part = Part::Skipped;
+        }
+        Heard::Tell(b"\n")
+    }
+
+    fn head(&mut self, byte: u8, key: Option<&str>) -> Option<Heard<'static>> {
+        if byte != b'\n' {
+            self.head.push(byte);
+            if self.head.len() > LONGEST_HEAD {
+                self.head.clear();
+                self.part = Part::Skipped;
+                return None;
+            }
+            let telling = byte == b' ' && self.head.strip_prefix(b"tell ").is_some_and(|key| !key.is_empty());
+            if !telling {
+                return None;
+            }
+        }
+        let head = std::mem::take(&mut self.head);
+        let names = |word: &[u8]| {
+            let named = head.strip_prefix(word).map(<[u8]>::trim_ascii);
+            named.is_some_and(|named| key.is_some_and(|key| key.as_bytes() == named))
+        };
+        if byte == b' ' {
+            self.part = if names(b"tell ") { Part::Telling(0) } else { Part::Skipped };
+            return (self.part != Part::Skipped).then_some(Heard::Begin);
+        }
+        match head.as_slice() {
+            b"ready" => Some(Heard::Ready),
+            _ if names(b"done ") => Some(Heard::Done),
+            _ => None,
+        }
+    }
+
+    /// Keeps the end of what was said before it was ready.
+    pub(crate) fn overhear(&mut self, bytes: &[u8]) {
+        if self.ready {
+            return;
+        }
+        self.last_words.extend_from_slice(bytes);
+        let surplus = self.last_words.len().saturating_sub(LAST_WORDS);
+        self.last_words.drain(..surplus);
+    }
+
+    /// Why it never became ready, as far as it can be known.
+    pub(crate) fn obituary(&self, program: &str, end: End) -> Fault {
+        let words = String::from_utf8_lossy(&self.last_words);
+        let how = match end {
+            End::Code(code) => format!("{program} ended with exit code {code}"),
+            End::Signal(signal) => format!("{program} was ended by signal {signal}"),
+        };
+        let subject = if words.trim().is_empty() { how } else { format!("{how}: {}", words.trim()) };
+        let kind = if end == End::Code(NOT_FOUND) { FaultKind::NotFound } else { FaultKind::Other };
+        fault::plain(kind, "start kernel", &subject)
+    }
+}
+
+/// One order.
+pub(crate) fn order(text: &str, key: &str) -> Vec<u8> {
+    format!("run {key} {}\n", json!({ "code": text })).into_bytes()
+}
+
+/// A short word without blanks; it is only told again.
+fn is_language(name: &str) -> bool {
+    (1..=64).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
+/// Takes so many bytes off the front, or all of them.
+fn take<'a>(bytes: &mut &'a [u8], count: Option<usize>) -> &'a [u8] {
+    let (front, rest) = bytes.split_at(count.unwrap_or(bytes.len()));
+    *bytes = rest;
+    front
+}
+
+impl Agent {
+    /// Opens a session with a kernel; answered when that is ready.
+    pub(crate) fn open_kernel(&mut self, connection: u64, wish: OpenKernel) -> Result<(), Fault> {
+        let OpenKernel { open, kernel } = wish;
+        if !is_language(&kernel.language) {
+            return Err(fault::plain(FaultKind::Invalid, "open kernel", "the name of the language"));
+        }
+        if open.terminal.is_some() && kernel.program != Program::Shell {
+            return Err(fault::plain(FaultKind::Invalid, "open kernel", "a terminal"));
+        }
+        let number = self.add_session(connection, open, Some(kernel))?;
+        self.set_alarm(PATIENCE, Alarm::Ready(number));
+        Ok(())
+    }
+
+    /// A kernel has not become ready in time.
+    pub(crate) fn kernel_is_late(&self, number: u64) {
+        if self.sessions.get(&number).is_some_and(|session| session.opener.is_some()) {
+            self.kill_shell(number);
+        }
+    }
+
+    /// Takes in what a kernel reports.
+    pub(crate) fn hear(&mut self, number: u64, mut bytes: &[u8]) {
+        loop {
+            let Some(session) = self.sessions.get_mut(&number) else { return };
+            let run = session.current.as_ref().map(|run| (run.process, run.key.clone()));
+            let Some((body, hearing)) = session.hearing() else { return };
+            let heard = hearing.next(&mut bytes, run.as_ref().map(|(_, key)| key.as_str()));
+            match (heard, run) {
+                (None, _) => return,
+                (Some(Heard::Ready), _) => {
+                    hearing.ready = true;
+                    hearing.last_words = Vec::new();
+                    if let Some(opener) = session.opener.take() {
+                        self.answer(opener, &Reply::Ok);
+                    }
+                }
+                // What was printed before something is told comes before it.
+                (Some(Heard::Begin), _) => self.drain(body),
+                (Some(Heard::Tell(piece)), Some((process, _))) => {
+                    self.append_output(process, StreamTag::Tell, piece);
+                }
+                (Some(Heard::Done), Some(_)) => {
+                    self.drain(body);
+                    self.finish_run(number, End::Code(0), Usage::default());
+                    self.begin_next(number);
+                }
+                // The run has ended while it was told about.
+                (Some(Heard::Tell(_) | Heard::Done), None) => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn all(hearing: &mut Hearing, mut bytes: &[u8], key: &str) -> Vec<String> {
+        let mut heard = Vec::new();
+        while let Some(next) = hearing.next(&mut bytes, Some(key)) {
+            match next {
+                Heard::Ready => heard.push("ready".to_owned()),
+                Heard::Begin => heard.push(String::new()),
+                Heard::Tell(piece) => heard
+                    .last_mut()
+                    .expect("it has begun")
+                    .push_str(std::str::from_utf8(piece).expect("the tests write text")),
+                Heard::Done => heard.push("done".to_owned()),
+            }
+        }
+        heard
+    }
+
+    fn check(text: &str, expected: &[&str]) {
+        assert_eq!(all(&mut Hearing::default(), text.as_bytes(), "k1"), expected, "{text}");
+    }
+
+    #[test]
+    fn a_report_is_about_the_run_whose_key_it_bears() {
+        check("ready\ntell k1 {\"count\":1}\ndone k1\n", &["ready", "{\"count\":1}\n", "done"]);
+        check("tell k2 {}\ndone k2\ndone k1\n", &["done"]);
+        check("tell k1\ndone\n\n  done k1\nready?\n", &[]);
+        check("tell  k1 {}\ndone  k1\n", &["done"]);
+        check(&format!("{}\nready\n", "x".repeat(1000)), &["ready"]);
+        check("done k1", &[]);
+    }
+
+    #[test]
+    fn what_is_told_ends_where_the_longest_line_does() {
+        let mut hearing = Hearing::default();
+        let long = "y".repeat(LONGEST_TELL + 5);
+        let heard = all(&mut hearing, format!("tell k {long}\ndone k\n").as_bytes(), "k");
+        assert_eq!(heard, ["\n", "done"]);
+        let mut hearing = Hearing::default();
+        let just = "y".repeat(LONGEST_TELL - 1);
+        let heard = all(&mut hearing, format!("tell k {just}\n").as_bytes(), "k");
+        assert_eq!(heard[0].len(), LONGEST_TELL);
+    }
+
+    proptest! {
+        #[test]
+        fn where_reports_were_cut_does_not_show(
+            words in prop::collection::vec(prop_oneof![
+                Just("ready\n"), Just("tell k1 {\"a\": 1}\n"), Just("done k1\n"), Just("\n"), Just("tell "),
+                Just("k1 "), Just("rubbish"), Just("tell k2 x\n"),
+            ], 0..20),
+            cut in 0usize..200,
+        ) {
+            let text = words.concat();
+            let whole = all(&mut Hearing::default(), text.as_bytes(), "k1").concat();
+            let cut = cut.min(text.len());
+            let mut hearing = Hearing::default();
+            let mut pieces = String::new();
+            for part in [&text[..cut], &text[cut..]] {
+                let mut bytes = part.as_bytes();
+                while let Some(next) = hearing.next(&mut bytes, Some("k1")) {
+                    match next {
+                        Heard::Ready => pieces.push_str("ready"),
+                        Heard::Begin => {}
+                        Heard::Tell(piece) => pieces.push_str(std::str::from_utf8(piece).expect("it is text")),
+                        Heard::Done => pieces.push_str("done"),
+                    }
+                }
+            }
+            prop_assert_eq!(pieces, whole);
+        }
+    }
+}

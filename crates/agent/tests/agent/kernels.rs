@@ -1,0 +1,164 @@
+//! Kernels: programs that keep a language's state between runs, driven by lines.
+
+use wire::process::{Exit, Kernel, OpenKernel, Program, Reach};
+use wire::{Fault, FaultKind, Reply, Request, StreamTag};
+
+use crate::client::Output;
+use crate::harness::{TestAgent, both_ways};
+use crate::sessions::{run, session};
+
+/// A kernel in the language of the shell, which does what `$code` says with `$key` at hand. The
+/// code is a JSON string without anything that would have to be escaped.
+const KERNEL: &str = r#"
+echo ready >&4
+while read -r word key json <&3; do
+    code=${json#\{\"code\":\"}
+    code=${code%\"\}}
+    told=
+    trap 'told=1; echo "tell $key {\"error\":1}" >&4' INT
+    eval "$code"
+    echo "done $key" >&4
+done
+"#;
+
+fn kernel(program: Program) -> Request {
+    let kernel = Kernel { language: "test".to_owned(), program };
+    Request::OpenKernel(OpenKernel { open: session(), kernel })
+}
+
+fn words(words: &[&str]) -> Program {
+    Program::Argv(words.iter().map(|word| (*word).to_owned()).collect())
+}
+
+impl TestAgent {
+    fn open_kernel(&self) {
+        assert_eq!(self.reply(kernel(words(&["/bin/bash", "-c", KERNEL]))), Reply::Ok);
+    }
+
+    fn code(&self, process: &str, code: &str) -> Output {
+        self.run_in(run(process, code))
+    }
+}
+
+fn told(output: &Output) -> String {
+    output.of(StreamTag::Tell)
+}
+
+#[test]
+fn a_kernel_keeps_its_state_and_tells_about_each_run_alone() {
+    both_ways(|agent| {
+        agent.open_kernel();
+        let first = agent.code("r1", "a=7; echo out; echo tell $key 1 >&4; echo tell other 2 >&4");
+        assert_eq!((first.stdout().as_str(), told(&first).as_str()), ("out\n", "1\n"));
+        assert_eq!(first.exit(), Exit::Code(0));
+        let second = agent.code("r2", "echo $a; ls /proc/self/fd | tr '\\n' ' ' >&2");
+        assert_eq!(second.stdout(), "7\n");
+        assert_eq!(agent.follow("r1", 0).output().ended, first.ended);
+        let status = &agent.sessions()[0];
+        assert_eq!((status.kernel.as_deref(), status.busy), (Some("test"), false));
+    });
+}
+
+#[test]
+fn what_was_printed_before_something_is_told_comes_before_it() {
+    both_ways(|agent| {
+        agent.open_kernel();
+        for number in 0..20 {
+            let output =
+                agent.code(&format!("r{number}"), "echo a; echo b >&2; echo tell $key c >&4; echo d");
+            let place = |tag, text: &str| {
+                let found = output.pieces.iter().position(|(stream, _, bytes)| {
+                    *stream == tag && String::from_utf8_lossy(bytes).contains(text)
+                });
+                found.unwrap_or_else(|| panic!("{text} is missing in {output:?}"))
+            };
+            let tell = place(StreamTag::Tell, "c");
+            assert!(place(StreamTag::Stdout, "a") < tell && place(StreamTag::Stderr, "b") < tell);
+            place(StreamTag::Stdout, "d");
+        }
+    });
+}
+
+#[test]
+fn a_kernel_that_dies_ends_its_run_and_the_next_run_has_a_new_one() {
+    both_ways(|agent| {
+        agent.open_kernel();
+        assert_eq!(agent.code("r1", "a=7; echo last; kill -9 $$").exit(), Exit::Signal(9));
+        assert_eq!(agent.code("r2", "exit 3").exit(), Exit::Code(3));
+        assert_eq!(agent.code("r3", "echo new$a").stdout(), "new\n");
+    });
+}
+
+#[test]
+fn a_kernel_that_hangs_up_does_not_hang_its_run() {
+    both_ways(|agent| {
+        agent.open_kernel();
+        let output = agent.code("r1", "exec 4>&-; while :; do read -t 60 <>/dev/ptmx; done");
+        assert_eq!(output.exit(), Exit::Signal(9));
+        assert_eq!(agent.code("r2", "echo there").stdout(), "there\n");
+    });
+}
+
+#[test]
+fn an_interrupt_reaches_the_run_and_not_the_state() {
+    both_ways(|agent| {
+        agent.open_kernel();
+        let mut talk = agent.begin(run("r1", "a=7; echo on; while [ -z $told ]; do sleep 0.01; done"));
+        assert_eq!(talk.read_text(3), "on\n");
+        assert_eq!(agent.signal("r1", 2, Reach::Group), Reply::Ok);
+        let output = talk.output();
+        assert_eq!(told(&output), "{\"error\":1}\n");
+        assert_eq!(agent.code("r2", "echo $a").stdout(), "7\n");
+    });
+}
+
+#[test]
+fn rubbish_is_passed_over_and_an_endless_line_is_cut() {
+    both_ways(|agent| {
+        agent.open_kernel();
+        let rubbish = "head -c 3000000 /dev/urandom >&4; echo >&4; echo tell $key 1 >&4";
+        assert_eq!(told(&agent.code("r1", rubbish)), "1\n");
+        let endless = "echo -n tell $key \"\" >&4; head -c 9000000 /dev/zero >&4; echo >&4; echo after";
+        let output = agent.code("r2", endless);
+        let told: usize =
+            output.pieces.iter().filter(|piece| piece.0 == StreamTag::Tell).map(|p| p.2.len()).sum();
+        let missing: u64 = output.gaps.iter().map(|(from, to)| to - from).sum();
+        assert!(told as u64 + missing <= 8 << 20, "{told} and {missing}");
+        assert_eq!(output.stdout(), "after\n");
+        assert_eq!(agent.reply(Request::Ping), Reply::Ok);
+    });
+}
+
+#[test]
+fn a_kernel_that_cannot_be_started_is_told_as_what_it_is() {
+    both_ways(|agent| {
+        let missing = agent.fault(kernel(words(&["no-such-interpreter"])));
+        assert_eq!((missing.kind, missing.subject.as_str()), (FaultKind::NotFound, "no-such-interpreter"));
+        let Fault { kind, operation, subject, .. } =
+            agent.fault(kernel(words(&["/bin/sh", "-c", "echo too old >&2; exit 5"])));
+        assert_eq!((kind, operation.as_str()), (FaultKind::Other, "start kernel"));
+        assert_eq!(subject, "/bin/sh ended with exit code 5: too old");
+        assert_eq!(agent.sessions(), []);
+        agent.open_kernel();
+    });
+}
+
+#[test]
+fn the_agents_own_program_can_be_a_kernel() {
+    both_ways(|agent| {
+        assert_eq!(agent.reply(kernel(Program::Own(vec!["__echo".to_owned()]))), Reply::Ok);
+        assert_eq!(told(&agent.code("r1", "say \"ü\"")), "{\"code\":\"say \\\"ü\\\"\"}\n");
+    });
+}
+
+#[test]
+fn a_shell_can_be_a_kernel_whose_runs_are_counted() {
+    both_ways(|agent| {
+        assert_eq!(agent.reply(kernel(Program::Shell)), Reply::Ok);
+        let first = agent.code("r1", "cd /usr; false");
+        assert_eq!((told(&first).as_str(), first.exit()), ("{\"count\":1}\n", Exit::Code(1)));
+        let second = agent.code("r2", "pwd");
+        assert_eq!((told(&second).as_str(), second.stdout().as_str()), ("{\"count\":2}\n", "/usr\n"));
+        assert_eq!(agent.sessions()[0].kernel.as_deref(), Some("test"));
+    });
+}

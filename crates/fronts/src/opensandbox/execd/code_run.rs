@@ -1,0 +1,140 @@
+//! A run of code as a stream of events: as a command's, with `execution_count` and `result`
+//! among them. An error of the code is told at the end, in the place of `execution_complete`.
+
+use axum::response::Response;
+use bytes::Bytes;
+use domain::{Exit, Language, Worker};
+use futures_util::{FutureExt, stream};
+use service::{CodeError, CodeEvent, Ended, Forms, Running, ServiceError};
+
+use super::run::{add_end, add_loss};
+use super::transcript::{Transcript, opening};
+use crate::opensandbox::sse::{self, Ending, Event, Failure};
+use crate::opensandbox::types::ended;
+use crate::settings::Lines;
+
+/// The mime type of plain text, and the name under which some clients look for it.
+const PLAIN: &str = "text/plain";
+const TEXT: &str = "text";
+
+/// Streams what becomes of the code. Dropping the stream leaves it to the core what then.
+pub(super) fn stream(running: Running, name: &str, language: &Language, dialect: Lines) -> Response {
+    let run = CodeRun {
+        running,
+        transcript: Transcript::new(name, dialect),
+        shell: language.worker() == Worker::Bash,
+        error: None,
+        over: false,
+    };
+    sse::response(stream::unfold(run, |mut run| async {
+        let frame = run.frame().await?;
+        Some((Ok(frame), run))
+    }))
+}
+
+/// The whole story of code that came while other code runs.
+pub(super) fn busy(name: &str) -> Response {
+    let mut frame = opening(name);
+    let value = "session is busy: it runs other code";
+    Event::Error { error: Failure::new("SessionBusy", value, vec![value]) }.write_to(&mut frame);
+    sse::response(stream::once(async { Ok(Bytes::from(frame)) }))
+}
+
+struct CodeRun {
+    running: Running,
+    transcript: Transcript,
+    /// Whether the exit code is that of the code.
+    shell: bool,
+    error: Option<CodeError>,
+    over: bool,
+}
+
+impl CodeRun {
+    /// The next bytes to send; `None` after the last event.
+    async fn frame(&mut self) -> Option<Bytes> {
+        while self.transcript.is_empty() {
+            if self.over {
+                return None;
+            }
+            // Each of the two may be dropped and begun again.
+            tokio::select! {
+                event = self.running.next() => self.take(event),
+                () = self.transcript.pass_time() => {}
+            }
+        }
+        // What is there already goes out in one piece.
+        while !self.over
+            && !self.transcript.is_full()
+            && let Some(event) = self.running.next().now_or_never()
+        {
+            self.take(event);
+        }
+        Some(self.transcript.take())
+    }
+
+    fn take(&mut self, event: Result<CodeEvent, ServiceError>) {
+        let transcript = &mut self.transcript;
+        match event {
+            Ok(CodeEvent::Output { stream, bytes }) => transcript.print(stream, &bytes),
+            Ok(CodeEvent::Gap { from, to }) => transcript.miss(from, to),
+            Ok(CodeEvent::Count(execution_count)) => {
+                transcript.add(Event::ExecutionCount { execution_count });
+            }
+            Ok(CodeEvent::Display(forms) | CodeEvent::Result(forms)) => {
+                transcript.add(Event::Result { results: &with_text(forms) });
+            }
+            Ok(CodeEvent::Error(error)) => self.error = Some(error),
+            Ok(CodeEvent::Garbled) => {
+                transcript.note("coracle: the kernel told something that is too long or makes no sense\n");
+            }
+            Ok(CodeEvent::Ended(end)) => self.end(&end),
+            Err(error) => {
+                add_loss(transcript, &error);
+                self.over = true;
+            }
+        }
+    }
+
+    fn end(&mut self, end: &Ended) {
+        self.over = true;
+        match (&self.error, end.exit) {
+            _ if self.shell => add_end(&mut self.transcript, end),
+            (Some(error), Exit::Code(0)) => {
+                let traceback = error.traceback.iter().map(String::as_str).collect();
+                let error = Failure::new(&error.name, &error.value, traceback);
+                self.transcript.add(Event::Error { error });
+            }
+            (None, Exit::Code(0)) => add_end(&mut self.transcript, end),
+            (_, exit) => {
+                let value = format!(
+                    "the kernel {}; what it knew is lost, and the next run begins with a new one",
+                    ended(exit)
+                );
+                let error = Failure::new("KernelDied", &value, vec![&value]).by(Ending::of(exit));
+                self.transcript.add(Event::Error { error });
+            }
+        }
+    }
+}
+
+/// Some clients read the plain text under one name, some under the other.
+fn with_text(mut forms: Forms) -> Forms {
+    if let Some(plain) = forms.get(PLAIN).cloned() {
+        forms.entry(TEXT.to_owned()).or_insert(plain);
+    }
+    forms
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_text_has_both_of_its_names() {
+        let forms =
+            Forms::from([(PLAIN.to_owned(), "4".to_owned()), ("image/png".to_owned(), "x".to_owned())]);
+        let forms = with_text(forms);
+        assert_eq!((forms[PLAIN].as_str(), forms[TEXT].as_str(), forms.len()), ("4", "4", 3));
+        assert_eq!(with_text(Forms::new()), Forms::new());
+    }
+}

@@ -1,0 +1,113 @@
+//! What was printed so far, as events: lines are put together, and an unfinished one is shown
+//! when nothing more of it comes.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use domain::{Position, Stream};
+use tokio::time::{Instant, Interval, interval_at, sleep_until};
+
+use crate::opensandbox::lines::Splitter;
+use crate::opensandbox::sse::Event;
+use crate::settings::Lines;
+
+/// How often a silent stream shows that it lives.
+const PING: Duration = Duration::from_secs(3);
+/// After how long without output an unfinished line is shown.
+const PAUSE: Duration = Duration::from_millis(100);
+/// How much is gathered before it is sent, if it comes faster than it is taken.
+const ENOUGH: usize = 64 << 10;
+
+pub(super) struct Transcript {
+    stdout: Splitter,
+    stderr: Splitter,
+    buffer: Vec<u8>,
+    ping: Interval,
+    /// When an unfinished line will be shown.
+    show_at: Instant,
+}
+
+/// The events that every stream begins with.
+pub(super) fn opening(name: &str) -> Vec<u8> {
+    let mut frame = Vec::new();
+    Event::Init { text: name }.write_to(&mut frame);
+    Event::ping().write_to(&mut frame);
+    frame
+}
+
+impl Transcript {
+    pub(super) fn new(name: &str, dialect: Lines) -> Self {
+        Self {
+            stdout: Splitter::new(dialect),
+            stderr: Splitter::new(dialect),
+            buffer: opening(name),
+            ping: interval_at(Instant::now() + PING, PING),
+            show_at: Instant::now(),
+        }
+    }
+
+    /// Adds what time brings while nothing else happens. It may be dropped and begun again.
+    pub(super) async fn pass_time(&mut self) {
+        let unfinished = self.stdout.has_partial() || self.stderr.has_partial();
+        tokio::select! {
+            () = sleep_until(self.show_at), if unfinished => self.show_unfinished(),
+            _ = self.ping.tick() => Event::ping().write_to(&mut self.buffer),
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.buffer.is_empty()
+    }
+
+    /// Whether there is enough to be sent, though more may have come.
+    pub(super) fn is_full(&self) -> bool {
+        self.buffer.len() >= ENOUGH
+    }
+
+    pub(super) fn take(&mut self) -> Bytes {
+        Bytes::from(std::mem::take(&mut self.buffer))
+    }
+
+    pub(super) fn print(&mut self, stream: Stream, bytes: &[u8]) {
+        let buffer = &mut self.buffer;
+        match stream {
+            Stream::Stdout | Stream::Terminal => self.stdout.push(bytes, &mut stdout(buffer)),
+            Stream::Stderr => self.stderr.push(bytes, &mut stderr(buffer)),
+            // What a kernel tells is not printed.
+            Stream::Tell => {}
+        }
+        self.show_at = Instant::now() + PAUSE;
+    }
+
+    pub(super) fn miss(&mut self, from: Position, to: Position) {
+        let missing = to.0.saturating_sub(from.0);
+        self.note(&format!("coracle: {missing} bytes of output came too fast and are missing here\n"));
+    }
+
+    /// A word of our own among what was printed.
+    pub(super) fn note(&mut self, text: &str) {
+        self.add(Event::Stderr { text });
+    }
+
+    /// An event behind everything that was printed before.
+    pub(super) fn add(&mut self, event: Event<'_>) {
+        self.stdout.finish(&mut stdout(&mut self.buffer));
+        self.stderr.finish(&mut stderr(&mut self.buffer));
+        event.write_to(&mut self.buffer);
+    }
+
+    fn show_unfinished(&mut self) {
+        self.stdout.flush(&mut stdout(&mut self.buffer));
+        self.stderr.flush(&mut stderr(&mut self.buffer));
+        // What is left is a cut character; it waits for its rest.
+        self.show_at = Instant::now() + PING;
+    }
+}
+
+fn stdout(buffer: &mut Vec<u8>) -> impl FnMut(&str) {
+    |text| Event::Stdout { text }.write_to(buffer)
+}
+
+fn stderr(buffer: &mut Vec<u8>) -> impl FnMut(&str) {
+    |text| Event::Stderr { text }.write_to(buffer)
+}

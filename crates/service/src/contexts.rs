@@ -1,0 +1,302 @@
+//! Contexts: where code is run with what earlier code has left behind.
+//!
+//! A context is a session of the agent with a kernel, so it outlives this server, and the agent
+//! alone knows which there are. A kernel that has died is started again by the next run, without
+//! the state.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use domain::process::Directory;
+use domain::{ContextId, Identity, Language, Owner, Retention, SandboxId, SessionId};
+use wire::process::{OpenKernel, RunInSession};
+use wire::{FaultKind, Reply, Request};
+
+use crate::agent_client::within;
+use crate::core::new_process_id;
+use crate::following::Place;
+use crate::registry::Handle;
+use crate::telling::Interrupter;
+use crate::{Busy, Following, OpenSession, Reach, Run, Running, Service, ServiceError};
+use crate::{faults, kernels, translate};
+
+/// How many contexts a sandbox may have. Each is a process with an interpreter in it.
+pub const MOST_CONTEXTS: usize = 64;
+
+/// How long a kernel may take until it is ready; the agent gives up a little earlier.
+const READY: Duration = Duration::from_secs(70);
+
+const SIGINT: i32 = 2;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenContext {
+    pub language: Language,
+    pub identity: Identity,
+    pub directory: Option<Directory>,
+    pub env: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Context {
+    pub id: ContextId,
+    pub language: Language,
+    pub busy: bool,
+}
+
+/// Code for a context.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunCode {
+    pub code: String,
+    pub deadline: Option<Duration>,
+    pub busy: Busy,
+    pub unread: Unread,
+}
+
+/// What becomes of code whose reader goes away before its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unread {
+    Keep,
+    Interrupt,
+}
+
+impl OpenContext {
+    /// In the default directory, as the default user.
+    pub fn new(language: Language) -> Self {
+        Self { language, identity: Identity::Default, directory: None, env: BTreeMap::new() }
+    }
+}
+
+impl RunCode {
+    /// Without a deadline; refused while other code runs, and kept if nobody reads.
+    pub fn new(code: impl Into<String>) -> Self {
+        Self { code: code.into(), deadline: None, busy: Busy::Refuse, unread: Unread::Keep }
+    }
+}
+
+/// The context of a language that is meant where none is named.
+pub fn default_context(language: &Language) -> ContextId {
+    let hash = blake3::hash(format!("default context {language}").as_bytes());
+    let mut entropy = [0; 16];
+    entropy.copy_from_slice(&hash.as_bytes()[..16]);
+    ContextId::from_entropy(entropy)
+}
+
+impl Service {
+    /// Opens a context; it is ready when this returns.
+    pub async fn open_context(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        wish: OpenContext,
+    ) -> Result<Context, ServiceError> {
+        let context = new_process_id()?;
+        self.open_context_as(owner, id, &context, wish).await
+    }
+
+    /// As [`Service::open_context`], under a name that is known beforehand.
+    async fn open_context_as(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        context: &ContextId,
+        wish: OpenContext,
+    ) -> Result<Context, ServiceError> {
+        let (handle, _activity) = self.0.enter(owner, id)?;
+        if contexts_of(&handle).await?.len() >= MOST_CONTEXTS {
+            return Err(ServiceError::TooManyContexts { id: id.clone(), limit: MOST_CONTEXTS });
+        }
+        let OpenContext { language, identity, directory, env } = wish;
+        let kernel = kernels::of(&language);
+        let open = OpenSession { identity, directory, env, terminal: None };
+        let open = OpenKernel { open: translate::open_session(context, open), kernel };
+        let agent = &handle.agent;
+        let mut connection = agent.call(Request::OpenKernel(open)).await?;
+        let answer = within(READY, "see a kernel ready", connection.answer()).await;
+        match answer.map_err(|source| agent.failed("answer", source))? {
+            Ok(Reply::Ok) => Ok(Context { id: context.clone(), language, busy: false }),
+            Ok(_) => Err(agent.unexpected()),
+            Err(fault) => Err(faults::of_kernel(agent, &language, fault)),
+        }
+    }
+
+    /// All contexts of a sandbox, in the order of their names.
+    pub async fn contexts(&self, owner: &Owner, id: &SandboxId) -> Result<Vec<Context>, ServiceError> {
+        contexts_of(&*self.0.reach(owner, id)?).await
+    }
+
+    pub async fn context(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        context: &ContextId,
+    ) -> Result<Context, ServiceError> {
+        let found = self.contexts(owner, id).await?.into_iter().find(|found| found.id == *context);
+        found.ok_or_else(|| ServiceError::NoSession(context.clone()))
+    }
+
+    /// Ends a context with everything that runs in it.
+    pub async fn close_context(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        context: &ContextId,
+    ) -> Result<(), ServiceError> {
+        self.context(owner, id, context).await?;
+        self.close_session(owner, id, context).await
+    }
+
+    /// Ends all contexts of a language, and says how many there were.
+    pub async fn close_contexts(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        language: &Language,
+    ) -> Result<usize, ServiceError> {
+        let contexts = self.contexts(owner, id).await?;
+        let mut closed = 0;
+        for context in contexts.iter().filter(|context| context.language == *language) {
+            match self.close_session(owner, id, &context.id).await {
+                Ok(()) => closed += 1,
+                // Somebody else has closed it meanwhile.
+                Err(ServiceError::NoSession(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(closed)
+    }
+
+    /// Runs code in a context.
+    pub async fn run_code(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        context: &ContextId,
+        run: RunCode,
+    ) -> Result<Running, ServiceError> {
+        let running = self.begin_code(owner, id, context, run).await;
+        running.inspect_err(self.0.failed("run code", owner, Some(id)))
+    }
+
+    /// Runs code in the default context of a language, which is opened if it is not there.
+    pub async fn run_default(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        language: &Language,
+        run: RunCode,
+    ) -> Result<Running, ServiceError> {
+        let context = default_context(language);
+        let running = match self.begin_code(owner, id, &context, run.clone()).await {
+            Err(ServiceError::NoSession(_)) => {
+                let opened = self.open_context_as(owner, id, &context, OpenContext::new(language.clone()));
+                match opened.await {
+                    // Somebody else was first, which is as good.
+                    Ok(_) | Err(ServiceError::Taken(_)) => self.begin_code(owner, id, &context, run).await,
+                    Err(error) => Err(error),
+                }
+            }
+            begun => begun,
+        };
+        running.inspect_err(self.0.failed("run code", owner, Some(id)))
+    }
+
+    async fn begin_code(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        context: &ContextId,
+        run: RunCode,
+    ) -> Result<Running, ServiceError> {
+        let (handle, activity) = self.0.enter(owner, id)?;
+        let name = new_process_id()?;
+        let slot = self.slot(&handle, &name).await?;
+        let agent = handle.agent.clone();
+        let RunCode { code, deadline, busy, unread } = run;
+        let run = Run { text: code, directory: None, deadline, retention: Retention::default(), busy };
+        let mut connection = agent.call(Request::Run(held(translate::run(context, &name, run)))).await?;
+        let answer = match busy {
+            Busy::Queue => connection.answer().await.map_err(|source| agent.failed("answer", source))?,
+            Busy::Refuse => agent.first_answer(&mut connection).await?,
+        };
+        match answer {
+            Ok(Reply::Started { .. }) => slot.started(),
+            Ok(_) => return Err(agent.unexpected()),
+            Err(fault) => return Err(faults::of_session(&agent, context, fault)),
+        }
+        let commands = Arc::clone(&handle.commands);
+        let following = Following::new(name, agent, connection, Place::At(0), commands, activity);
+        let interrupter = (unread == Unread::Interrupt).then(|| Interrupter {
+            service: self.clone(),
+            owner: owner.clone(),
+            id: id.clone(),
+            context: context.clone(),
+        });
+        Ok(Running::new(following, interrupter))
+    }
+
+    /// Sees to it that somebody listens on a port of the sandbox's loopback, for clients that
+    /// look at one before they use contexts.
+    pub async fn occupy(&self, owner: &Owner, id: &SandboxId, port: u16) -> Result<(), ServiceError> {
+        let (handle, _activity) = self.0.enter(owner, id)?;
+        match handle.agent.ask(Request::Occupy { port }).await? {
+            Ok(Reply::Ok) => Ok(()),
+            Ok(_) => Err(handle.agent.unexpected()),
+            Err(fault) => Err(handle.agent.refused(fault)),
+        }
+    }
+
+    /// Interrupts what runs in a context. That nothing does is no failure.
+    pub async fn interrupt(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        context: &ContextId,
+    ) -> Result<(), ServiceError> {
+        self.context(owner, id, context).await?;
+        let all = self.processes(owner, id).await?;
+        let Some(run) = all.iter().find(|run| run.ended.is_none() && run.session.as_ref() == Some(context))
+        else {
+            return Ok(());
+        };
+        match self.signal(owner, id, &run.process, SIGINT, Reach::Group).await {
+            // It has ended meanwhile.
+            Err(ServiceError::NoProcess(_)) => Ok(()),
+            interrupted => interrupted,
+        }
+    }
+}
+
+/// While somebody reads, nothing is dropped: a result that is missing cannot be guessed.
+fn held(mut run: RunInSession) -> RunInSession {
+    run.retention.hold = true;
+    run
+}
+
+async fn contexts_of(handle: &Handle) -> Result<Vec<Context>, ServiceError> {
+    let agent = &handle.agent;
+    let sessions = match agent.ask(Request::Sessions).await? {
+        Ok(Reply::Sessions(sessions)) => sessions,
+        Ok(_) => return Err(agent.unexpected()),
+        Err(fault) if fault.kind == FaultKind::Unsupported => Vec::new(),
+        Err(fault) => return Err(agent.refused(fault)),
+    };
+    let context = |session: &wire::process::SessionStatus| {
+        // What is not ours, or not as we named it, is no context.
+        let language = Language::parse(session.kernel.as_deref()?).ok()?;
+        Some(Context { id: SessionId::parse(&session.session).ok()?, language, busy: session.busy })
+    };
+    Ok(sessions.iter().filter_map(context).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_language_has_a_default_context_of_its_own() {
+        let context = |name: &str| default_context(&Language::parse(name).expect("a language"));
+        assert_eq!(context("py"), context("python"));
+        assert_ne!(context("javascript"), context("typescript"));
+    }
+}

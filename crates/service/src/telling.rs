@@ -1,0 +1,259 @@
+//! A run of code: what it prints, and what its kernel tells about it.
+//!
+//! A kernel is a program among attackers, and so is the agent: what is told is a line of JSON
+//! of bounded length, and one that cannot be read is no more than that.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use domain::{ContextId, Owner, Position, SandboxId, Stream};
+use serde::Deserialize;
+
+use crate::following::Event;
+use crate::{Ended, Following, Service, ServiceError};
+
+/// The longest line that is put together again; agents cut before.
+const LONGEST_LINE: usize = (8 << 20) + 1;
+
+/// How many forms of one thing are passed on, and how long their names may be.
+const MOST_FORMS: usize = 64;
+const LONGEST_MIME: usize = 128;
+
+/// A thing in several forms, by their mime types. What is binary is in base64, and what is a
+/// structure is its JSON.
+pub type Forms = BTreeMap<String, String>;
+
+/// Code that runs. Dropping it leaves the code to run on, or interrupts it, as was wished.
+pub struct Running {
+    following: Following,
+    lines: Lines,
+    /// Who interrupts it when it is dropped before its end.
+    interrupter: Option<Interrupter>,
+}
+
+/// What happens with code that runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CodeEvent {
+    Output {
+        stream: Stream,
+        bytes: Bytes,
+    },
+    /// Output that is no longer kept.
+    Gap {
+        from: Position,
+        to: Position,
+    },
+    /// The number of this run in its context, counted from the start of the kernel.
+    Count(u64),
+    /// Something that was to be shown.
+    Display(Forms),
+    /// The value of the last expression.
+    Result(Forms),
+    Error(CodeError),
+    /// The kernel told something that makes no sense, or too much at once.
+    Garbled,
+    /// The last event.
+    Ended(Ended),
+}
+
+/// An error of the code itself, in the words of its language.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct CodeError {
+    #[serde(rename = "ename")]
+    pub name: String,
+    #[serde(rename = "evalue", default)]
+    pub value: String,
+    #[serde(default)]
+    pub traceback: Vec<String>,
+}
+
+pub(crate) struct Interrupter {
+    pub(crate) service: Service,
+    pub(crate) owner: Owner,
+    pub(crate) id: SandboxId,
+    pub(crate) context: ContextId,
+}
+
+/// What is told, as it is written.
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Tell {
+    Count(u64),
+    Display(Forms),
+    Result(Forms),
+    Error(CodeError),
+}
+
+/// Lines that come in pieces.
+#[derive(Default)]
+struct Lines {
+    line: Vec<u8>,
+    /// More of what has come, to be looked at next.
+    rest: Bytes,
+    /// The beginning of this line may be missing, so that it says nothing if it makes no sense.
+    broken: bool,
+}
+
+impl Running {
+    pub(crate) fn new(following: Following, interrupter: Option<Interrupter>) -> Self {
+        Self { following, lines: Lines::default(), interrupter }
+    }
+
+    /// Waits for the next event. It may be dropped and called again without losing one.
+    pub async fn next(&mut self) -> Result<CodeEvent, ServiceError> {
+        loop {
+            if let Some(event) = self.lines.next() {
+                return Ok(event);
+            }
+            match self.following.next().await? {
+                Event::Output { stream: Stream::Tell, bytes, .. } => self.lines.rest = bytes,
+                Event::Output { stream, bytes, .. } => return Ok(CodeEvent::Output { stream, bytes }),
+                Event::Gap { from, to } => {
+                    self.lines = Lines { broken: true, ..Lines::default() };
+                    return Ok(CodeEvent::Gap { from, to });
+                }
+                Event::Ended(ended) => {
+                    self.interrupter = None;
+                    return Ok(CodeEvent::Ended(ended));
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(Interrupter { service, owner, id, context }) = self.interrupter.take() {
+            tokio::spawn(async move {
+                if let Err(error) = service.interrupt(&owner, &id, &context).await {
+                    tracing::debug!(%error, "code that nobody reads could not be interrupted");
+                }
+            });
+        }
+    }
+}
+
+impl Lines {
+    /// What the next whole line tells, if one has come.
+    fn next(&mut self) -> Option<CodeEvent> {
+        while !self.rest.is_empty() {
+            let end = self.rest.iter().position(|byte| *byte == b'\n');
+            let piece = self.rest.split_to(end.map_or(self.rest.len(), |end| end + 1));
+            let room = LONGEST_LINE.saturating_sub(self.line.len());
+            self.line.extend_from_slice(&piece[..piece.len().min(room)]);
+            if end.is_none() {
+                continue;
+            }
+            let line = std::mem::take(&mut self.line);
+            let broken = std::mem::take(&mut self.broken);
+            match serde_json::from_slice::<Tell>(&line).ok().and_then(Tell::checked) {
+                Some(event) => return Some(event),
+                None if broken => {}
+                None => return Some(CodeEvent::Garbled),
+            }
+        }
+        None
+    }
+}
+
+impl Tell {
+    fn checked(self) -> Option<CodeEvent> {
+        let fine = |forms: &Forms| {
+            !forms.is_empty()
+                && forms.len() <= MOST_FORMS
+                && forms.keys().all(|mime| !mime.is_empty() && mime.len() <= LONGEST_MIME)
+        };
+        match self {
+            Self::Count(count) => Some(CodeEvent::Count(count)),
+            Self::Display(forms) => fine(&forms).then_some(CodeEvent::Display(forms)),
+            Self::Result(forms) => fine(&forms).then_some(CodeEvent::Result(forms)),
+            Self::Error(error) => Some(CodeEvent::Error(error)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(pieces: &[&str]) -> Vec<CodeEvent> {
+        let mut lines = Lines::default();
+        let mut events = Vec::new();
+        for piece in pieces {
+            lines.rest = Bytes::copy_from_slice(piece.as_bytes());
+            while let Some(event) = lines.next() {
+                events.push(event);
+            }
+        }
+        events
+    }
+
+    fn forms(mime: &str, text: &str) -> Forms {
+        Forms::from([(mime.to_owned(), text.to_owned())])
+    }
+
+    #[test]
+    fn what_is_told_may_come_in_pieces_and_several_at_once() {
+        let events = told(&[
+            "{\"count\":3}\n{\"resu",
+            "lt\":{\"text/plain\":\"4\"}}\n{\"display\":",
+            "{\"a\":\"b\"}}\n",
+        ]);
+        let expected = [
+            CodeEvent::Count(3),
+            CodeEvent::Result(forms("text/plain", "4")),
+            CodeEvent::Display(forms("a", "b")),
+        ];
+        assert_eq!(events, expected);
+    }
+
+    #[test]
+    fn an_error_has_at_least_a_name() {
+        let CodeEvent::Error(error) = &told(&["{\"error\":{\"ename\":\"E\"}}\n"])[0] else {
+            panic!("an error")
+        };
+        assert_eq!((error.name.as_str(), error.value.as_str(), error.traceback.len()), ("E", "", 0));
+    }
+
+    #[test]
+    fn nonsense_is_told_as_such_and_does_no_harm() {
+        for nonsense in [
+            "\n",
+            "{}\n",
+            "[]\n",
+            "{\"count\":-1}\n",
+            "{\"count\":1,\"result\":{}}\n",
+            "{\"result\":{}}\n",
+            "{\"result\":{\"a\":1}}\n",
+            "{\"result\":{\"\":\"x\"}}\n",
+            "{\"error\":{}}\n",
+            "{\"no\":1}\n",
+        ] {
+            assert_eq!(told(&[nonsense, "{\"count\":1}\n"]), [CodeEvent::Garbled, CodeEvent::Count(1)]);
+        }
+        let many: Vec<String> = (0..=MOST_FORMS).map(|number| format!("\"m{number}\":\"\"")).collect();
+        let many = format!("{{\"result\":{{{}}}}}\n", many.join(","));
+        assert_eq!(told(&[&many]), [CodeEvent::Garbled]);
+    }
+
+    #[test]
+    fn an_endless_line_takes_no_more_than_the_longest() {
+        let mut lines = Lines::default();
+        for _ in 0..10 {
+            lines.rest = Bytes::from(vec![b'x'; 1 << 20]);
+            assert_eq!(lines.next(), None);
+        }
+        assert!(lines.line.len() <= LONGEST_LINE);
+        lines.rest = Bytes::from_static(b"\n{\"count\":1}\n");
+        assert_eq!(lines.next(), Some(CodeEvent::Garbled));
+        assert_eq!(lines.next(), Some(CodeEvent::Count(1)));
+    }
+
+    #[test]
+    fn what_a_gap_has_cut_is_passed_over() {
+        let mut lines = Lines { broken: true, ..Lines::default() };
+        lines.rest = Bytes::from_static(b"st of it\"}}\n{\"count\":1}\nx\n");
+        assert_eq!(lines.next(), Some(CodeEvent::Count(1)));
+        assert_eq!(lines.next(), Some(CodeEvent::Garbled));
+    }
+}
