@@ -7,11 +7,13 @@
 //! ```text
 //! javascript, typescript    cells are prepared here and run by the image's node
 //! jupyter NAME              a Jupyter kernel of the image, spoken to in its own protocol
-//! list                      what this image offers, as JSON
+//! list                      prints what this image offers, as JSON
+//! list serve                the same, as the result of whatever is run
 //! ```
 
 mod group;
 mod jupyter;
+mod list;
 mod report;
 mod script;
 mod search;
@@ -37,6 +39,11 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
         ["jupyter", name] => {
             let (orders, reports) = report::take()?;
             jupyter::serve(name, orders, reports)
+        }
+        ["list"] => list::print(),
+        ["list", "serve"] => {
+            let (orders, reports) = report::take()?;
+            list::serve(orders, reports)
         }
         _ => bail!("`{WORD}` is for the agent inside a sandbox"),
     }
