@@ -7,6 +7,7 @@ mod events;
 mod failures;
 mod full_disk;
 mod images;
+mod kernels;
 mod keys;
 mod large_files;
 mod limits;

@@ -2,6 +2,7 @@
 
 mod bench;
 mod check;
+mod kernels;
 mod packages;
 mod report;
 mod sdk;
@@ -22,6 +23,7 @@ usage: cargo xtask CHORE
   test    set up what is needed and run every test there is
   check   check the invariants of ARCHITECTURE.md
   sdk     run only the tests with the official SDK; `--binary PATH` names the program
+  kernels assemble Jupyter kernels in target/kernels; `DIR [python] [java] [go]` names others
   vm      run the limit tests on a kernel with cgroup v2 only, under emulation";
 
 fn main() -> ExitCode {
@@ -30,6 +32,7 @@ fn main() -> ExitCode {
         Some((chore, [])) if chore == "test" => test::test(),
         Some((chore, [])) if chore == "check" => check::check().map(|()| true),
         Some((chore, rest)) if chore == "sdk" => test::sdk_alone(rest),
+        Some((chore, rest)) if chore == "kernels" => kernels::chore(rest),
         Some((chore, rest)) if chore == "vm" => run_vm(rest),
         _ => {
             say(format_args!("{USAGE}"));

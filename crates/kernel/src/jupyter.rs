@@ -42,7 +42,7 @@ const AFTERWARDS: Duration = Duration::from_secs(10);
 const HUNG_UP: &str = "the Jupyter kernel hung up";
 
 /// Runs cells until there are no more, or the kernel ends.
-pub(crate) fn serve(name: &str, orders: Orders, reports: Reports) -> Result<ExitCode> {
+pub(crate) fn serve(name: &str, orders: Orders, reports: &mut Reports) -> Result<ExitCode> {
     let Some(spec) = specs::find(name) else {
         return Ok(crate::missing(&format!("Jupyter kernel for {name}"), &known()));
     };
@@ -50,7 +50,7 @@ pub(crate) fn serve(name: &str, orders: Orders, reports: Reports) -> Result<Exit
     runtime.block_on(run(spec, orders, reports))
 }
 
-async fn run(spec: Spec, orders: Orders, reports: Reports) -> Result<ExitCode> {
+async fn run(spec: Spec, orders: Orders, reports: &mut Reports) -> Result<ExitCode> {
     let mut interrupts = signal(SignalKind::interrupt())?;
     let mut ends = signal(SignalKind::terminate())?;
     let place = Place::choose(&spec.name).await?;
@@ -192,15 +192,15 @@ struct Run {
     deadline: Option<Instant>,
 }
 
-struct Bridge {
+struct Bridge<'r> {
     spec: Spec,
     group: Pid,
     channels: Channels,
-    reports: Reports,
+    reports: &'r mut Reports,
     run: Option<Run>,
 }
 
-impl Bridge {
+impl Bridge<'_> {
     async fn begin(&mut self, order: &Order) -> Result<()> {
         let id = self.channels.execute(&order.code).await?;
         let key = order.key.clone();
@@ -215,7 +215,7 @@ impl Bridge {
         let current = self.run.as_mut().filter(|run| run.id == message.parent);
         match (message.meaning(), current) {
             (Meaning::Printed(stream, text), _) => print(stream, &text)?,
-            (Meaning::Told(tell), Some(run)) => run.tell(tell, &mut self.reports)?,
+            (Meaning::Told(tell), Some(run)) => run.tell(tell, self.reports)?,
             (Meaning::Idle, Some(run)) => {
                 run.idle = true;
                 self.close_in()?;
@@ -248,7 +248,7 @@ impl Bridge {
         let Some(mut run) = self.run.take() else { return Ok(()) };
         if let Some(reply) = run.reply.take() {
             for tell in reply.verdict(run.failed) {
-                run.tell(tell, &mut self.reports)?;
+                run.tell(tell, self.reports)?;
             }
         }
         Ok(self.reports.done(&run.key)?)

@@ -23,6 +23,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 
+use report::{Orders, Reports};
 use transform::Language;
 
 /// The first word of the command line that leads here.
@@ -34,24 +35,21 @@ const NOT_FOUND: u8 = 127;
 pub fn run(arguments: &[String]) -> Result<ExitCode> {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words.as_slice() {
-        ["javascript"] => serve_script(Language::JavaScript),
-        ["typescript"] => serve_script(Language::TypeScript),
-        ["jupyter", name] => {
-            let (orders, reports) = report::take()?;
-            jupyter::serve(name, orders, reports)
-        }
+        ["javascript"] => serve(|orders, reports| script::serve(Language::JavaScript, orders, reports)),
+        ["typescript"] => serve(|orders, reports| script::serve(Language::TypeScript, orders, reports)),
+        ["jupyter", name] => serve(|orders, reports| jupyter::serve(name, orders, reports)),
         ["list"] => list::print(),
-        ["list", "serve"] => {
-            let (orders, reports) = report::take()?;
-            list::serve(orders, reports)
-        }
+        ["list", "serve"] => serve(list::serve),
         _ => bail!("`{WORD}` is for the agent inside a sandbox"),
     }
 }
 
-fn serve_script(language: Language) -> Result<ExitCode> {
-    let (orders, reports) = report::take()?;
-    script::serve(language, orders, reports)
+fn serve(work: impl FnOnce(Orders, &mut Reports) -> Result<ExitCode>) -> Result<ExitCode> {
+    let (orders, mut reports) = report::take()?;
+    let code = work(orders, &mut reports);
+    // To hang up is the last thing a process does: who hears it kills what is left.
+    std::mem::forget(reports);
+    code
 }
 
 /// Says in one line what the image lacks.

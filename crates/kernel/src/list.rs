@@ -64,7 +64,7 @@ pub(crate) fn print() -> Result<ExitCode> {
 }
 
 /// As a kernel: the result of whatever is run is the offer.
-pub(crate) fn serve(mut orders: Orders, mut reports: Reports) -> Result<ExitCode> {
+pub(crate) fn serve(mut orders: Orders, reports: &mut Reports) -> Result<ExitCode> {
     reports.ready()?;
     while let Some(order) = orders.next()? {
         let offer = serde_json::to_string(&look())?;

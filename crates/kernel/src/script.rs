@@ -48,14 +48,14 @@ struct Cell<'a> {
 }
 
 /// Runs cells until there are no more, or node ends.
-pub(crate) fn serve(language: Language, orders: Orders, reports: Reports) -> Result<ExitCode> {
+pub(crate) fn serve(language: Language, orders: Orders, reports: &mut Reports) -> Result<ExitCode> {
     let Some(node) = find_node() else {
         return Ok(crate::missing("node", "install Node.js 18 or later in the image"));
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let mut interrupts = signal(SignalKind::interrupt())?;
-        let mut node = Node::start(node, &reports)?;
+        let mut node = Node::start(node, reports)?;
         let mut desk = Desk { language, reports, count: 0 };
         let mut orders = orders_of(orders)?;
         loop {
@@ -91,13 +91,13 @@ pub(crate) fn orders_of(mut orders: Orders) -> Result<mpsc::Receiver<Order>> {
 }
 
 /// Prepares cells, and answers those that cannot be run.
-struct Desk {
+struct Desk<'r> {
     language: Language,
-    reports: Reports,
+    reports: &'r mut Reports,
     count: u64,
 }
 
-impl Desk {
+impl Desk<'_> {
     fn hand_over(&mut self, order: &Order, node: &Node) -> Result<()> {
         self.count += 1;
         self.reports.tell(&order.key, Tell::Count(self.count))?;

@@ -3,10 +3,10 @@
 //! They are on the loopback of the sandbox, and each message is signed with a key that is known
 //! to whoever can read the connection file, which is the user that runs the code.
 
-use std::fs::OpenOptions;
+use std::fs::{OpenOptions, Permissions};
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
@@ -36,8 +36,8 @@ pub(super) struct Place {
 
 impl Place {
     pub(super) async fn choose(name: &str) -> Result<Self> {
-        // Only its owner may look into it.
-        let directory = tempfile::Builder::new().prefix("coracle-kernel-").tempdir()?;
+        let private = Permissions::from_mode(0o700);
+        let directory = tempfile::Builder::new().prefix("coracle-kernel-").permissions(private).tempdir()?;
         let ip = IpAddr::V4(Ipv4Addr::LOCALHOST);
         let ports = peek_ports(ip, 5).await.context("there are no ports on the loopback")?;
         let port = |place: usize| ports.get(place).copied().unwrap_or_default();
