@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::time::{Duration, Instant};
 
 use e2e::http::Response;
+use e2e::run::ORDINARY;
 use e2e::sandbox::Sandbox;
 use e2e::server::{Server, Start};
 use serde_json::{Value, json};
@@ -173,6 +174,8 @@ const PYTHON: &[(&str, &str, &str, &str)] = &[
         "none",
     ),
     ("import pickle\npickle.loads(pickle.dumps(A)) is A", "", "True", "none"),
+    ("%matplotlib inline\nif True:\n    !echo shell; exit 3\n_exit_code", "shell\n", "3", "none"),
+    ("'''\n!no\n'''", "", "'\\n!no\\n'", "none"),
     ("sys.stdout.close()", "", "", "none"),
     ("print('again')", "again\n", "", "none"),
     ("sys.stdout = None", "", "", "none"),
@@ -296,6 +299,24 @@ fn what_cannot_be_done_is_refused_in_plain_words() {
 }
 
 #[test]
+fn an_ordinary_users_sandboxes_have_contexts_too() {
+    let server = Start::new().as_user(ORDINARY).env("CORACLE_REQUIRE_LIMITS", "false").start();
+    let mut sandbox = server.create_with(&json!({"resourceLimits": {}}));
+    let context = open(&mut sandbox, "python");
+    assert_eq!(run(&mut sandbox, &context, "2 + 2").results(), "4");
+    let mut live = Live::start(&mut sandbox, &context, "import time\ntime.sleep(600)");
+    assert_eq!(sandbox.inside("DELETE", &format!("code?id={context}"), &Value::Null).status, 200);
+    assert_eq!(live.wait_for("error")["error"]["ename"], "KeyboardInterrupt");
+    let killed = run(&mut sandbox, &context, "import os\nos.kill(os.getpid(), 9)");
+    assert_eq!(killed.error_name(), "KernelDied");
+    assert_eq!(run(&mut sandbox, &context, "3").results(), "3");
+    // What our own program has to say shows that it could be executed.
+    let answer = sandbox.inside("POST", "code/context", &json!({"language": "cobol"}));
+    assert_eq!(answer.json()["code"], "NOT_SUPPORTED", "{}", answer.text());
+    assert!(!answer.text().contains("cannot be executed"), "{}", answer.text());
+}
+
+#[test]
 fn a_directory_is_made_for_a_context_that_wants_it() {
     let server = Server::start();
     let mut sandbox = server.create();
@@ -359,7 +380,6 @@ fn a_kernel_that_dies_is_told_and_replaced() {
         ("b'x' * 1_000_000_000", "memory limit", json!({"ending": "oom"})),
         ("import os\nos.kill(os.getpid(), 9)", "signal 9", json!({"ending": "signal", "signal": 9})),
         ("import os\nos._exit(0)", "code 1", Value::Null),
-        ("import os\nos.closerange(3, 1000)", "code 70", Value::Null),
         ("import ctypes\nctypes.string_at(0)", "signal 11", json!({"ending": "signal", "signal": 11})),
     ];
     for (code, words, ending) in deaths {
@@ -371,6 +391,43 @@ fn a_kernel_that_dies_is_told_and_replaced() {
         let next = run(&mut sandbox, &context, "x");
         assert_eq!((next.error_name(), next.count()), ("NameError", Some(1)), "{next:?}");
     }
+    // Whether it ends by itself or is killed first is a race that nobody needs to win.
+    let mute = run(&mut sandbox, &context, "import os\nos.closerange(3, 1000)\nwhile True: pass");
+    assert_eq!(mute.error_name(), "KernelDied", "{mute:?}");
+    assert_eq!(run(&mut sandbox, &context, "2").results(), "2");
+}
+
+#[test]
+fn a_context_can_be_begun_anew_while_its_code_runs() {
+    let server = Server::start();
+    let mut sandbox = server.create();
+    for (language, set, get) in [("python", "x = 1", "x"), ("bash", "export x=1", "echo $x")] {
+        let context = open(&mut sandbox, language);
+        run(&mut sandbox, &context, set);
+        let mut live = Live::start(&mut sandbox, &context, "import time\nprint('on')\ntime.sleep(600)");
+        if language == "python" {
+            live.wait_for("stdout");
+        }
+        let path = format!("code/contexts/{context}/restart");
+        assert_eq!(sandbox.inside("POST", &path, &Value::Null).status, 200);
+        live.wait_for("error");
+        let after = run(&mut sandbox, &context, get);
+        assert_eq!((after.results().as_str(), after.printed("stdout").trim()), ("", ""), "{after:?}");
+        assert_eq!(sandbox.inside("POST", &path, &Value::Null).status, 200);
+    }
+    let unknown = sandbox.inside("POST", "code/contexts/nothing/restart", &Value::Null);
+    assert_eq!(unknown.status, 404);
+}
+
+#[test]
+fn a_sandbox_has_a_bounded_number_of_contexts() {
+    let server = Server::start();
+    let mut sandbox = server.create();
+    let contexts: Vec<String> = (0..64).map(|_| open(&mut sandbox, "bash")).collect();
+    let answer = sandbox.inside("POST", "code/context", &json!({"language": "bash"}));
+    assert_eq!((answer.status, answer.header("retry-after")), (429, Some("1")), "{}", answer.text());
+    assert_eq!(sandbox.inside("DELETE", &format!("code/contexts/{}", contexts[7]), &Value::Null).status, 200);
+    open(&mut sandbox, "bash");
 }
 
 #[test]

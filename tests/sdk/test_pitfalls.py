@@ -103,7 +103,9 @@ def test_errors_inside_have_them_too(box):
         ("DELETE", "/command", 400),
         ("GET", "/nothing", 404),
         ("PUT", "/ping", 405),
-        ("POST", "/code", 501),
+        ("POST", "/code", 400),
+        ("DELETE", "/code", 400),
+        ("GET", "/code/contexts/nothing", 404),
         ("POST", "/v1/isolated/session", 503),
     ]:
         answer = box.execd.request(method, path)

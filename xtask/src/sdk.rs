@@ -14,6 +14,9 @@ use crate::tools::{run, workspace};
 
 const TESTS: &str = "tests/sdk";
 const REQUIREMENTS: &str = "tests/sdk/requirements.txt";
+/// What code inside sandboxes imports, and the interpreter that will do it.
+const LIBRARIES: &str = "tests/sdk/libraries.txt";
+const INTERPRETER: &str = "/usr/bin/python3";
 
 /// Makes the environment, or uses the one that was made for the same requirements.
 pub(crate) fn environment() -> Result<PathBuf> {
@@ -41,6 +44,28 @@ pub(crate) fn environment() -> Result<PathBuf> {
     Ok(python)
 }
 
+/// Installs the libraries for the interpreter that sandboxes have, once for each of its versions.
+fn libraries(python: &Path) -> Result<PathBuf> {
+    let root = workspace();
+    let version = "import sys; print('%d.%d' % sys.version_info[:2])";
+    let output = Command::new(INTERPRETER).args(["-c", version]).output();
+    let output = output.with_context(|| format!("could not run `{INTERPRETER}`"))?;
+    let version = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    let directory = root.join("target/libraries").join(&version);
+    let wanted = fs::read_to_string(root.join(LIBRARIES)).context("could not read which libraries")?;
+    let mark = directory.join("libraries.installed");
+    if fs::read_to_string(&mark).is_ok_and(|installed| installed == wanted) {
+        return Ok(directory);
+    }
+    run(Command::new(python)
+        .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--upgrade"])
+        .args(["--only-binary=:all:", "--python-version", &version, "--requirement", LIBRARIES, "--target"])
+        .arg(&directory)
+        .current_dir(&root))?;
+    fs::write(mark, wanted).context("could not note what was installed")?;
+    Ok(directory)
+}
+
 /// Runs the suite against `binary`.
 pub(crate) fn test(binary: &Path, report: &mut Report) -> Result<()> {
     if !workspace().join(REQUIREMENTS).exists() {
@@ -52,11 +77,12 @@ pub(crate) fn test(binary: &Path, report: &mut Report) -> Result<()> {
         return Ok(());
     }
     let python = environment().context("could not make the environment of the SDK tests")?;
+    let libraries = libraries(&python).context("could not install what code in contexts uses")?;
     let directories = [tempfile::tempdir(), tempfile::tempdir()];
     let [keyed, keyless] = directories.map(|made| made.context("could not make a directory for a server"));
     let (keyed, keyless) = (keyed?, keyless?);
-    let server = Server::start(binary, keyed.path(), Access::Keyed)?;
-    let open_server = Server::start(binary, keyless.path(), Access::Keyless)?;
+    let server = Server::start(binary, keyed.path(), Access::Keyed, &[])?;
+    let open_server = Server::start(binary, keyless.path(), Access::Keyless, &[&libraries])?;
     let secrets = keyed.path().join("secrets");
     let tested = run(Command::new(python)
         .args(["-m", "pytest", "--quiet", TESTS])
@@ -65,6 +91,7 @@ pub(crate) fn test(binary: &Path, report: &mut Report) -> Result<()> {
         .envs(server.key.iter().map(|key| ("CORACLE_API_KEY", key)))
         .env("CORACLE_KEYLESS_URL", &open_server.url)
         .env("CORACLE_TEST_SHARED", keyless.path().join("shared"))
+        .env("CORACLE_TEST_LIBRARIES", &libraries)
         // The tests write every token they are given here, one per line.
         .env("CORACLE_TEST_SECRETS", &secrets)
         .env("PYTHONDONTWRITEBYTECODE", "1"));

@@ -40,8 +40,9 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts a server in `directory` and waits until it says that it is ready.
-    pub(crate) fn start(binary: &Path, directory: &Path, access: Access) -> Result<Self> {
+    /// Starts a server in `directory` and waits until it says that it is ready. One without a key
+    /// may mount a directory of its own, and what else is shared.
+    pub(crate) fn start(binary: &Path, directory: &Path, access: Access, others: &[&Path]) -> Result<Self> {
         let state = directory.join("state");
         let log = directory.join("server.log");
         let key = match access {
@@ -53,7 +54,9 @@ impl Server {
         fs::create_dir_all(&shared).context("could not make a directory to share")?;
         // Where directories of the host may be mounted, sandboxes make no set-id files; the other
         // server shows that elsewhere they do.
-        let mounts = key.is_none().then_some(("CORACLE_VOLUMES_HOST_PATHS", &shared));
+        let paths = std::env::join_paths(std::iter::once(shared.as_path()).chain(others.iter().copied()))
+            .context("a directory to share has a colon in its name")?;
+        let mounts = key.is_none().then_some(("CORACLE_VOLUMES_HOST_PATHS", paths));
         let mut process = Command::new(binary)
             .args(["serve", "--listen", "127.0.0.1:0", "--state-dir"])
             .arg(&state)

@@ -30,6 +30,9 @@ const LONGEST_HEAD: usize = 80;
 /// How long a kernel may take until it is ready.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// How often the pipes are emptied for what is told in one piece of reports.
+const MOST_DRAINS: u32 = 16;
+
 /// How a program says that what it needs is not there, as shells do.
 const NOT_FOUND: i32 = 127;
 
@@ -195,6 +198,7 @@ impl Agent {
 
     /// Takes in what a kernel reports.
     pub(crate) fn hear(&mut self, number: u64, mut bytes: &[u8]) {
+        let mut drains = 0;
         loop {
             let Some(session) = self.sessions.get_mut(&number) else { return };
             let run = session.current.as_ref().map(|run| (run.process, run.key.clone()));
@@ -209,8 +213,13 @@ impl Agent {
                         self.answer(opener, &Reply::Ok);
                     }
                 }
-                // What was printed before something is told comes before it.
-                (Some(Heard::Begin), _) => self.drain(body),
+                // What was printed before something is told comes before it, unless so much is told
+                // that nobody else would ever be heard.
+                (Some(Heard::Begin), _) if drains == MOST_DRAINS => {}
+                (Some(Heard::Begin), _) => {
+                    drains += 1;
+                    self.drain(body);
+                }
                 (Some(Heard::Tell(piece)), Some((process, _))) => {
                     self.append_output(process, StreamTag::Tell, piece);
                 }

@@ -80,6 +80,7 @@ impl Agent {
                 let statuses = self.session_statuses();
                 self.answer(connection, &Reply::Sessions(statuses));
             }
+            Request::RestartSession { session } => self.restart_session(connection, &session)?,
             Request::CloseSession { session } => {
                 self.close_session(&session)?;
                 self.answer(connection, &Reply::Ok);

@@ -38,7 +38,7 @@ const MOST_QUEUED: usize = 64;
 
 /// How much is taken in at once of what a shell or kernel says. One that never stops must not
 /// keep the agent from everybody else.
-const EARFUL: usize = 1 << 20;
+const EARFUL: usize = 256 << 10;
 
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -56,6 +56,8 @@ pub(crate) struct Session {
     /// The connection that waits for the first shell.
     pub(crate) opener: Option<u64>,
     closing: bool,
+    /// The connections that wait for the end of its shell.
+    restarters: Vec<u64>,
 }
 
 /// A shell or kernel that runs, and the private ways to it.
@@ -136,6 +138,7 @@ impl Agent {
             queue: VecDeque::new(),
             opener: Some(connection),
             closing: false,
+            restarters: Vec::new(),
         };
         self.session_names.insert(session.name.clone(), number);
         self.sessions.insert(number, session);
@@ -188,6 +191,22 @@ impl Agent {
         }
         self.kill_shell(number);
         self.drop_if_closed(number);
+        Ok(())
+    }
+
+    /// Ends a session's shell with everything in it; answered when it has ended. The next run has
+    /// a new one.
+    pub(crate) fn restart_session(&mut self, connection: u64, name: &str) -> Result<(), Fault> {
+        let number = self.session(name)?;
+        let session = self.sessions.get_mut(&number).expect("it was just found");
+        session.directory = None;
+        session.exports = String::new();
+        if session.shell.is_none() {
+            self.answer(connection, &Reply::Ok);
+            return Ok(());
+        }
+        session.restarters.push(connection);
+        self.kill_shell(number);
         Ok(())
     }
 
@@ -497,10 +516,19 @@ impl Agent {
         let Some(session) = self.sessions.get_mut(&number) else { return };
         let shell = session.shell.take();
         let opener = session.opener.take();
+        let restarters = std::mem::take(&mut session.restarters);
+        if !restarters.is_empty() {
+            // What the shell may have said last is not for its successor.
+            session.directory = None;
+            session.exports = String::new();
+        }
         let kernel = matches!(&shell, Some(Shell { tongue: Tongue::Kernel(_), .. }));
         // A kernel that ends in the middle of a run has failed it, however politely.
         let end = if kernel && end == End::Code(0) { End::Code(1) } else { end };
         self.finish_run(number, end, usage);
+        for connection in restarters {
+            self.answer(connection, &Reply::Ok);
+        }
         if let (Some(Shell { tongue: Tongue::Kernel(hearing), subjects, .. }), Some(opener)) = (shell, opener)
         {
             self.refuse(opener, hearing.obituary(&subjects.program, end));

@@ -13,6 +13,7 @@
 
 mod acquire;
 mod client;
+mod contexts;
 pub(crate) mod floor;
 mod idle;
 mod lifecycle;
@@ -83,6 +84,8 @@ pub(crate) fn bench(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
         ("create", lifecycle::create),
         ("exec", lifecycle::exec),
         ("acquire", acquire::acquire),
+        ("contexts", contexts::first_result),
+        ("contexts", contexts::side_by_side),
         ("burst", lifecycle::burst),
         ("pool", pools::claim),
         ("snapshot", snapshots::take),

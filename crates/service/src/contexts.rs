@@ -146,6 +146,23 @@ impl Service {
         self.close_session(owner, id, context).await
     }
 
+    /// Begins a context anew: what it knew is gone, and so is what runs in it.
+    pub async fn restart_context(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        context: &ContextId,
+    ) -> Result<(), ServiceError> {
+        self.context(owner, id, context).await?;
+        let (handle, _activity) = self.0.enter(owner, id)?;
+        let request = Request::RestartSession { session: context.as_str().to_owned() };
+        match handle.agent.ask(request).await? {
+            Ok(Reply::Ok) => Ok(()),
+            Ok(_) => Err(handle.agent.unexpected()),
+            Err(fault) => Err(faults::of_session(&handle.agent, context, fault)),
+        }
+    }
+
     /// Ends all contexts of a language, and says how many there were.
     pub async fn close_contexts(
         &self,

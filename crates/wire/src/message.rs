@@ -71,6 +71,11 @@ pub enum Request {
     CloseSession {
         session: String,
     },
+    /// Answered `Ok` when the session's shell or kernel has ended, with everything in it. The next
+    /// run has a new one, which knows nothing of it.
+    RestartSession {
+        session: String,
+    },
 
     /// Handled by a forked worker with the identity named in the request.
     File(FileRequest),

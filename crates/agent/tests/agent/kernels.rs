@@ -144,6 +144,24 @@ fn a_kernel_that_cannot_be_started_is_told_as_what_it_is() {
 }
 
 #[test]
+fn a_kernel_can_be_started_anew() {
+    both_ways(|agent| {
+        agent.open_kernel();
+        let mut talk = agent.begin(run("r1", "a=7; echo on; sleep 600"));
+        assert_eq!(talk.read_text(3), "on\n");
+        let restart = || Request::RestartSession { session: "s".to_owned() };
+        assert_eq!(agent.reply(restart()), Reply::Ok);
+        assert_eq!(talk.output().exit(), Exit::Signal(9));
+        assert_eq!(agent.reply(restart()), Reply::Ok, "there is none to end");
+        assert_eq!(agent.code("r2", "echo new$a").stdout(), "new\n");
+        assert_eq!(agent.reply(restart()), Reply::Ok);
+        assert_eq!(agent.code("r3", "echo newer").stdout(), "newer\n");
+        let unknown = Request::RestartSession { session: "other".to_owned() };
+        assert_eq!(agent.fault(unknown).kind, FaultKind::NotFound);
+    });
+}
+
+#[test]
 fn the_agents_own_program_can_be_a_kernel() {
     both_ways(|agent| {
         assert_eq!(agent.reply(kernel(Program::Own(vec!["__echo".to_owned()]))), Reply::Ok);

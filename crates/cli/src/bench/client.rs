@@ -90,6 +90,19 @@ impl Client {
         Ok(())
     }
 
+    /// One request to the execution API; its status and the body of the answer.
+    pub(crate) fn inside(
+        &mut self,
+        sandbox: &Sandbox,
+        method: &str,
+        path: &str,
+        body: &Value,
+    ) -> Result<(u16, &[u8])> {
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        let status = self.send(method, &sandbox.inside(path), &sandbox.headers, body.as_bytes())?;
+        Ok((status, &self.body))
+    }
+
     /// Takes a snapshot and waits until it is ready.
     pub(crate) fn snapshot(&mut self, sandbox: &Sandbox) -> Result<String> {
         let path = format!("/v1/sandboxes/{}/snapshots", sandbox.id);

@@ -16,6 +16,7 @@ mod egress;
 mod endpoints;
 mod execd;
 mod forward;
+mod interpreter;
 mod labels;
 mod lifecycle;
 mod lines;

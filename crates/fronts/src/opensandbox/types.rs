@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use service::Sandbox;
 
+use super::interpreter;
 use crate::settings::Lines;
 
 /// `POST /sandboxes`. Every optional field may also be `null`.
@@ -162,7 +163,7 @@ impl SandboxBody {
             platform: notes.platform,
             created_at: rfc3339(sandbox.created),
             expires_at: sandbox.expires.map(rfc3339),
-            entrypoint: sandbox.spec.entrypoint.clone(),
+            entrypoint: interpreter::as_sent(&sandbox.spec.entrypoint).to_vec(),
             allocation: sandbox.pool.clone().map(|pool_ref| Allocation {
                 mode: "pool",
                 pool_ref,

@@ -7,6 +7,7 @@ use domain::{Bytes, Cpus, Guest, Network, Resources, SnapshotId, Spec};
 use http::StatusCode;
 use service::{Create, Credentials};
 
+use super::interpreter;
 use super::labels;
 use super::problem::Problem;
 use super::types::{CreateBody, ImageBody, Notes, Platform};
@@ -180,7 +181,7 @@ fn entrypoint(words: Option<Vec<String>>, restored: bool) -> Result<Vec<String>,
         Some(words) if words.iter().any(|word| word.contains('\0')) => {
             Err(Problem::invalid("`entrypoint` holds a NUL byte"))
         }
-        Some(words) if words.first().is_some_and(|word| !word.is_empty()) => Ok(words),
+        Some(words) if words.first().is_some_and(|word| !word.is_empty()) => Ok(interpreter::or_wait(words)),
         _ => Err(Problem::invalid("`entrypoint` needs at least one word")),
     }
 }

@@ -215,7 +215,13 @@ class Kernel:
             wanted = compile(code, name, "exec", self.flags, True).co_flags
             self.flags |= sum(flag for flag in set(futures) if wanted & flag == flag)
             return tree
-        return compile(code, name, "exec", self.flags | _ast.PyCF_ONLY_AST, True)
+        try:
+            return compile(code, name, "exec", self.flags | _ast.PyCF_ONLY_AST, True)
+        except SyntaxError:
+            plain = without_shell_lines(code)
+            if plain == code:
+                raise
+            return compile(plain, name, "exec", self.flags | _ast.PyCF_ONLY_AST, True)
 
     def evaluate(self, code):
         if code.co_flags & 0x80:  # CO_COROUTINE: it awaits something.
@@ -251,7 +257,7 @@ class Kernel:
             sys.modules["matplotlib.pyplot"].close(figure)
         self.tell("result", bundle_json(forms))
 
-    def show_figures(self, *_args, **_options):
+    def show_figures(self):
         """Shows and closes the figures that are open; this is also what `plt.show` does."""
         pyplot = sys.modules.get("matplotlib.pyplot")
         if pyplot is None or not hasattr(pyplot, "get_fignums"):
@@ -333,9 +339,12 @@ class PyplotWatch:
         if spec is not None and hasattr(spec.loader, "exec_module"):
             load = spec.loader.exec_module
 
+            def show(*_arguments, **_options):
+                self.kernel.show_figures()
+
             def exec_module(module):
                 load(module)
-                module.show = self.kernel.show_figures
+                module.show = show
 
             spec.loader.exec_module = exec_module
         return spec
@@ -343,6 +352,23 @@ class PyplotWatch:
 
 def refuse_input(_prompt=""):
     raise StdinNotImplementedError("input() is not possible here: nobody is there to answer")
+
+
+def without_shell_lines(code):
+    """Makes python of what notebooks have in it besides: `!command`, `%pip …` and `%matplotlib …`."""
+    lines = code.split("\n")
+    for place, line in enumerate(lines):
+        word = line.lstrip()
+        indent = line[: len(line) - len(word)]
+        if word.startswith("%matplotlib"):
+            lines[place] = indent + "pass"
+            continue
+        command = word[1:] if word.startswith("!") else None
+        if word.startswith("%pip "):
+            command = "'%s' -m %s" % (sys.executable, word[1:])
+        if command is not None:
+            lines[place] = "%s_exit_code = __import__('subprocess').call(%r, shell=True)" % (indent, command)
+    return "\n".join(lines)
 
 
 def leave_child():

@@ -95,6 +95,17 @@ pub(super) async fn close(
     Ok(StatusCode::OK)
 }
 
+/// `POST /code/contexts/{id}/restart`, which is our own: the reference can only make another.
+pub(super) async fn restart(
+    State(front): State<Front>,
+    scope: Scope,
+    Name(name): Name,
+) -> Result<StatusCode, Fault> {
+    let id = context_id(&name)?;
+    front.service.restart_context(&scope.owner, &scope.id, &id).await.map_err(refused)?;
+    Ok(StatusCode::OK)
+}
+
 /// `DELETE /code/contexts?language=…`
 pub(super) async fn close_all(
     State(front): State<Front>,

@@ -128,6 +128,7 @@ fn table() -> Vec<(&'static str, MethodRouter<Front>)> {
         ("/code/context", post(code::open)),
         ("/code/contexts", get(code::list).delete(code::close_all)),
         ("/code/contexts/{name}", get(code::look).delete(code::close)),
+        ("/code/contexts/{name}/restart", post(code::restart)),
         ("/v1/isolated/capabilities", get(no_isolation)),
         ("/v1/isolated/{*rest}", any(not_isolated)),
     ]
