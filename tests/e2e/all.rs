@@ -13,6 +13,7 @@ mod gateway;
 mod hooks;
 mod images;
 mod isolated;
+mod kernels;
 mod keys;
 mod large_files;
 mod limits;

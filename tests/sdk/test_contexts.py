@@ -24,9 +24,16 @@ needs_libraries = pytest.mark.skipif(
 )
 
 
+#: What the interpreter's own examples name, whatever the image is.
+ENTRYPOINT = ["/opt/code-interpreter/code-interpreter.sh"]
+
+
 @pytest.fixture
 def codes(config):
-    sandbox = SandboxSync.create("opensandbox/code-interpreter:latest", connection_config=config, resource=RESOURCE)
+    sandbox = SandboxSync.create(
+        "opensandbox/code-interpreter:latest", connection_config=config, resource=RESOURCE, entrypoint=ENTRYPOINT
+    )
+    assert sandbox.get_info().entrypoint == ENTRYPOINT
     yield CodeInterpreterSync.create(sandbox).codes
     sandbox.destroy()
 

@@ -2,6 +2,7 @@
 
 mod bench;
 mod check;
+mod kernels;
 mod npm;
 mod packages;
 mod python;
@@ -27,6 +28,7 @@ usage: cargo xtask CHORE
   sdk     run only the tests with the official clients; `--binary PATH` names the program
   upstream CHECKOUT
           run the reference's own suites from a checkout of its repository
+  kernels assemble Jupyter kernels in target/kernels; `DIR [python] [java] [go]` names others
   vm      run the limit tests on a kernel with cgroup v2 only, under emulation";
 
 fn main() -> ExitCode {
@@ -36,6 +38,7 @@ fn main() -> ExitCode {
         Some((chore, [])) if chore == "check" => check::check().map(|()| true),
         Some((chore, rest)) if chore == "sdk" => test::sdk_alone(rest),
         Some((chore, rest)) if chore == "upstream" => upstream::upstream(rest),
+        Some((chore, rest)) if chore == "kernels" => kernels::chore(rest),
         Some((chore, rest)) if chore == "vm" => run_vm(rest),
         _ => {
             say(format_args!("{USAGE}"));

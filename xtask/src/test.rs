@@ -7,11 +7,12 @@ use anyhow::{Result, bail};
 use crate::report::Report;
 use crate::tools::{cargo, output, run, run_watched};
 use crate::vm::{self, VmOutcome};
-use crate::{bench, check, packages, sdk};
+use crate::{bench, check, kernels, packages, sdk};
 
 pub(crate) fn test() -> Result<bool> {
     let mut report = Report::default();
     report.stage("packages", packages::install);
+    report.stage("Jupyter kernels", kernels::prepare);
     report.stage("invariants", |_| check::check());
     let mut binary = None;
     let built = report.stage("build", |_| {

@@ -133,7 +133,7 @@ pub(crate) struct ServeArgs {
 }
 
 /// The limits of one sandbox.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(crate) struct LimitArgs {
     /// The most memory all its processes may use together, such as 256m
     #[arg(long, value_name = "SIZE", value_parser = values::bytes)]
@@ -437,6 +437,10 @@ pub(crate) struct RmArgs {
 pub(crate) struct DoctorArgs {
     #[command(flatten)]
     pub state: StateArgs,
+
+    /// Say instead what this image offers: languages, Jupyter kernels, tools
+    #[arg(long, value_name = "NAME")]
+    pub image: Option<String>,
 }
 
 #[derive(Debug, Args)]

@@ -1,5 +1,7 @@
 //! `doctor`: what this host offers, what holds as a result, and how to get what is missing.
 
+mod image;
+
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -11,6 +13,9 @@ use crate::output::Printer;
 
 /// The exit code says whether sandboxes can run.
 pub(crate) fn doctor(args: &DoctorArgs, printer: &Printer) -> Result<ExitCode> {
+    if let Some(image) = &args.image {
+        return image::describe(image, &args.state, printer);
+    }
     let config = Config::for_host(&args.state)?;
     let report = probe::probe(&config.state_dir, config.free_space_floor, config.uid_base, &config.network);
     if printer.json() {

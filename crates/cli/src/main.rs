@@ -44,7 +44,7 @@ fn main() -> ExitCode {
 }
 
 /// The roles in which we start ourselves. They are no commands for people: the agent reads
-/// nothing but its descriptors, and the other two take over descriptors by number, which has to
+/// nothing but its descriptors, and the others take over descriptors by number, which has to
 /// happen before anything else is opened.
 fn other_role() -> Option<ExitCode> {
     let mut arguments = std::env::args().skip(1);
@@ -57,6 +57,7 @@ fn other_role() -> Option<ExitCode> {
         "__launcher" => serve::launcher::launcher(&arguments),
         userspace::WORD => userspace::keep().map(|()| ExitCode::SUCCESS).map_err(Into::into),
         bench::floor::WORD => bench::floor::serve(&arguments),
+        kernel::WORD => kernel::run(&arguments),
         "__server" => serve::server::server(&arguments, &printer),
         _ => return None,
     };

@@ -5,6 +5,7 @@
 //! sandbox dies with it; what a killed one left is swept by the next.
 
 mod link;
+mod offer;
 mod pump;
 mod terminal;
 
@@ -40,21 +41,40 @@ const KILLED: u8 = 137;
 
 pub(crate) fn run(args: &RunArgs, printer: &Printer) -> Result<ExitCode> {
     let config = Config::for_host(&args.state)?;
-    let state = config.state_dir.join("oneshot");
     let plan = plan(args, &config)?;
     let start = start(args, &plan)?;
+    let exit = inside(args, &config, &plan, printer, |socket| pump::run(socket, start))?;
+    explain(exit, args, &plan, printer);
+    Ok(exit_code(exit))
+}
+
+/// What an image offers, as it says itself from inside.
+pub(crate) fn offer(args: &RunArgs, printer: &Printer) -> Result<serde_json::Value> {
+    let config = Config::for_host(&args.state)?;
+    let plan = plan(args, &config)?;
+    inside(args, &config, &plan, printer, offer::ask)
+}
+
+/// Does something with the agent of a sandbox that ends afterwards.
+fn inside<T>(
+    args: &RunArgs,
+    config: &Config,
+    plan: &JailPlan,
+    printer: &Printer,
+    work: impl FnOnce(&Path) -> Result<T>,
+) -> Result<T> {
+    let state = config.state_dir.join("oneshot");
     if rustix::process::geteuid().is_root() {
         namespaces::unshare(Namespaces::MOUNT).context("could not make a mount namespace")?;
         linux::mounts::make_private().context("could not make mounts private")?;
     }
-    let mut sandbox = Sandbox::make(&config, &state, &plan, printer)?;
-    let outcome = pump::run(&sandbox.launcher.socket(&plan.id), start);
+    let mut sandbox = Sandbox::make(config, &state, plan, printer)?;
+    let outcome = work(&sandbox.launcher.socket(&plan.id));
     // Taken away in any case; why the command failed matters more than why that did.
     let removed = sandbox.end(args.keep, printer);
-    let exit = outcome?;
+    let outcome = outcome?;
     removed?;
-    explain(exit, args, &plan, printer);
-    Ok(exit_code(exit))
+    Ok(outcome)
 }
 
 /// A sandbox that ends with this process.

@@ -29,6 +29,7 @@ const NEVER_REACH: &[(&str, &[&str], &str)] = &[
         "a backend knows no HTTP, no SQL and no commands",
     ),
     ("registry", &["axum", "rusqlite", "service", "linux"], "it fetches, and knows nothing of this host"),
+    ("kernel", &["service", "domain", "wire", "hyper"], "it runs inside a sandbox and is trusted by nobody"),
     ("service", &["hyper", "axum", "http", "backend-local"], "the core knows no HTTP and no backend by name"),
 ];
 
@@ -38,6 +39,7 @@ const ONLY_OURS: &[(&str, &[&str], &str)] = &[
     ("service", &["backend", "domain", "wire"], "requests flow one way"),
     ("registry", &["backend"], "it is one way to get images, and nothing else"),
     ("agent", &["linux", "wire"], "it is built without the server"),
+    ("kernel", &["linux"], "it knows the lines it reads and writes, and nothing of who sends them"),
     ("domain", &[], "everything else depends on it"),
 ];
 

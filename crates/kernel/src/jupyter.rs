@@ -1,0 +1,309 @@
+//! A Jupyter kernel of the image, as a kernel of ours.
+//!
+//! ```text
+//!            3 orders                 shell, control
+//!  agent ───────────► this process ◄─────────────────► Jupyter kernel
+//!        ◄───────────                     iopub
+//!          1, 2, 4
+//! ```
+//! The kernel is found by its name or its language, started with a connection file of its own,
+//! and ends with this process. It is in a group of its own: signals come here, and are passed on
+//! in the way that the kernel wants to be interrupted.
+
+mod channels;
+mod message;
+pub(crate) mod specs;
+mod words;
+
+use std::io::{self, Write};
+use std::process::{ExitCode, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::process::{Child, Command};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::{Instant, interval_at, timeout};
+
+use crate::report::{Order, Orders, Reports, Tell};
+use crate::script::{code_of, orders_of};
+use channels::{Channels, Place};
+use message::{Meaning, Message, Stream};
+use specs::Spec;
+use words::Words;
+
+/// How long a kernel may take to answer for the first time. Some compile before they do.
+const PATIENCE: Duration = Duration::from_secs(55);
+/// How often it is asked until it does.
+const ASK_AGAIN: Duration = Duration::from_millis(300);
+/// How long is waited for the second of reply and idle, which are sent together.
+const AFTERWARDS: Duration = Duration::from_secs(10);
+
+const HUNG_UP: &str = "the Jupyter kernel hung up";
+
+/// Runs cells until there are no more, or the kernel ends.
+pub(crate) fn serve(name: &str, orders: Orders, reports: &mut Reports) -> Result<ExitCode> {
+    let Some(spec) = specs::find(name) else {
+        return Ok(crate::missing(&format!("Jupyter kernel for {name}"), &known()));
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(run(spec, orders, reports))
+}
+
+async fn run(spec: Spec, orders: Orders, reports: &mut Reports) -> Result<ExitCode> {
+    let mut interrupts = signal(SignalKind::interrupt())?;
+    let mut ends = signal(SignalKind::terminate())?;
+    let place = Place::choose(&spec.name).await?;
+    let (mut words, heard) = Words::hear()?;
+    let mut kernel = start(&spec, &place, heard)?;
+    let Some(channels) = become_ready(&spec, &place, &mut kernel, &mut words).await? else {
+        return ended(&mut kernel, words).await;
+    };
+    let mut bridge = Bridge { spec, group: group_of(&kernel)?, channels, reports, run: None };
+    bridge.reports.ready()?;
+    let mut orders = orders_of(orders)?;
+    loop {
+        tokio::select! {
+            _ = kernel.wait() => return ended(&mut kernel, words).await,
+            () = words.listen() => {}
+            _ = interrupts.recv() => bridge.interrupt().await?,
+            _ = ends.recv() => break,
+            message = bridge.channels.output.recv() => bridge.said(&message.context(HUNG_UP)?)?,
+            message = bridge.channels.replies.recv() => bridge.replied(message.context(HUNG_UP)?)?,
+            () = overdue(bridge.run.as_ref().and_then(|run| run.deadline)) => bridge.finish()?,
+            order = orders.recv(), if bridge.run.is_none() => match order {
+                Some(order) => {
+                    words.forget();
+                    bridge.begin(&order).await?;
+                }
+                None => break,
+            },
+        }
+    }
+    kill_process_group(bridge.group, Signal::KILL).unwrap_or_default();
+    kernel.wait().await?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Ends as the kernel has ended, with its last words.
+async fn ended(kernel: &mut Child, words: Words) -> Result<ExitCode> {
+    let status = kernel.wait().await?;
+    io::stderr().write_all(&words.last())?;
+    Ok(code_of(status))
+}
+
+fn known() -> String {
+    let names: Vec<String> = specs::all().into_iter().map(|spec| spec.name).collect();
+    match names.is_empty() {
+        true => "install one, with its kernelspec where Jupyter looks for it".to_owned(),
+        false => format!("there are {}", names.join(", ")),
+    }
+}
+
+fn start(spec: &Spec, place: &Place, [output, errors]: [Stdio; 2]) -> Result<Child> {
+    let words = spec.command(&place.file());
+    let (program, arguments) = words.split_first().context("its kernelspec names no program")?;
+    Command::new(program)
+        .args(arguments)
+        .envs(spec.env.iter().map(|(name, value)| (name, expand(value))))
+        // Some kernels watch for the end of who started them.
+        .env("JPY_PARENT_PID", std::process::id().to_string())
+        .stdout(output)
+        .stderr(errors)
+        .process_group(0)
+        .kill_on_drop(true)
+        .spawn()
+        .with_context(|| format!("could not start `{program}` of the Jupyter kernel `{}`", spec.name))
+}
+
+/// `${NAME}` stands for a variable of ours, as Jupyter has it.
+fn expand(value: &str) -> String {
+    let mut parts = value.split("${");
+    let mut expanded = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        match part.split_once('}') {
+            Some((name, rest)) => {
+                expanded.push_str(&std::env::var(name).unwrap_or_default());
+                expanded.push_str(rest);
+            }
+            None => expanded.extend(["${", part]),
+        }
+    }
+    expanded
+}
+
+fn group_of(kernel: &Child) -> Result<Pid> {
+    let number = kernel.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+    number.context("the kernel has ended")
+}
+
+/// Waits until the kernel answers; `None` if it ends before.
+async fn become_ready(
+    spec: &Spec,
+    place: &Place,
+    kernel: &mut Child,
+    words: &mut Words,
+) -> Result<Option<Channels>> {
+    let answer = timeout(PATIENCE, meet(place));
+    tokio::pin!(answer);
+    loop {
+        tokio::select! {
+            _ = kernel.wait() => return Ok(None),
+            () = words.listen() => {}
+            channels = &mut answer => match channels {
+                Ok(channels) => return channels.map(Some),
+                Err(_late) => bail!("the Jupyter kernel `{}` did not answer in {PATIENCE:?}", spec.name),
+            },
+        }
+    }
+}
+
+/// Connects, and asks until something is heard on both ways: what is published before somebody
+/// listens is lost.
+async fn meet(place: &Place) -> Result<Channels> {
+    let mut channels = place.connect().await?;
+    let mut again = interval_at(Instant::now(), ASK_AGAIN);
+    let (mut answers, mut publishes) = (false, false);
+    while !(answers && publishes) {
+        tokio::select! {
+            _ = again.tick() => channels.greet().await?,
+            message = channels.replies.recv() => {
+                answers |= message.context(HUNG_UP)?.kind == "kernel_info_reply";
+            }
+            message = channels.output.recv() => publishes |= message.is_some(),
+        }
+    }
+    Ok(channels)
+}
+
+/// The run that is on.
+#[derive(Debug)]
+struct Run {
+    key: String,
+    /// What messages about it name as their parent.
+    id: String,
+    counted: bool,
+    failed: bool,
+    /// A run is over when it has been replied to and the kernel has said that it is idle. The
+    /// two come on different ways, in either order.
+    reply: Option<Message>,
+    idle: bool,
+    /// When it counts as over, though one of the two is missing.
+    deadline: Option<Instant>,
+}
+
+struct Bridge<'r> {
+    spec: Spec,
+    group: Pid,
+    channels: Channels,
+    reports: &'r mut Reports,
+    run: Option<Run>,
+}
+
+impl Bridge<'_> {
+    async fn begin(&mut self, order: &Order) -> Result<()> {
+        let id = self.channels.execute(&order.code).await?;
+        let key = order.key.clone();
+        self.run =
+            Some(Run { key, id, counted: false, failed: false, reply: None, idle: false, deadline: None });
+        Ok(())
+    }
+
+    /// Something that the kernel published. Output counts whatever it is about: threads of an
+    /// earlier cell may still print.
+    fn said(&mut self, message: &Message) -> Result<()> {
+        let current = self.run.as_mut().filter(|run| run.id == message.parent);
+        match (message.meaning(), current) {
+            (Meaning::Printed(stream, text), _) => print(stream, &text)?,
+            (Meaning::Told(tell), Some(run)) => run.tell(tell, self.reports)?,
+            (Meaning::Idle, Some(run)) => {
+                run.idle = true;
+                self.close_in()?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn replied(&mut self, message: Message) -> Result<()> {
+        let Some(run) = self.run.as_mut().filter(|run| run.id == message.parent) else { return Ok(()) };
+        if message.kind == "execute_reply" {
+            run.reply = Some(message);
+            self.close_in()?;
+        }
+        Ok(())
+    }
+
+    /// Ends the run when nothing more will come, or sees to it that it does end.
+    fn close_in(&mut self) -> Result<()> {
+        let Some(run) = &mut self.run else { return Ok(()) };
+        if run.reply.is_some() && run.idle {
+            return self.finish();
+        }
+        run.deadline.get_or_insert(Instant::now() + AFTERWARDS);
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        let Some(mut run) = self.run.take() else { return Ok(()) };
+        if let Some(reply) = run.reply.take() {
+            for tell in reply.verdict(run.failed) {
+                run.tell(tell, self.reports)?;
+            }
+        }
+        Ok(self.reports.done(&run.key)?)
+    }
+
+    async fn interrupt(&mut self) -> Result<()> {
+        if self.run.is_none() {
+            return Ok(());
+        }
+        if self.spec.wants_message() {
+            return self.channels.interrupt().await;
+        }
+        Ok(kill_process_group(self.group, Signal::INT)?)
+    }
+}
+
+impl Run {
+    fn tell(&mut self, tell: Tell, reports: &mut Reports) -> io::Result<()> {
+        self.failed |= matches!(tell, Tell::Error(_));
+        if matches!(tell, Tell::Count(_)) && std::mem::replace(&mut self.counted, true) {
+            return Ok(());
+        }
+        reports.tell(&self.key, tell)
+    }
+}
+
+/// Waits until a run is over that does not end by itself.
+async fn overdue(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn print(stream: Stream, text: &str) -> io::Result<()> {
+    match stream {
+        Stream::Stdout => write(&mut io::stdout().lock(), text),
+        Stream::Stderr => write(&mut io::stderr().lock(), text),
+    }
+}
+
+fn write(out: &mut impl Write, text: &str) -> io::Result<()> {
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_in_a_kernelspec_are_filled_in() {
+        let path = std::env::var("PATH").expect("there is one");
+        assert_eq!(expand("a:${PATH}:b"), format!("a:{path}:b"));
+        assert_eq!(expand("${NOBODY_SETS_THIS}x"), "x");
+        assert_eq!(expand("open ${ end"), "open ${ end");
+    }
+}

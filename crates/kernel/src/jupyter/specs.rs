@@ -1,0 +1,162 @@
+//! The Jupyter kernels of an image: files that say how one is started.
+//!
+//! They are found where Jupyter itself looks, by reading alone. The directory of a Python
+//! installation is known by the place of its interpreter.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+/// A description is a few lines; more than this is none.
+const LARGEST_SPEC: u64 = 1 << 20;
+
+/// How one kernel is started.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Spec {
+    pub argv: Vec<String>,
+    pub display_name: String,
+    pub language: String,
+    pub interrupt_mode: Option<String>,
+    pub env: BTreeMap<String, String>,
+    /// By which it is asked for: the name of its directory.
+    #[serde(skip)]
+    pub name: String,
+    #[serde(skip)]
+    pub directory: PathBuf,
+}
+
+/// The kernel of this name, or one for the language of this name.
+pub(crate) fn find(wanted: &str) -> Option<Spec> {
+    choose(all(), wanted)
+}
+
+fn choose(mut specs: Vec<Spec>, wanted: &str) -> Option<Spec> {
+    let by_name = specs.iter().position(|spec| spec.name.eq_ignore_ascii_case(wanted));
+    let by_language = || specs.iter().position(|spec| spec.language.eq_ignore_ascii_case(wanted));
+    by_name.or_else(by_language).map(|place| specs.swap_remove(place))
+}
+
+/// All kernels, by name; of those with the same name, the one that Jupyter would take.
+pub(crate) fn all() -> Vec<Spec> {
+    let environment = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let mut found = BTreeMap::new();
+    for directory in places(&environment) {
+        let kernels = fs::read_dir(directory.join("kernels")).into_iter().flatten().flatten();
+        for spec in kernels.filter_map(|entry| read(&entry.path())) {
+            found.entry(spec.name.to_lowercase()).or_insert(spec);
+        }
+    }
+    found.into_values().collect()
+}
+
+/// Where Jupyter keeps data, the most particular first.
+fn places(environment: &dyn Fn(&str) -> Option<std::ffi::OsString>) -> Vec<PathBuf> {
+    let mut places: Vec<PathBuf> = Vec::new();
+    places.extend(environment("JUPYTER_PATH").iter().flat_map(std::env::split_paths));
+    places.extend(environment("JUPYTER_DATA_DIR").map(PathBuf::from));
+    places.extend(environment("XDG_DATA_HOME").map(|data| Path::new(&data).join("jupyter")));
+    places.extend(environment("HOME").map(|home| Path::new(&home).join(".local/share/jupyter")));
+    let prefixes = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(environment).map(PathBuf::from);
+    let path = environment("PATH").unwrap_or_default();
+    let installed: Vec<PathBuf> = std::env::split_paths(&path).filter_map(|bin| prefix_of(&bin)).collect();
+    places.extend(prefixes.chain(installed).map(|prefix| prefix.join("share/jupyter")));
+    places.extend(["/usr/local/share/jupyter", "/usr/share/jupyter"].map(PathBuf::from));
+    let mut seen = BTreeSet::new();
+    places.into_iter().filter(|place| place.is_absolute() && seen.insert(place.clone())).collect()
+}
+
+/// The installation to which a directory of programs belongs, if Python is among them.
+fn prefix_of(bin: &Path) -> Option<PathBuf> {
+    let has_python = ["python3", "python"].iter().any(|name| bin.join(name).exists());
+    (has_python && bin.file_name() == Some(OsStr::new("bin"))).then(|| bin.parent().map(Path::to_owned))?
+}
+
+fn read(directory: &Path) -> Option<Spec> {
+    let file = File::open(directory.join("kernel.json")).ok()?;
+    let mut text = String::new();
+    file.take(LARGEST_SPEC).read_to_string(&mut text).ok()?;
+    let mut spec: Spec = serde_json::from_str(&text).ok()?;
+    spec.name = directory.file_name()?.to_str()?.to_owned();
+    spec.directory = directory.to_owned();
+    (!spec.argv.is_empty()).then_some(spec)
+}
+
+impl Spec {
+    /// The command line for a connection that is described in `file`.
+    pub(crate) fn command(&self, file: &Path) -> Vec<String> {
+        let file = file.to_string_lossy();
+        let directory = self.directory.to_string_lossy();
+        let fill =
+            |word: &String| word.replace("{connection_file}", &file).replace("{resource_dir}", &directory);
+        self.argv.iter().map(fill).collect()
+    }
+
+    /// Whether it is interrupted by a message; most are by a signal.
+    pub(crate) fn wants_message(&self) -> bool {
+        self.interrupt_mode.as_deref() == Some("message")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(name: &str, language: &str) -> Spec {
+        Spec { name: name.to_owned(), language: language.to_owned(), ..Spec::default() }
+    }
+
+    #[test]
+    fn a_name_goes_before_a_language() {
+        let specs = vec![spec("gonb", "go"), spec("go", "other"), spec("ir", "R")];
+        let chosen = |wanted: &str| choose(specs.clone(), wanted).map(|spec| spec.name);
+        assert_eq!(chosen("go").as_deref(), Some("go"));
+        assert_eq!(chosen("r").as_deref(), Some("ir"));
+        assert_eq!(chosen("GONB").as_deref(), Some("gonb"));
+        assert_eq!(chosen("java"), None);
+    }
+
+    #[test]
+    fn the_particular_place_goes_before_the_common_one() {
+        let environment = |name: &str| match name {
+            "JUPYTER_PATH" => Some("/first:relative:/second".into()),
+            "HOME" => Some("/users/me".into()),
+            "VIRTUAL_ENV" => Some("/venv".into()),
+            _ => None,
+        };
+        let places = places(&environment);
+        let expected = [
+            "/first",
+            "/second",
+            "/users/me/.local/share/jupyter",
+            "/venv/share/jupyter",
+            "/usr/local/share/jupyter",
+            "/usr/share/jupyter",
+        ];
+        assert_eq!(places, expected.map(PathBuf::from));
+    }
+
+    #[test]
+    fn files_that_describe_nothing_are_passed_over() {
+        let directory = tempfile::tempdir().expect("there is room");
+        let make = |name: &str, text: &str| {
+            let place = directory.path().join(name);
+            fs::create_dir(&place).expect("it is new");
+            fs::write(place.join("kernel.json"), text).expect("there is room");
+            read(&place)
+        };
+        assert_eq!(make("broken", "{"), None);
+        assert_eq!(make("empty", "{}"), None);
+        assert_eq!(make("wrong", r#"{"argv": "sh"}"#), None);
+        let good =
+            make("Good", r#"{"argv": ["k", "-f", "{connection_file}", "{resource_dir}/x"], "extra": 1}"#);
+        let good = good.expect("it has all it needs");
+        let directory = good.directory.display().to_string();
+        assert_eq!(good.command(Path::new("/c.json")), ["k", "-f", "/c.json", &format!("{directory}/x")]);
+        assert!(!good.wants_message());
+    }
+}

@@ -1,0 +1,84 @@
+//! What a Jupyter kernel prints by itself, beside what it says in its protocol.
+//!
+//! Most of it is said twice, or only to whoever looks after a server of notebooks, so it is not
+//! passed on. But when a kernel ends, its last words are the reason.
+
+use std::io;
+use std::process::Stdio;
+
+use rustix::pipe::{PipeFlags, pipe_with};
+use tokio::io::AsyncReadExt;
+use tokio::net::unix::pipe::Receiver;
+
+/// How much is kept.
+const LAST_WORDS: usize = 4096;
+
+#[derive(Debug)]
+pub(super) struct Words {
+    /// `None` when nobody can say anything any more.
+    pipe: Option<Receiver>,
+    kept: Vec<u8>,
+}
+
+impl Words {
+    /// With two handles for what shall be heard.
+    pub(super) fn hear() -> io::Result<(Self, [Stdio; 2])> {
+        let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
+        rustix::io::ioctl_fionbio(&read, true)?;
+        let words = Self { pipe: Some(Receiver::from_owned_fd(read)?), kept: Vec::new() };
+        Ok((words, [Stdio::from(write.try_clone()?), Stdio::from(write)]))
+    }
+
+    /// Listens for a while; to be called again and again.
+    pub(super) async fn listen(&mut self) {
+        let Some(pipe) = &mut self.pipe else { return std::future::pending().await };
+        let mut buffer = [0; 4096];
+        match pipe.read(&mut buffer).await {
+            Ok(length @ 1..) => self.keep(&buffer[..length]),
+            _ => self.pipe = None,
+        }
+    }
+
+    fn keep(&mut self, piece: &[u8]) {
+        self.kept.extend_from_slice(piece);
+        self.kept.drain(..self.kept.len().saturating_sub(LAST_WORDS));
+    }
+
+    /// Whatever was said until now explains nothing that happens later.
+    pub(super) fn forget(&mut self) {
+        self.kept.clear();
+    }
+
+    /// All that was kept, with what lies in the pipe.
+    pub(super) fn last(mut self) -> Vec<u8> {
+        let mut buffer = [0; 4096];
+        while let Some(Ok(length @ 1..)) = self.pipe.as_ref().map(|pipe| pipe.try_read(&mut buffer)) {
+            self.keep(&buffer[..length]);
+        }
+        self.kept
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_last_of_many_words_are_kept() {
+        let (mut words, [first, second]) = Words::hear().expect("there is a pipe");
+        let script = "head -c 10000 /dev/zero; echo the end >&2";
+        let mut command = tokio::process::Command::new("sh");
+        command.args(["-c", script]).stdout(first).stderr(second);
+        let mut child = command.spawn().expect("there is a shell");
+        drop(command);
+        let ended = loop {
+            tokio::select! {
+                ended = child.wait() => break ended,
+                () = words.listen() => {}
+            }
+        };
+        assert!(ended.expect("it ends").success());
+        let last = words.last();
+        assert!(last.ends_with(b"the end\n") && last.len() == LAST_WORDS, "{}", last.len());
+    }
+}

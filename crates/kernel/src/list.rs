@@ -1,0 +1,145 @@
+//! What an image offers to those who want code run in it, found by reading alone: a program
+//! that is asked for its version might do anything.
+
+mod packages;
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use serde::Serialize;
+
+use crate::jupyter::specs;
+use crate::report::{Bundle, Orders, Reports, Tell};
+use crate::search;
+use packages::Packages;
+
+/// Languages that need no Jupyter, what runs them, and in which packages that comes.
+const BUILT_IN: &[(&str, &[&str], &[&str])] = &[
+    ("python", &["python3"], &["python3", "python3-minimal"]),
+    ("javascript", &["node", "nodejs"], &["nodejs"]),
+    ("typescript", &["node", "nodejs"], &["nodejs"]),
+    ("bash", &["bash", "sh"], &["bash", "dash", "busybox"]),
+];
+
+/// What those who write agents like to find.
+const TOOLS: &[&str] = &[
+    "bash", "sh", "git", "curl", "wget", "tar", "unzip", "make", "gcc", "jq", "rg", "pip", "pip3", "uv",
+    "npm", "pnpm", "go", "cargo", "java", "apt-get", "apk",
+];
+
+#[derive(Debug, Serialize)]
+struct Offer {
+    languages: Vec<Interpreter>,
+    jupyter: Vec<Jupyter>,
+    tools: BTreeMap<&'static str, PathBuf>,
+}
+
+#[derive(Debug, Serialize)]
+struct Interpreter {
+    language: &'static str,
+    interpreter: PathBuf,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    version: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Jupyter {
+    name: String,
+    language: String,
+    display_name: String,
+    directory: PathBuf,
+}
+
+/// Prints the offer.
+pub(crate) fn print() -> Result<ExitCode> {
+    let mut text = serde_json::to_vec_pretty(&look())?;
+    text.push(b'\n');
+    io::stdout().write_all(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// As a kernel: the result of whatever is run is the offer.
+pub(crate) fn serve(mut orders: Orders, reports: &mut Reports) -> Result<ExitCode> {
+    reports.ready()?;
+    while let Some(order) = orders.next()? {
+        let offer = serde_json::to_string(&look())?;
+        let bundle = Bundle::from([("application/json".to_owned(), offer)]);
+        reports.tell(&order.key, Tell::Result(bundle))?;
+        reports.done(&order.key)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn look() -> Offer {
+    let packages = Packages::read();
+    let find = |name: &&str| search::program(OsStr::new(name));
+    let languages = BUILT_IN.iter().filter_map(|(language, programs, names)| {
+        let interpreter = programs.iter().find_map(find)?;
+        let version = version(&interpreter).or_else(|| packages.version(&interpreter, names));
+        Some(Interpreter { language, interpreter, version })
+    });
+    let jupyter = specs::all().into_iter().map(|spec| Jupyter {
+        name: spec.name,
+        language: spec.language,
+        display_name: spec.display_name,
+        directory: spec.directory,
+    });
+    let tools = TOOLS.iter().filter_map(|name| Some((*name, find(name)?)));
+    Offer { languages: languages.collect(), jupyter: jupyter.collect(), tools: tools.collect() }
+}
+
+/// What the files beside an interpreter say: the name a link leads to, or node's header.
+fn version(interpreter: &Path) -> Option<String> {
+    let prefix = interpreter.parent()?.parent()?;
+    let header = fs::read_to_string(prefix.join("include/node/node_version.h")).ok();
+    match interpreter.file_name()?.to_str()? {
+        "node" | "nodejs" => read_node_header(&header?),
+        name => {
+            let target = fs::read_link(interpreter).ok()?;
+            let version =
+                target.file_name()?.to_str()?.strip_prefix(name.trim_end_matches(char::is_numeric))?;
+            version.contains('.').then(|| version.to_owned())
+        }
+    }
+}
+
+fn read_node_header(header: &str) -> Option<String> {
+    let number = |part: &str| {
+        let line = header.lines().find(|line| line.contains(&format!("NODE_{part}_VERSION ")))?;
+        line.split_whitespace().last().map(str::to_owned)
+    };
+    Some(format!("{}.{}.{}", number("MAJOR")?, number("MINOR")?, number("PATCH")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read_and_not_asked_for() {
+        let root = tempfile::tempdir().expect("there is room");
+        let bin = root.path().join("bin");
+        fs::create_dir(&bin).expect("it is new");
+        std::os::unix::fs::symlink("python3.11", bin.join("python3")).expect("it is new");
+        std::os::unix::fs::symlink("/usr/bin/dash", bin.join("sh")).expect("it is new");
+        assert_eq!(version(&bin.join("python3")).as_deref(), Some("3.11"));
+        assert_eq!(version(&bin.join("sh")), None);
+        let header =
+            "#define NODE_MAJOR_VERSION 20\n#define NODE_MINOR_VERSION 1\n#define NODE_PATCH_VERSION 7\n";
+        assert_eq!(read_node_header(header).as_deref(), Some("20.1.7"));
+        assert_eq!(read_node_header(""), None);
+    }
+
+    #[test]
+    fn what_is_listed_is_there() {
+        let offer = look();
+        assert!(offer.tools.contains_key("sh"), "{offer:?}");
+        assert!(offer.languages.iter().all(|found| found.interpreter.exists()), "{offer:?}");
+        assert!(offer.languages.iter().any(|found| found.language == "bash"), "{offer:?}");
+    }
+}

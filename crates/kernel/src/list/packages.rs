@@ -1,0 +1,60 @@
+//! Versions as the package database of a distribution has them: Debian's or Alpine's.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+
+/// By the names of packages.
+#[derive(Debug, Default)]
+pub(super) struct Packages(HashMap<String, String>);
+
+impl Packages {
+    pub(super) fn read() -> Self {
+        let debian =
+            fs::read_to_string("/var/lib/dpkg/status").map(|text| parse(&text, "Package: ", "Version: "));
+        let alpine = || fs::read_to_string("/lib/apk/db/installed").map(|text| parse(&text, "P:", "V:"));
+        debian.or_else(|_none| alpine()).unwrap_or_default()
+    }
+
+    /// The version of a program that lies where packages put theirs.
+    pub(super) fn version(&self, program: &Path, names: &[&str]) -> Option<String> {
+        let packaged = ["/usr/bin", "/bin"].iter().any(|place| program.parent() == Some(Path::new(place)));
+        names.iter().filter(|_| packaged).find_map(|name| self.0.get(*name)).cloned()
+    }
+}
+
+/// Both databases are paragraphs of lines, each with a field at its beginning.
+fn parse(text: &str, name_field: &str, version_field: &str) -> Packages {
+    let paragraphs = text.split("\n\n").filter_map(|paragraph| {
+        let field =
+            |field: &str| paragraph.lines().find_map(|line| line.strip_prefix(field)).map(str::to_owned);
+        Some((field(name_field)?, upstream(&field(version_field)?)))
+    });
+    Packages(paragraphs.collect())
+}
+
+/// Without what the distribution adds to a version.
+fn upstream(version: &str) -> String {
+    let after_epoch = version.split_once(':').map_or(version, |(_, rest)| rest);
+    let end = after_epoch.find(['-', '+', '~']).unwrap_or(after_epoch.len());
+    after_epoch[..end].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_databases_are_understood() {
+        let debian =
+            "Package: bash\nStatus: ok\nVersion: 5.2.15-2+b8\n\nPackage: nodejs\nVersion: 1:20.1.0~dfsg\n";
+        let packages = parse(debian, "Package: ", "Version: ");
+        let bash = Path::new("/usr/bin/bash");
+        assert_eq!(packages.version(bash, &["other", "bash"]).as_deref(), Some("5.2.15"));
+        assert_eq!(packages.version(Path::new("/usr/bin/node"), &["nodejs"]).as_deref(), Some("20.1.0"));
+        // What somebody put elsewhere is not the packaged one.
+        assert_eq!(packages.version(Path::new("/opt/bash"), &["bash"]), None);
+        let alpine = parse("C:x\nP:busybox\nV:1.36.1-r2\n", "P:", "V:");
+        assert_eq!(alpine.version(Path::new("/bin/sh"), &["busybox"]).as_deref(), Some("1.36.1"));
+    }
+}

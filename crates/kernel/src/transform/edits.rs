@@ -1,0 +1,181 @@
+//! Text that is changed in places, and where each place of the outcome came from.
+//!
+//! Cells are changed in their text and not printed anew from a tree: what is not touched stays
+//! as the author wrote it, in the lines in which stack traces will name it.
+
+use oxc_span::Span;
+
+/// Replaces a range, which may be empty, by a text.
+#[derive(Debug)]
+pub(super) struct Edit {
+    pub span: Span,
+    pub text: String,
+}
+
+/// Where a stretch of the outcome came from: line and column there, line and column here. Lines
+/// count from 1, columns from 0 and in UTF-16 units, as V8 counts.
+pub(crate) type Position = [u32; 4];
+
+/// Edits in the order of the text. At the same place the earlier one comes first.
+#[derive(Debug, Default)]
+pub(super) struct Edits(Vec<Edit>);
+
+impl Edits {
+    pub(super) fn replace(&mut self, span: Span, text: impl Into<String>) {
+        self.0.push(Edit { span, text: text.into() });
+    }
+
+    pub(super) fn insert(&mut self, at: u32, text: impl Into<String>) {
+        self.replace(Span::empty(at), text);
+    }
+
+    /// To be called once, when all edits are known.
+    pub(super) fn sort(&mut self) {
+        self.0.sort_by_key(|edit| edit.span.start);
+    }
+
+    fn within(&self, span: Span) -> impl Iterator<Item = &Edit> {
+        let first = self.0.partition_point(|edit| edit.span.start < span.start);
+        let inside = self.0[first..].iter().take_while(move |edit| edit.span.start <= span.end);
+        inside.filter(move |edit| edit.span.end <= span.end)
+    }
+}
+
+/// The outcome as it grows.
+#[derive(Debug)]
+pub(super) struct Output<'s> {
+    source: &'s str,
+    /// Where each line of the source begins.
+    lines: Vec<usize>,
+    text: String,
+    line: u32,
+    column: u32,
+    positions: Vec<Position>,
+}
+
+impl<'s> Output<'s> {
+    pub(super) fn new(source: &'s str) -> Self {
+        let lines = std::iter::once(0).chain(source.match_indices('\n').map(|(at, _)| at + 1)).collect();
+        Self { source, lines, text: String::new(), line: 1, column: 0, positions: Vec::new() }
+    }
+
+    /// Text that comes from nowhere.
+    pub(super) fn add(&mut self, text: &str) {
+        self.text.push_str(text);
+        for character in text.chars() {
+            self.advance(character);
+        }
+    }
+
+    /// A range of the source with its edits, without the ranges in `left_out`.
+    pub(super) fn copy(&mut self, span: Span, edits: &Edits, left_out: &[Span]) {
+        let mut at = span.start;
+        for gap in left_out.iter().filter(|gap| gap.start >= span.start && gap.end <= span.end) {
+            self.copy_edited(Span::new(at, gap.start), edits);
+            // What stands on both sides must not grow together.
+            self.add(" ");
+            at = gap.end;
+        }
+        self.copy_edited(Span::new(at, span.end), edits);
+    }
+
+    /// A range that was left out. Edits at its very ends belong to what stands around it.
+    pub(super) fn copy_alone(&mut self, span: Span, edits: &Edits) {
+        if span.size() < 2 {
+            return self.copy_plain(span.start, span.end);
+        }
+        self.copy_plain(span.start, span.start + 1);
+        self.copy_edited(span.shrink(1), edits);
+        self.copy_plain(span.end - 1, span.end);
+    }
+
+    fn copy_edited(&mut self, span: Span, edits: &Edits) {
+        let mut at = span.start;
+        for edit in edits.within(span) {
+            if edit.span.start < at {
+                continue;
+            }
+            self.copy_plain(at, edit.span.start);
+            self.add(&edit.text);
+            at = edit.span.end;
+        }
+        self.copy_plain(at, span.end);
+    }
+
+    fn copy_plain(&mut self, start: u32, end: u32) {
+        let piece = self.source.get(start as usize..end as usize).unwrap_or_default();
+        if piece.is_empty() {
+            return;
+        }
+        let (mut line, column) = self.place(start as usize);
+        self.positions.push([self.line, self.column, line, column]);
+        for character in piece.chars() {
+            self.advance(character);
+            if character == '\n' {
+                line += 1;
+                self.positions.push([self.line, 0, line, 0]);
+            }
+        }
+        self.text.push_str(piece);
+    }
+
+    fn place(&self, offset: usize) -> (u32, u32) {
+        let line = self.lines.partition_point(|start| *start <= offset);
+        let before = &self.source[self.lines[line - 1]..offset];
+        (narrow(line), narrow(before.encode_utf16().count()))
+    }
+
+    fn advance(&mut self, character: char) {
+        if character == '\n' {
+            self.line += 1;
+            self.column = 0;
+        } else {
+            self.column += narrow(character.len_utf16());
+        }
+    }
+
+    pub(super) fn finish(self) -> (String, Vec<Position>) {
+        (self.text, self.positions)
+    }
+}
+
+/// Lengths of a text that the parser has taken fit.
+fn narrow(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_survive_what_is_put_in_front() {
+        let source = "ab\nsmile 😀 end";
+        let mut edits = Edits::default();
+        edits.insert(3, ">>");
+        edits.replace(Span::new(9, 13), "x");
+        edits.sort();
+        let mut output = Output::new(source);
+        output.add("head\n");
+        output.copy(Span::new(0, 17), &edits, &[]);
+        let (text, positions) = output.finish();
+        assert_eq!(text, "head\nab\n>>smile x end");
+        assert!(positions.contains(&[2, 0, 1, 0]), "{positions:?}");
+        assert!(positions.contains(&[3, 2, 2, 0]), "{positions:?}");
+        // The smiling face is two units of UTF-16.
+        assert!(positions.contains(&[3, 9, 2, 8]), "{positions:?}");
+    }
+
+    #[test]
+    fn what_is_left_out_takes_its_edits_along() {
+        let mut edits = Edits::default();
+        edits.insert(2, "<");
+        edits.insert(4, "!");
+        edits.insert(6, ">");
+        let mut output = Output::new("a (bc) d");
+        output.copy(Span::new(0, 8), &edits, &[Span::new(2, 6)]);
+        output.add("|");
+        output.copy_alone(Span::new(2, 6), &edits);
+        assert_eq!(output.finish().0, "a < > d|(b!c)");
+    }
+}

@@ -1,0 +1,54 @@
+//! Reading a cell, with all errors that can be known before it runs.
+
+use oxc_allocator::Allocator;
+use oxc_ast::ast::Program;
+use oxc_parser::Parser;
+use oxc_semantic::{Scoping, SemanticBuilder};
+use oxc_span::SourceType;
+
+use super::refused::Refused;
+
+/// Brackets in brackets. The parser calls itself for each, and so does V8, which gives up
+/// sooner.
+const DEEPEST: usize = 1000;
+
+pub(super) struct Parsed<'a> {
+    pub program: Program<'a>,
+    pub scoping: Scoping,
+}
+
+pub(super) fn parse<'a>(
+    allocator: &'a Allocator,
+    source: &'a str,
+    kind: SourceType,
+) -> Result<Parsed<'a>, Refused> {
+    if depth(source) > DEEPEST {
+        return Err(Refused::plain("the code is nested too deeply"));
+    }
+    let parsed = Parser::new(allocator, source, kind).parse();
+    if parsed.panicked || !parsed.errors.is_empty() {
+        return Err(Refused::new(source, &parsed.errors));
+    }
+    let analysed = SemanticBuilder::new().with_check_syntax_error(true).build(&parsed.program);
+    if !analysed.errors.is_empty() {
+        return Err(Refused::new(source, &analysed.errors));
+    }
+    let scoping = analysed.semantic.into_scoping();
+    Ok(Parsed { program: parsed.program, scoping })
+}
+
+/// How deep brackets nest at most. Those in strings count too; that errs on the safe side and
+/// needs no understanding of the text.
+fn depth(source: &str) -> usize {
+    let mut depth = 0_usize;
+    let mut deepest = 0;
+    for byte in source.bytes() {
+        match byte {
+            b'(' | b'[' | b'{' => depth += 1,
+            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        deepest = deepest.max(depth);
+    }
+    deepest
+}

@@ -1,0 +1,58 @@
+//! Code that cannot be run, told as a traceback.
+
+use oxc_diagnostics::OxcDiagnostic;
+
+/// Lines longer than this are cut where the error is shown.
+const LONGEST_LINE: usize = 200;
+
+/// A syntax error, with the place where it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Refused {
+    pub message: String,
+    pub traceback: Vec<String>,
+}
+
+impl Refused {
+    /// The first of what the parser found: the others mostly follow from it.
+    pub(super) fn new(source: &str, errors: &[OxcDiagnostic]) -> Self {
+        let Some(first) = errors.first() else { return Self::plain("the code could not be read") };
+        let message = first.message.to_string();
+        let label = first.labels.iter().flatten().next();
+        let mut traceback = label.map(|label| excerpt(source, label.offset())).unwrap_or_default();
+        traceback.push(format!("SyntaxError: {message}"));
+        traceback.extend(first.help.iter().map(|help| format!("help: {help}")));
+        Self { message, traceback }
+    }
+
+    pub(super) fn plain(message: &str) -> Self {
+        Self { message: message.to_owned(), traceback: vec![format!("SyntaxError: {message}")] }
+    }
+}
+
+/// The line at `offset`, with a mark below the place.
+fn excerpt(source: &str, offset: usize) -> Vec<String> {
+    let offset = (0..=offset.min(source.len())).rev().find(|at| source.is_char_boundary(*at)).unwrap_or(0);
+    let start = source[..offset].rfind('\n').map_or(0, |at| at + 1);
+    let end = source[offset..].find('\n').map_or(source.len(), |at| offset + at);
+    let number = source[..start].matches('\n').count() + 1;
+    let column = source[start..offset].chars().count();
+    let line: String = source[start..end].chars().take(LONGEST_LINE).collect();
+    let mut lines = vec![format!("cell:{number}:{}", column + 1), line];
+    if column < LONGEST_LINE {
+        lines.push(format!("{}^", " ".repeat(column)));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mark_stands_below_the_place_whatever_the_bytes() {
+        assert_eq!(excerpt("a\nß = ;", 7), ["cell:2:5", "ß = ;", "    ^"]);
+        // In the middle of a character, and behind the end.
+        assert_eq!(excerpt("ß", 1), ["cell:1:1", "ß", "^"]);
+        assert_eq!(excerpt("x", 99), ["cell:1:2", "x", " ^"]);
+    }
+}

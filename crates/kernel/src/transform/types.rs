@@ -1,0 +1,47 @@
+//! TypeScript to JavaScript: types are taken away, what has a meaning at run time (enums,
+//! namespaces, parameter properties, decorators) is spelled out. Nothing is checked.
+
+use std::path::{Path, PathBuf};
+
+use oxc_allocator::Allocator;
+use oxc_codegen::{Codegen, CodegenOptions};
+use oxc_span::SourceType;
+use oxc_transformer::{
+    DecoratorOptions, HelperLoaderMode, HelperLoaderOptions, TransformOptions, Transformer, TypeScriptOptions,
+};
+
+use super::edits::Position;
+use super::parse::{self, Parsed};
+use super::refused::Refused;
+
+/// JavaScript, and where its tokens came from.
+pub(super) fn strip(source: &str) -> Result<(String, Vec<Position>), Refused> {
+    let allocator = Allocator::default();
+    let Parsed { mut program, scoping } = parse::parse(&allocator, source, SourceType::ts())?;
+    let options = TransformOptions {
+        typescript: TypeScriptOptions {
+            // A later cell may use what this one imports.
+            only_remove_type_imports: true,
+            ..TypeScriptOptions::default()
+        },
+        decorator: DecoratorOptions { legacy: true, emit_decorator_metadata: false },
+        helper_loader: HelperLoaderOptions {
+            mode: HelperLoaderMode::External,
+            ..HelperLoaderOptions::default()
+        },
+        ..TransformOptions::default()
+    };
+    let done = Transformer::new(&allocator, Path::new("cell.ts"), &options)
+        .build_with_scoping(scoping, &mut program);
+    if !done.errors.is_empty() {
+        return Err(Refused::new(source, &done.errors));
+    }
+    let options =
+        CodegenOptions { source_map_path: Some(PathBuf::from("cell.ts")), ..CodegenOptions::default() };
+    let printed = Codegen::new().with_options(options).build(&program);
+    let tokens = printed.map.iter().flat_map(|map| map.get_tokens());
+    let positions = tokens.map(|token| {
+        [token.get_dst_line() + 1, token.get_dst_col(), token.get_src_line() + 1, token.get_src_col()]
+    });
+    Ok((printed.code, positions.collect()))
+}

@@ -1,0 +1,12 @@
+//! A kernel without an agent, for the tests of this crate.
+#![expect(clippy::print_stderr, reason = "it is how a program says why it failed")]
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    kernel::run(&arguments).unwrap_or_else(|error| {
+        eprintln!("{error:#}");
+        ExitCode::FAILURE
+    })
+}
