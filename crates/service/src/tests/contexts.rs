@@ -15,8 +15,8 @@ fn python() -> Language {
 }
 
 fn session(context: &str, kernel: Option<&str>) -> SessionStatus {
-    let kernel = kernel.map(str::to_owned);
-    SessionStatus { session: context.to_owned(), busy: false, terminal: false, pid: None, kernel }
+    let told = serde_json::json!({"session": context, "busy": false, "terminal": false, "kernel": kernel});
+    serde_json::from_value(told).unwrap()
 }
 
 fn reply(reply: &Reply) -> Vec<u8> {
