@@ -151,8 +151,12 @@ impl Hearing {
             End::Code(code) => format!("{program} ended with exit code {code}"),
             End::Signal(signal) => format!("{program} was ended by signal {signal}"),
         };
-        let subject = if words.trim().is_empty() { how } else { format!("{how}: {}", words.trim()) };
-        let kind = if end == End::Code(NOT_FOUND) { FaultKind::NotFound } else { FaultKind::Other };
+        let (kind, subject) = match words.trim() {
+            "" => (FaultKind::Other, how),
+            // It knows what it lacks, which is all there is to say.
+            words if end == End::Code(NOT_FOUND) => (FaultKind::NotFound, words.to_owned()),
+            words => (FaultKind::Other, format!("{how}: {words}")),
+        };
         fault::plain(kind, "start kernel", &subject)
     }
 }

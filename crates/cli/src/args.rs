@@ -452,6 +452,12 @@ pub(crate) struct BenchArgs {
     /// Only the measurements whose name contains this word
     #[arg(long, value_name = "WORD")]
     pub only: Option<String>,
+
+    /// A directory with ipykernel for the sandbox's python, to be measured beside our own contexts
+    ///
+    /// `pip install --target DIR ipykernel` makes one.
+    #[arg(long, value_name = "DIR")]
+    pub ipykernel: Option<PathBuf>,
 }
 
 #[cfg(test)]

@@ -74,7 +74,7 @@ fn pause(time: Duration) {
 /// Measures, prints, and fails when a bar was missed.
 pub(crate) fn bench(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
     let rounds = if args.quick { Rounds::QUICK } else { Rounds::FULL };
-    let server = Server::start()?;
+    let server = Server::start(args.ipykernel.clone())?;
     let mut report = Report::default();
     let Prepared { volumes, namespaces } = Prepared::default();
     report.note(format!("prepared ahead: {volumes} volumes and {namespaces} net namespaces, no process"));

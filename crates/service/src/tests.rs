@@ -4,6 +4,7 @@
 
 mod acceptance;
 mod acquire;
+mod contexts;
 mod events;
 mod expiry;
 mod liar;

@@ -138,6 +138,8 @@ fn a_kernel_that_cannot_be_started_is_told_as_what_it_is() {
             agent.fault(kernel(words(&["/bin/sh", "-c", "echo too old >&2; exit 5"])));
         assert_eq!((kind, operation.as_str()), (FaultKind::Other, "start kernel"));
         assert_eq!(subject, "/bin/sh ended with exit code 5: too old");
+        let lacking = agent.fault(kernel(words(&["/bin/sh", "-c", "echo there is no node >&2; exit 127"])));
+        assert_eq!((lacking.kind, lacking.subject.as_str()), (FaultKind::NotFound, "there is no node"));
         assert_eq!(agent.sessions(), []);
         agent.open_kernel();
     });

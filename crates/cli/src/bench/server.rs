@@ -17,16 +17,22 @@ pub(crate) struct Server {
     process: Child,
     pub(crate) address: SocketAddr,
     directory: PathBuf,
+    /// A directory of packages that sandboxes may be shown.
+    pub(crate) packages: Option<PathBuf>,
 }
 
 impl Server {
     /// The links and packet filters of this host stay as they are.
-    pub(crate) fn start() -> Result<Self> {
-        Self::start_as("main", "off")
+    pub(crate) fn start(packages: Option<PathBuf>) -> Result<Self> {
+        Self::start_with("main", "off", packages)
     }
 
     /// A server of this name among those of the benchmark, with this default for networks.
     pub(crate) fn start_as(name: &str, network: &str) -> Result<Self> {
+        Self::start_with(name, network, None)
+    }
+
+    fn start_with(name: &str, network: &str, packages: Option<PathBuf>) -> Result<Self> {
         let directory = std::env::temp_dir().join(format!("coracle-bench-{}-{name}", std::process::id()));
         fs::create_dir(&directory).context("could not make a temporary directory")?;
         let mut process = Command::new(std::env::current_exe()?)
@@ -34,6 +40,7 @@ impl Server {
             .arg(directory.join("state"))
             .env_remove("CORACLE_API_KEY")
             .env("CORACLE_NETWORK_DEFAULT", network)
+            .envs(packages.iter().map(|directory| ("CORACLE_VOLUMES_HOST_PATHS", directory)))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(File::create(directory.join("log"))?)
@@ -46,7 +53,7 @@ impl Server {
         // A full pipe must never stop the server.
         std::thread::spawn(move || lines.count());
         let address = address.trim_end_matches('/').parse().context("the server names no address")?;
-        Ok(Self { process, address, directory })
+        Ok(Self { process, address, directory, packages })
     }
 
     pub(crate) fn client(&self) -> Result<Client> {
