@@ -1,5 +1,6 @@
 //! Isolated sessions: shells in namespaces of their own inside a sandbox.
 
+use e2e::run::{ORDINARY, User};
 use e2e::sandbox::{Ran, Sandbox};
 use e2e::server::{Server, Start};
 use serde_json::{Value, json};
@@ -56,6 +57,22 @@ fn a_sandbox_says_whether_it_has_them_and_why_not() {
     let refused = without.inside("POST", "v1/isolated/session", &wish);
     assert_eq!((refused.status, refused.json()["code"].as_str()), (503, Some("SERVICE_UNAVAILABLE")));
     assert_eq!(get(&mut without, "sessions").status, 503);
+}
+
+#[test]
+fn without_control_groups_there_are_none_and_it_is_told() {
+    let user = if testkit::is_root() { ORDINARY } else { User::Same };
+    let server = Start::new().as_user(user).env("CORACLE_REQUIRE_LIMITS", "false").start();
+    let mut sandbox = server.create_with(&json!({
+        "resourceLimits": {}, "extensions": {"bootstrap.execd.isolation": "enable"},
+    }));
+    let told = get(&mut sandbox, "capabilities").json();
+    let delegated = told["available"] == true;
+    let why = told["message"].as_str().unwrap_or_default();
+    assert!(delegated || why.contains("control groups"), "{told}");
+    let answer = sandbox.inside("POST", "v1/isolated/session", &json!({"workspace": {"path": "/w"}}));
+    assert_eq!(answer.status, if delegated { 201 } else { 503 }, "{}", answer.text());
+    assert_eq!(sandbox.run("echo well").stdout, "well\n");
 }
 
 #[test]

@@ -72,6 +72,8 @@ pub(crate) enum Child {
     Worker,
     /// Watches files.
     Watcher,
+    /// Makes nests.
+    Nester,
 }
 
 /// What happens at a certain time.
@@ -93,6 +95,7 @@ impl Agent {
         let child_signals = Signals::watch(&[signals::CHILD])?;
         poll.watch_always(child_signals.as_fd(), Token::Children)?;
         poll.watch_always(place.listener.as_fd(), Token::Listener)?;
+        let nester = place.nester.as_ref().map(|(_, pid)| (*pid, Child::Nester));
         let reserve = Some(rustix::io::fcntl_dupfd_cloexec(&place.null, 3)?);
         Ok(Self {
             place,
@@ -103,7 +106,7 @@ impl Agent {
             processes: HashMap::new(),
             process_names: HashMap::new(),
             finished: VecDeque::new(),
-            children: HashMap::new(),
+            children: nester.into_iter().collect(),
             lingering: BTreeSet::new(),
             sessions: HashMap::new(),
             session_names: HashMap::new(),

@@ -91,9 +91,7 @@ impl Agent {
         let without = |why: &str| Err(fault::plain(FaultKind::Unsupported, "make a nest", why));
         match (&self.place.nester, &self.place.commands) {
             (Some(_), Some(_)) => Ok(()),
-            (Some(_), None) => {
-                without("this host gives sandboxes no control groups, by which a session is ended")
-            }
+            (_, None) => without("this host gives sandboxes no control groups, by which a session is ended"),
             (None, _) if self.nester_failed => without("the process that makes them has ended"),
             (None, _) => without("the sandbox was not made with isolated sessions"),
         }
@@ -108,15 +106,19 @@ impl Agent {
     /// Has the nester do something. One that fails to answer is not asked again.
     pub(crate) fn order(&mut self, order: &Order, with: &[BorrowedFd<'_>]) -> Result<Option<Pid>, Fault> {
         self.check_nesting()?;
-        let channel = self.place.nester.as_ref().expect("it was just seen");
+        let (channel, _) = self.place.nester.as_ref().expect("it was just seen");
         match nester::ask(channel, order, with) {
             Ok(answer) => answer.0.map_err(|errno| fault::from_errno(errno, "start", "in the session")),
             Err(error) => {
-                self.place.nester = None;
-                self.nester_failed = true;
+                self.nester_ended();
                 Err(fault::from_io(&error, "make a nest", "the process that makes them"))
             }
         }
+    }
+
+    /// Nobody makes nests any more.
+    pub(crate) fn nester_ended(&mut self) {
+        self.nester_failed |= self.place.nester.take().is_some();
     }
 
     /// Begins the nest of a session; its shell is started when it is built.

@@ -42,11 +42,11 @@ use crate::{tree, worker};
 /// Where the disk for changes is attached in a mount namespace that nobody is in.
 const DISK: &str = "/dev/shm";
 
-/// Forks the nester. The agent gets the channel on which it takes orders.
-pub(crate) fn start(place: &Place, disk: Option<OwnedFd>, filter: &Filter) -> io::Result<OwnedFd> {
+/// Forks the nester. The agent gets the channel on which it takes orders, and its pid.
+pub(crate) fn start(place: &Place, disk: Option<OwnedFd>, filter: &Filter) -> io::Result<(OwnedFd, Pid)> {
     let (ours, theirs) = order::channel()?;
     match place.thread.fork(Namespaces::NONE, None)? {
-        Forked::Parent { .. } => Ok(ours),
+        Forked::Parent { pid, .. } => Ok((ours, pid)),
         Forked::Child => {
             drop(ours);
             let begun = Nester::new(place, theirs, disk, filter);

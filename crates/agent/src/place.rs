@@ -10,7 +10,7 @@ use linux::signals;
 use linux::spawn::SingleThread;
 use rustix::fs::{Mode, OFlags};
 use rustix::net::SocketFlags;
-use rustix::process::{DumpableBehavior, Rlimit};
+use rustix::process::{DumpableBehavior, Pid, Rlimit};
 use wire::AgentConfig;
 use wire::config::CONFIG_FD;
 
@@ -48,7 +48,7 @@ pub(crate) struct Place {
     /// The filter that the agent has, where it is not inherited by what its nester starts.
     late_filter: Option<Program>,
     /// Where the nester takes orders, if nests can be made here.
-    pub(crate) nester: Option<OwnedFd>,
+    pub(crate) nester: Option<(OwnedFd, Pid)>,
 }
 
 /// Gives the step of starting a name when it fails.

@@ -19,6 +19,7 @@ impl Agent {
             Some(Child::Leader(body)) => self.leader_ended(body, reaped.end, reaped.usage),
             Some(Child::Runner(body)) => self.runner_ended(body),
             Some(kind @ (Child::Worker | Child::Watcher)) => self.worker_ended(kind),
+            Some(Child::Nester) => self.nester_ended(),
             None => {}
         }
     }

@@ -6,11 +6,12 @@
 //!
 //! `rounds` is that test; `operations` are what clients do, `fleet` is what they were told,
 //! `parts` are the processes, `remains` is what the host holds. `endings` has the other ways in
-//! which a server or a client goes away; `snapshots`, `volumes` and `pools` have rounds of their own for
-//! those.
+//! which a server or a client goes away; `snapshots`, `volumes`, `pools` and `nests` have rounds of their own
+//! for those.
 
 mod endings;
 mod fleet;
+mod nests;
 mod operations;
 mod parts;
 mod pools;

@@ -13,7 +13,7 @@ use e2e::server::Server;
 
 /// Attacks that the agent itself must not be able to make. What its own duties need (files as
 /// any user inside, processes, its command groups) is not among them.
-const REFUSED: [&str; 21] = [
+pub(super) const REFUSED: [&str; 21] = [
     "mount-tmpfs",
     "mount-proc",
     "mount-by-descriptor",
@@ -46,8 +46,14 @@ fn from_the_agent(attacks: &[String]) -> BTreeMap<String, String> {
 pub(super) fn from_the_agent_of(server: &Server, attacks: &[String]) -> BTreeMap<String, String> {
     let mut sandbox = server.create();
     sandbox.upload_attacks();
-    let agent = host::agent_of(&sandbox.id).expect("its agent runs").to_string();
-    let mut words = vec!["subvert", &agent, "/opt/attacks", "each", "/root/report"];
+    let agent = host::agent_of(&sandbox.id).expect("its agent runs");
+    from_process(agent, agent, attacks)
+}
+
+/// Subverts a process of an agent's sandbox that holds the attacks, and returns what became of each.
+pub(super) fn from_process(agent: u32, victim: u32, attacks: &[String]) -> BTreeMap<String, String> {
+    let victim = victim.to_string();
+    let mut words = vec!["subvert", &victim, "/opt/attacks", "each", "/root/report"];
     words.extend(attacks.iter().map(String::as_str));
     let ended = attack_outside(&words);
     assert_eq!(ended.code, Some(0), "the agent could not be subverted: {ended:?}");

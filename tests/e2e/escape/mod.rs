@@ -13,6 +13,7 @@ mod launcher;
 mod liar;
 mod mounts;
 mod neighbours;
+mod nests;
 mod processes;
 mod server;
 mod sockets;

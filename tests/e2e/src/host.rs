@@ -88,6 +88,19 @@ pub fn agent_of(id: &str) -> Option<u32> {
     })
 }
 
+/// The pid, as the host numbers it, of the process that makes nests in a sandbox: the first that its
+/// agent has forked.
+pub fn nester_of(id: &str) -> Option<u32> {
+    let agent = agent_of(id)?.to_string();
+    numbered("/proc").find_map(|process| {
+        let status = fs::read_to_string(process.join("status")).ok()?;
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        let numbers: Vec<&str> = field("NSpid:")?.split_whitespace().collect();
+        let is_it = field("PPid:")? == agent && numbers.get(1) == Some(&"2") && numbers.len() == 2;
+        is_it.then(|| process.file_name()?.to_str()?.parse().ok()).flatten()
+    })
+}
+
 /// The pids, as the host numbers them, of processes whose command line holds `text`.
 pub fn processes_with(text: &str) -> Vec<u32> {
     numbered("/proc")

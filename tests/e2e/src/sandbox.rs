@@ -150,8 +150,13 @@ impl Sandbox {
 
     /// Sends a request to the execution API.
     pub fn inside(&mut self, method: &str, path: &str, body: &Value) -> Response {
+        self.try_inside(method, path, body).expect("the server answers")
+    }
+
+    /// As [`Sandbox::inside`], where the server may go away.
+    pub fn try_inside(&mut self, method: &str, path: &str, body: &Value) -> io::Result<Response> {
         let (client, path, body) = self.prepared(path, body);
-        client.request(method, &path, "application/json", &body).expect("the server answers")
+        client.request(method, &path, "application/json", &body)
     }
 
     /// As [`Sandbox::inside`] without a body, with headers beside the usual ones.

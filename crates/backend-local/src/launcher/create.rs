@@ -173,7 +173,7 @@ impl Launcher {
         }
         let root = matches!(self.rights, Rights::Root(_));
         let users = if root { "own range of host ids" } else { "one id, the caller's" };
-        if plan.nesting {
+        if plan.nesting && self.can_freeze() {
             holds.measures.push(("nests".to_owned(), "by one process with rights over them".to_owned()));
         }
         let kill = if self.can_freeze() { "cgroup.kill" } else { "a subreaping runner" };
@@ -288,7 +288,8 @@ impl Launcher {
             }
             None => (None, Vec::new()),
         };
-        let nests = plan.nesting.then(|| inherited.add_spare());
+        // Without groups a nest could not be ended, so nobody gets the rights to make one.
+        let nests = (plan.nesting && inherited.commands.is_some()).then(|| inherited.add_spare());
         let config = self.agent_config(plan, image, &inherited, nests);
         inherited.set_config(memfd(&config).at(Step::Configuration)?);
         let entry = Entry {

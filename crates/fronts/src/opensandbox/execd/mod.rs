@@ -88,7 +88,9 @@ impl FromRequestParts<Front> for Actor {
         };
         let identity = match (number(parts, "uid").await?, number(parts, "gid").await?) {
             (Some(uid), Some(gid)) => Identity::Ids { uid, gid },
-            _ => Identity::Default,
+            (None, None) => Identity::Default,
+            // Whoever is named by half is nobody, and nobody touches files.
+            _ => return Err(Fault::invalid("a uid needs a gid, and a gid a uid")),
         };
         let nest = isolated::session_of(parts, front).await?;
         Ok(Self { owner, id, identity, nest })

@@ -1,0 +1,194 @@
+//! Attacks in a sandbox whose sessions can have namespaces of their own: from such a session, from the
+//! agent, and from the process that makes them.
+
+use e2e::host;
+use e2e::sandbox::{Ran, Sandbox};
+use e2e::server::Server;
+use serde_json::json;
+
+use super::Secret;
+use super::agent::{REFUSED, from_process};
+
+const READS: [&str; 5] =
+    ["read", "read-through-proc", "read-through-descriptors", "read-through-dots", "read-by-handle"];
+
+fn nested(server: &Server) -> Sandbox {
+    let mut sandbox = server.create_with(&json!({"extensions": {"bootstrap.execd.isolation": "enable"}}));
+    sandbox.upload_attacks();
+    sandbox
+}
+
+fn open(sandbox: &mut Sandbox) -> String {
+    let answer = sandbox.inside("POST", "v1/isolated/session", &json!({"workspace": {"path": "/w"}}));
+    assert_eq!(answer.status, 201, "{}", answer.text());
+    answer.json()["session_id"].as_str().expect("an id").to_owned()
+}
+
+/// Tries an attack in the session's shell.
+fn attack(sandbox: &mut Sandbox, session: &str, attack: &str) -> Ran {
+    let code = json!({"code": format!("/opt/attacks {}", attack.replace(':', " "))});
+    let answer = sandbox.inside("POST", &format!("v1/isolated/session/{session}/run"), &code);
+    assert_eq!(answer.status, 200, "{attack}: {}", answer.text());
+    Ran::of_events(&answer.text())
+}
+
+fn check_stopped(verdict: &str, attack: &str, from: &str) {
+    // The filter may also end it, which leaves no words.
+    assert!(verdict.starts_with("stopped: ") || verdict.is_empty(), "{attack} from {from}: {verdict}");
+}
+
+#[test]
+fn a_session_gains_nothing_from_the_kernel_and_nothing_from_its_holder() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let mut sandbox = nested(&server);
+    let session = open(&mut sandbox);
+    let own = ["trace:1", "read-memory:1", "steal-descriptor:1", "overwrite-binary:1", "join-namespaces:1"];
+    let mounts = ["remount-writable:/usr", "uncover:/tmp", "uncover:/proc/sys", "pivot-root"];
+    for name in REFUSED.into_iter().chain(own).chain(mounts) {
+        let ran = attack(&mut sandbox, &session, name);
+        check_stopped(&ran.stdout, name, "a session");
+        assert_ne!(ran.code, Some(0), "{name}: {ran:?}");
+    }
+}
+
+#[test]
+fn a_session_reaches_neither_the_host_nor_the_rest_of_its_sandbox() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let mut sandbox = nested(&server);
+    let session = open(&mut sandbox);
+    let host = Secret::new();
+    let token = "only-the-sandbox-has-this";
+    assert_eq!(sandbox.run(&format!("echo {token} > /tmp/secret; sleep 31337 &")).code, Some(0));
+    for (path, token) in [(host.path().as_str(), host.token.as_str()), ("/tmp/secret", token)] {
+        for way in READS {
+            let name = format!("{way}:{path}:{token}");
+            check_stopped(&attack(&mut sandbox, &session, &name).stdout, &name, "a session");
+        }
+    }
+    let seen = attack(&mut sandbox, &session, "find-process:31337");
+    check_stopped(&seen.stdout, "find-process", "a session");
+    let other = open(&mut sandbox);
+    let hide = json!({"code": format!("echo {token} > /tmp/secret; echo {token} > /w/secret")});
+    sandbox.inside("POST", &format!("v1/isolated/session/{other}/run"), &hide);
+    for path in ["/tmp/secret", "/w/secret"] {
+        for way in READS {
+            let name = format!("{way}:{path}:{token}");
+            check_stopped(&attack(&mut sandbox, &session, &name).stdout, &name, "another session");
+        }
+    }
+}
+
+#[test]
+fn a_subverted_agent_that_has_a_nester_gains_nothing_either() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let mut sandbox = nested(&server);
+    open(&mut sandbox);
+    let secret = Secret::new();
+    let reads = READS.map(|way| format!("{way}:{}:{}", secret.path(), secret.token));
+    let attacks: Vec<String> = REFUSED.map(str::to_owned).into_iter().chain(reads).collect();
+    let agent = host::agent_of(&sandbox.id).expect("its agent runs");
+    let verdicts = from_process(agent, agent, &attacks);
+    for name in &attacks {
+        check_stopped(verdicts.get(name).map_or("was not tried", String::as_str), name, "the agent");
+    }
+}
+
+#[test]
+fn a_command_cannot_get_hold_of_the_nester() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let mut sandbox = nested(&server);
+    for name in ["trace 2", "read-memory 2", "steal-descriptor 2", "overwrite-binary 2", "join-namespaces 2"]
+    {
+        let ran = sandbox.run(&format!("/opt/attacks {name}"));
+        check_stopped(&ran.stdout, name, "a command");
+    }
+    // Where the kernel keeps signals within a Landlock domain it cannot even be killed.
+    let ran = sandbox.run("/opt/attacks signal 2");
+    assert!(!ran.stdout.starts_with("broken"), "{ran:?}");
+}
+
+fn signal_nester(sandbox: &Sandbox, signal: &str) {
+    let nester = host::nester_of(&sandbox.id).expect("it runs").to_string();
+    let sent =
+        std::process::Command::new("kill").args([signal, &nester]).status().expect("there is a `kill`");
+    assert!(sent.success());
+}
+
+#[test]
+fn a_nester_that_is_killed_is_missed_by_nobody_who_wants_no_more_nests() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let mut sandbox = nested(&server);
+    let session = open(&mut sandbox);
+    signal_nester(&sandbox, "-KILL");
+    let told = sandbox.inside("POST", "v1/isolated/session", &json!({"workspace": {"path": "/w"}}));
+    assert!(told.status >= 400, "{}", told.text());
+    let told = sandbox.inside("GET", "v1/isolated/capabilities", &serde_json::Value::Null).json();
+    assert_eq!(told["available"], false, "{told}");
+    let kept = attack(&mut sandbox, &session, "mount-tmpfs");
+    check_stopped(&kept.stdout, "mount-tmpfs", "a session that goes on");
+    assert_eq!(sandbox.run("echo well").stdout, "well\n");
+}
+
+#[test]
+fn a_nester_that_is_stopped_holds_nobody_up_for_long() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let mut sandbox = nested(&server);
+    signal_nester(&sandbox, "-STOP");
+    let told = sandbox.inside("POST", "v1/isolated/session", &json!({"workspace": {"path": "/w"}}));
+    assert!(told.status >= 400, "{}", told.text());
+    let ran = sandbox.run("echo well");
+    assert_eq!(ran.stdout, "well\n");
+    assert!(ran.took < std::time::Duration::from_secs(2) * e2e::slowness(), "{ran:?}");
+}
+
+/// It may mount and make namespaces, which is its work. Nothing of the host comes with that.
+#[test]
+fn a_subverted_nester_reads_no_file_of_the_host_and_has_no_more_of_the_kernel() {
+    if !testkit::needs_root() {
+        return;
+    }
+    const BEYOND: [&str; 13] = [
+        "mount-cgroup-release-agent",
+        "clone-user-namespace",
+        "user-namespace-then-mount",
+        "socket:raw",
+        "socket:packet",
+        "socket:netfilter",
+        "bpf",
+        "add-key",
+        "userfaultfd",
+        "perf",
+        "kernel-log",
+        "make-device:block",
+        "set-clock",
+    ];
+    let server = Server::start();
+    let sandbox = nested(&server);
+    let secret = Secret::new();
+    let reads = READS.map(|way| format!("{way}:{}:{}", secret.path(), secret.token));
+    let attacks: Vec<String> = BEYOND.map(str::to_owned).into_iter().chain(reads).collect();
+    let agent = host::agent_of(&sandbox.id).expect("its agent runs");
+    let nester = host::nester_of(&sandbox.id).expect("it runs");
+    let verdicts = from_process(agent, nester, &attacks);
+    for name in &attacks {
+        check_stopped(verdicts.get(name).map_or("was not tried", String::as_str), name, "the nester");
+    }
+}
