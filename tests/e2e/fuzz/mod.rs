@@ -56,9 +56,6 @@ fn whatever_is_asked_is_answered_as_described_and_leaves_nothing() {
         .env("CORACLE_GATEWAY_MODE", "header")
         .start();
     let operations = document::read(&mut client(&server));
-    // The store of images makes its directories when it is first used.
-    let collected = client(&server).post("/coracle/v1/images/gc", &Value::Null).expect("the server answers");
-    assert_eq!(collected.status, 200, "{}", collected.text());
     let before = Held::by(&server);
     let look = Host::look(&server.state_directory());
     let began = Instant::now();
@@ -75,6 +72,8 @@ fn whatever_is_asked_is_answered_as_described_and_leaves_nothing() {
     let mut left = Vec::new();
     let same = e2e::happens(|| {
         left = Host::look(&server.state_directory()).mentioning(&words).left_since(&look);
+        // The store of images makes its directory for drafts when it first needs one.
+        left.retain(|line| !line.ends_with("/images/draft"));
         left.is_empty()
     });
     assert!(same, "seed {seed}: it left {left:#?}");
