@@ -20,6 +20,7 @@ use wire::{Fault, FaultKind, Reply, StreamTag};
 
 use crate::agent::{Agent, Alarm};
 use crate::fault;
+use crate::session::Session;
 
 /// The longest line that is passed on; the rest of a longer one is cut off.
 pub(crate) const LONGEST_TELL: usize = 8 << 20;
@@ -194,8 +195,10 @@ impl Agent {
     }
 
     /// A kernel has not become ready in time.
-    pub(crate) fn kernel_is_late(&self, number: u64) {
-        if self.sessions.get(&number).is_some_and(|session| session.opener.is_some()) {
+    pub(crate) fn kernel_is_late(&mut self, number: u64) {
+        let session = self.sessions.get_mut(&number).filter(|session| session.opener.is_some());
+        if let Some((_, hearing)) = session.and_then(Session::hearing) {
+            hearing.overhear(b"\nit was not ready in time");
             self.kill_shell(number);
         }
     }
