@@ -21,7 +21,11 @@ pub(crate) fn bench(binary: &Path, report: &mut Report) -> Result<()> {
         return Ok(());
     }
     let mut command = Command::new(binary);
-    let output = command.args(["bench", "--quick", "--json"]).output().context("could not start `bench`")?;
+    command.args(["bench", "--quick", "--json"]);
+    if let Some(libraries) = sdk::ipykernel() {
+        command.arg("--ipykernel").arg(libraries);
+    }
+    let output = command.output().context("could not start `bench`")?;
     // Its exit code says as well whether a bar was missed, so the report decides.
     let measured: Value = serde_json::from_slice(&output.stdout).with_context(|| {
         format!("`bench` gave no report: {}", String::from_utf8_lossy(&output.stderr).trim())

@@ -93,6 +93,12 @@ pub(crate) fn test(binary: &Path, report: &mut Report) -> Result<()> {
     if wrong.is_empty() { Ok(()) } else { bail!(wrong.join("\n")) }
 }
 
+/// Where an ipykernel lies that our own contexts can be compared with.
+pub(crate) fn ipykernel() -> Option<PathBuf> {
+    let python = has_python().then(|| python::environment("venv", REQUIREMENTS))?.ok()?;
+    libraries(&python).ok()
+}
+
 /// What a call costs through the Python SDK; nothing where there is no Python.
 pub(crate) fn bench(binary: &Path, report: &mut Report) -> Result<Option<Value>> {
     if !has_python() {

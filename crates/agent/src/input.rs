@@ -39,6 +39,10 @@ impl Input {
         self.waiting.extend_from_slice(bytes);
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
     fn full(&self) -> bool {
         self.waiting.len() >= MOST_WAITING
     }

@@ -4,6 +4,8 @@
 //! agent ── fd 3, orders ──►  run KEY {"code": "…"}\n          one at a time
 //! agent ◄─ fd 4, reports ──  ready\n                          once, when it can take orders
 //!                            tell KEY {…}\n                   any number of times
+//!                            show KEY {…}\n                   the same, answered when it is in its place:
+//!                 orders ──►  heard KEY\n
 //!                            done KEY\n                       the run is over
 //! ```
 //! What a kernel and its children print goes through their standard output and error, as with
@@ -45,6 +47,8 @@ const LAST_WORDS: usize = 2048;
 pub(crate) struct Hearing {
     part: Part,
     head: Vec<u8>,
+    /// The line that is told is to be answered.
+    shown: bool,
     ready: bool,
     last_words: Vec<u8>,
 }
@@ -114,8 +118,8 @@ impl Hearing {
                 self.part = Part::Skipped;
                 return None;
             }
-            let telling = byte == b' ' && self.head.strip_prefix(b"tell ").is_some_and(|key| !key.is_empty());
-            if !telling {
+            let told = self.head.strip_prefix(b"tell ").or_else(|| self.head.strip_prefix(b"show "));
+            if byte != b' ' || told.is_none_or(<[u8]>::is_empty) {
                 return None;
             }
         }
@@ -125,7 +129,8 @@ impl Hearing {
             named.is_some_and(|named| key.is_some_and(|key| key.as_bytes() == named))
         };
         if byte == b' ' {
-            self.part = if names(b"tell ") { Part::Telling(0) } else { Part::Skipped };
+            self.shown = names(b"show ");
+            self.part = if self.shown || names(b"tell ") { Part::Telling(0) } else { Part::Skipped };
             return (self.part != Part::Skipped).then_some(Heard::Begin);
         }
         match head.as_slice() {
@@ -227,8 +232,12 @@ impl Agent {
                     drains += 1;
                     self.drain(body);
                 }
-                (Some(Heard::Tell(piece)), Some((process, _))) => {
+                (Some(Heard::Tell(piece)), Some((process, key))) => {
+                    let shown = piece.ends_with(b"\n") && std::mem::take(&mut hearing.shown);
                     self.append_output(process, StreamTag::Tell, piece);
+                    if shown {
+                        self.give_to_kernel(number, format!("heard {key}\n").as_bytes());
+                    }
                 }
                 (Some(Heard::Done), Some(_)) => {
                     self.drain(body);
@@ -273,6 +282,7 @@ mod tests {
         check("tell k2 {}\ndone k2\ndone k1\n", &["done"]);
         check("tell k1\ndone\n\n  done k1\nready?\n", &[]);
         check("tell  k1 {}\ndone  k1\n", &["done"]);
+        check("show k1 {}\nshow k2 {}\nshow \n", &["{}\n"]);
         check(&format!("{}\nready\n", "x".repeat(1000)), &["ready"]);
         check("done k1", &[]);
     }

@@ -518,6 +518,16 @@ impl Agent {
         Some(count)
     }
 
+    /// Answers a kernel. One that does not read its answers gets no more of them.
+    pub(crate) fn give_to_kernel(&mut self, number: u64, line: &[u8]) {
+        let shell = self.sessions.get_mut(&number).and_then(|session| session.shell.as_mut());
+        if let Some(shell) = shell.filter(|shell| shell.orders.is_empty()) {
+            shell.orders.add(line);
+            // A kernel that does not read has ended, which is told otherwise.
+            shell.orders.pump().ok();
+        }
+    }
+
     /// Takes in the verdicts that are complete. Those without the right key are not the shell's.
     fn judge(&mut self, number: u64) {
         loop {

@@ -121,7 +121,7 @@ const EXECUTION: &[Operation] = &[
     operation("GET /metrics/watch", "The same every second, as events", "", "", "200 404"),
     operation("POST /code", "Run code in a context", "", "RunCode", "200 404 409 501"),
     operation("DELETE /code", "Interrupt code", "id!", "", "200 400 404 409 501"),
-    operation("POST /code/context", "Open a context", "", "CreateContext", "200 404 409 501"),
+    operation("POST /code/context", "Open a context", "", "CreateContext", "200 400 404 409 429 501"),
     operation("GET /code/contexts", "List contexts", "language", "", "200 404 409 501"),
     operation(
         "DELETE /code/contexts",
@@ -132,6 +132,7 @@ const EXECUTION: &[Operation] = &[
     ),
     operation("GET /code/contexts/{name}", "Look at a context", "", "", "200 404 409 501"),
     operation("DELETE /code/contexts/{name}", "Close a context", "", "", "200 404 409 501"),
+    operation("POST /code/contexts/{name}/restart", "Begin a context anew", "", "", "200 404 409 501"),
     operation("GET /v1/isolated/capabilities", "Whether shells can be isolated", "", "", "200 404 409"),
     operation("POST /v1/isolated/session", "Open an isolated shell", "", "OpenIsolated", "201 404 409 503"),
     operation("GET /v1/isolated/sessions", "List isolated shells", "", "", "200 404 409 503"),

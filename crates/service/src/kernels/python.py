@@ -125,18 +125,31 @@ class Kernel:
         """Tells about the current cell, behind everything it has printed."""
         if self.key is None:
             return
-        line = "tell %s {%s:%s}" % (self.key, text_json(kind), value)
+        line = "%s {%s:%s}" % (self.key, text_json(kind), value)
         if _thread.get_ident() != self.thread:
             flush()
-            return self.reports.say(line)
+            return self.reports.say("tell " + line)
         self.held += 1  # Half a line must not be left behind.
         try:
             flush()
-            self.reports.say(line)
+            # Whatever is printed after something is shown must not overtake it.
+            self.reports.say(("show " if kind == "display" else "tell ") + line)
+            if kind == "display":
+                self.await_heard()
         finally:
             self.held -= 1
         if self.running and not self.held:
             self.check_interrupt()
+
+    def await_heard(self):
+        """Waits for the answer to what was shown, but not for one that never comes."""
+        answer = ("heard %s\n" % self.key).encode()
+        while answer not in self.heard and self.has_orders(1):
+            piece = os.read(self.orders, 1 << 16)
+            if not piece:
+                break
+            self.heard += piece
+        self.heard = self.heard.replace(answer, b"", 1)
 
     def display(self, *objects, raw=False, **_options):
         """Shows objects in the richest forms they have."""
