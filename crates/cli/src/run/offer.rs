@@ -65,7 +65,8 @@ fn told(link: &mut Link) -> Result<Vec<u8>> {
 /// The only result, among lines of which each tells one thing.
 fn read(told: &[u8]) -> Option<Value> {
     let lines = told.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok());
-    let mut text = lines.filter_map(|line: Value| line["result"]["application/json"].as_str().map(str::to_owned));
+    let mut text =
+        lines.filter_map(|line: Value| line["result"]["application/json"].as_str().map(str::to_owned));
     serde_json::from_str(&text.next_back()?).ok()
 }
 
