@@ -15,6 +15,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use serde_json::json;
 
+use crate::packages::has_python;
 use crate::report::{Report, say};
 use crate::tools::{output, run, workspace};
 use crate::vm::find;
@@ -55,7 +56,7 @@ pub(crate) fn chore(args: &[String]) -> Result<bool> {
 /// As a step of the tests: those that are quickly made.
 pub(crate) fn prepare(report: &mut Report) -> Result<()> {
     for (kernel, program) in [(Kernel::Python, PYTHON), (Kernel::Java, "java")] {
-        if find(program).is_none() && !Path::new(program).exists() {
+        if !has_python() || (find(program).is_none() && !Path::new(program).exists()) {
             report.skip("a Jupyter kernel", format_args!("there is no {program} on this host"));
             continue;
         }
@@ -106,7 +107,7 @@ fn assemble(kernel: Kernel, place: &Path) -> Result<()> {
 fn python(made: &Path, pins: &Path) -> Result<()> {
     let version = "import sys; print('%d.%d' % sys.version_info[:2])";
     let version = output(Command::new(PYTHON).args(["-c", version]))?;
-    run(pip(&made.join("site"), pins).args(["--python-version", version.trim(), "--only-binary=:all:"]))?;
+    run(pip(&made.join("site"), pins)?.args(["--python-version", version.trim(), "--only-binary=:all:"]))?;
     let words =
         ["/usr/bin/env", "PYTHONPATH={resource_dir}/site", "python3", "-m", "ipykernel_launcher", "-f"];
     describe(made, "python", "Python 3 (ipykernel)", &words)
@@ -115,7 +116,7 @@ fn python(made: &Path, pins: &Path) -> Result<()> {
 /// It comes as a package of Python, with a description of its own.
 fn java(made: &Path, pins: &Path, work: &Path) -> Result<()> {
     let package = work.join("package");
-    run(&mut pip(&package, pins))?;
+    run(&mut pip(&package, pins)?)?;
     for entry in fs::read_dir(package.join("share/jupyter/kernels/java"))? {
         let entry = entry?;
         fs::copy(entry.path(), made.join(entry.file_name()))?;
@@ -138,11 +139,17 @@ fn go(made: &Path) -> Result<()> {
     describe(made, "go", "Go (GoNB)", &["/bin/sh", "-c", script, "{resource_dir}"])
 }
 
-fn pip(target: &Path, pins: &Path) -> Command {
-    let mut command = Command::new("python3");
+/// A pip of our own: the Python of a host need not have one.
+fn pip(target: &Path, pins: &Path) -> Result<Command> {
+    let home = workspace().join("target/pip");
+    let python = home.join("bin/python");
+    if !python.exists() {
+        run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&home))?;
+    }
+    let mut command = Command::new(python);
     command.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]);
     command.args(["--root-user-action=ignore", "--target"]).arg(target).arg("--requirement").arg(pins);
-    command
+    Ok(command)
 }
 
 /// Writes how the kernel is started: with these words, and the file of its connection.

@@ -11,6 +11,7 @@
 //! in the way that the kernel wants to be interrupted.
 
 mod channels;
+mod envelope;
 mod message;
 pub(crate) mod specs;
 mod words;
@@ -53,7 +54,7 @@ pub(crate) fn serve(name: &str, orders: Orders, reports: &mut Reports) -> Result
 async fn run(spec: Spec, orders: Orders, reports: &mut Reports) -> Result<ExitCode> {
     let mut interrupts = signal(SignalKind::interrupt())?;
     let mut ends = signal(SignalKind::terminate())?;
-    let place = Place::choose(&spec.name).await?;
+    let place = Place::choose(&spec.name)?;
     let (mut words, heard) = Words::hear()?;
     let mut kernel = start(&spec, &place, heard)?;
     let Some(channels) = become_ready(&spec, &place, &mut kernel, &mut words).await? else {

@@ -119,7 +119,7 @@ const EXECUTION: &[Operation] = &[
     ),
     operation("GET /metrics", "What the sandbox uses", "", "", "200 404 409 501"),
     operation("GET /metrics/watch", "The same every second, as events", "", "", "200 404"),
-    operation("POST /code", "Run code in a context", "", "RunCode", "200 404 409 501"),
+    operation("POST /code", "Run code in a context", "", "RunCode", "200 400 404 409 429 501"),
     operation("DELETE /code", "Interrupt code", "id!", "", "200 400 404 409 501"),
     operation("POST /code/context", "Open a context", "", "CreateContext", "200 400 404 409 429 501"),
     operation("GET /code/contexts", "List contexts", "language", "", "200 404 409 501"),

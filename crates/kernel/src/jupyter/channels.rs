@@ -5,57 +5,53 @@
 
 use std::fs::{OpenOptions, Permissions};
 use std::io::Write;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use jupyter_protocol::connection_info::{ConnectionInfo, Transport};
-use jupyter_protocol::{ExecuteRequest, InterruptRequest, JupyterMessage, KernelInfoRequest};
-use jupyter_zmq_client::{
-    ClientControlConnection, Connection, DealerSendConnection, RawMessage, create_client_control_connection,
-    create_client_iopub_connection, create_client_shell_connection_with_identity, peek_ports,
-    peer_identity_for_session,
-};
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::mpsc;
-use zeromq::SocketRecv;
+use zeromq::{DealerSendHalf, DealerSocket, Socket, SocketRecv, SocketSend, SubSocket};
 
+use super::envelope::Signer;
 use super::message::Message;
 
 /// How many messages may wait to be read; the kernel waits beyond that.
 const MOST_WAITING: usize = 64;
+/// The names of the ports in a connection file, in our order.
+const PORTS: [&str; 5] = ["shell_port", "iopub_port", "control_port", "stdin_port", "hb_port"];
 
 /// Where a kernel is to listen, and the file that tells it so. The file goes with this.
 #[derive(Debug)]
 pub(super) struct Place {
-    info: ConnectionInfo,
-    session: String,
+    ports: [u16; 5],
+    key: String,
     directory: TempDir,
 }
 
 impl Place {
-    pub(super) async fn choose(name: &str) -> Result<Self> {
+    pub(super) fn choose(name: &str) -> Result<Self> {
         let private = Permissions::from_mode(0o700);
         let directory = tempfile::Builder::new().prefix("coracle-kernel-").permissions(private).tempdir()?;
-        let ip = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        let ports = peek_ports(ip, 5).await.context("there are no ports on the loopback")?;
-        let port = |place: usize| ports.get(place).copied().unwrap_or_default();
-        let info = ConnectionInfo {
-            ip: ip.to_string(),
-            transport: Transport::TCP,
-            shell_port: port(0),
-            iopub_port: port(1),
-            stdin_port: port(2),
-            control_port: port(3),
-            hb_port: port(4),
+        let place = Self {
+            ports: free_ports().context("there are no ports on the loopback")?,
             key: random()?,
-            signature_scheme: "hmac-sha256".to_owned(),
-            kernel_name: Some(name.to_owned()),
+            directory,
         };
-        let place = Self { info, session: random()?, directory };
+        let mut info = json!({
+            "transport": "tcp",
+            "ip": Ipv4Addr::LOCALHOST,
+            "key": place.key,
+            "signature_scheme": "hmac-sha256",
+            "kernel_name": name,
+        });
+        for (name, port) in PORTS.iter().zip(place.ports) {
+            info[name] = Value::from(port);
+        }
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(place.file())?;
-        file.write_all(&serde_json::to_vec(&place.info)?)?;
+        file.write_all(&serde_json::to_vec(&info)?)?;
         Ok(place)
     }
 
@@ -65,13 +61,34 @@ impl Place {
 
     /// Connects to the kernel, which may take its time to listen.
     pub(super) async fn connect(&self) -> Result<Channels> {
-        let identity = peer_identity_for_session(&self.session)?;
-        let shell = create_client_shell_connection_with_identity(&self.info, &self.session, identity).await?;
-        let output = create_client_iopub_connection(&self.info, "", &self.session).await?;
-        let control = create_client_control_connection(&self.info, &self.session).await?;
+        let [shell_port, output_port, control_port, ..] = self.ports;
+        let signer = Signer::new(&self.key, random()?);
+        let mut shell = DealerSocket::new();
+        shell.connect(&address(shell_port)).await?;
+        let mut output = SubSocket::new();
+        output.subscribe("").await?;
+        output.connect(&address(output_port)).await?;
+        let mut control = DealerSocket::new();
+        control.connect(&address(control_port)).await?;
         let (shell, replies) = shell.split();
-        Ok(Channels { shell, control, replies: listen(replies), output: listen(output) })
+        let (replies, output) = (listen(replies, signer.clone()), listen(output, signer.clone()));
+        Ok(Channels { shell, control, signer, replies, output })
     }
+}
+
+fn address(port: u16) -> String {
+    format!("tcp://{}:{port}", Ipv4Addr::LOCALHOST)
+}
+
+/// Ports that were free a moment ago; there is no way to hand over more than that.
+fn free_ports() -> std::io::Result<[u16; 5]> {
+    let listeners: Vec<TcpListener> =
+        PORTS.iter().map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).collect::<Result<_, _>>()?;
+    let mut ports = [0; 5];
+    for (port, listener) in ports.iter_mut().zip(&listeners) {
+        *port = listener.local_addr()?.port();
+    }
+    Ok(ports)
 }
 
 fn random() -> Result<String> {
@@ -82,8 +99,9 @@ fn random() -> Result<String> {
 
 /// A kernel that listens.
 pub(super) struct Channels {
-    shell: DealerSendConnection,
-    control: ClientControlConnection,
+    shell: DealerSendHalf,
+    control: DealerSocket,
+    signer: Signer,
     /// Answers to requests.
     pub replies: mpsc::Receiver<Message>,
     /// Everything else that it says.
@@ -93,40 +111,39 @@ pub(super) struct Channels {
 impl Channels {
     /// Asks for nothing in particular, to hear whether the kernel answers.
     pub(super) async fn greet(&mut self) -> Result<()> {
-        Ok(self.shell.send(JupyterMessage::new(KernelInfoRequest {}, None)).await?)
+        let (_, parts) = self.signer.request("kernel_info_request", &json!({}));
+        Ok(self.shell.send(parts).await?)
     }
 
     /// Has code run; returns what messages about it will name.
     pub(super) async fn execute(&mut self, code: &str) -> Result<String> {
-        let request = ExecuteRequest {
-            code: code.to_owned(),
-            silent: false,
-            store_history: true,
-            user_expressions: None,
+        let content = json!({
+            "code": code,
+            "silent": false,
+            "store_history": true,
+            "user_expressions": {},
             // There is nobody to ask.
-            allow_stdin: false,
-            stop_on_error: true,
-        };
-        let message = JupyterMessage::new(request, None);
-        let id = message.header.msg_id.clone();
-        self.shell.send(message).await?;
+            "allow_stdin": false,
+            "stop_on_error": true,
+        });
+        let (id, parts) = self.signer.request("execute_request", &content);
+        self.shell.send(parts).await?;
         Ok(id)
     }
 
     pub(super) async fn interrupt(&mut self) -> Result<()> {
-        Ok(self.control.send(JupyterMessage::new(InterruptRequest {}, None)).await?)
+        let (_, parts) = self.signer.request("interrupt_request", &json!({}));
+        Ok(self.control.send(parts).await?)
     }
 }
 
 /// Reads a socket in a task of its own, so that waiting for several loses nothing.
-fn listen<S: SocketRecv + Send + 'static>(mut connection: Connection<S>) -> mpsc::Receiver<Message> {
+fn listen(mut socket: impl SocketRecv + Send + 'static, signer: Signer) -> mpsc::Receiver<Message> {
     let (sender, receiver) = mpsc::channel(MOST_WAITING);
     tokio::spawn(async move {
-        while let Ok(parts) = connection.socket.recv().await {
+        while let Ok(parts) = socket.recv().await {
             // What is not signed with our key, or is no message at all, is nobody's.
-            let Ok(raw) = RawMessage::from_multipart(parts, &connection.mac) else { continue };
-            let [header, parent, _metadata, content, ..] = raw.jparts.as_slice() else { continue };
-            let Some(message) = Message::read(header, parent, content) else { continue };
+            let Some(message) = signer.open(&parts.into_vec()) else { continue };
             if sender.send(message).await.is_err() {
                 return;
             }
