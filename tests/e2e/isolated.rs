@@ -207,6 +207,9 @@ fn runs_in_the_background_have_an_end_and_logs_and_disturb_nobody() {
     let second = begin(&mut sandbox, "sleep 600");
     assert_eq!(printed(&mut sandbox, &session, "echo in front"), "in front\n");
     assert_eq!(status(&mut sandbox, &second)["running"], true);
+    let ended = sandbox.inside("DELETE", &format!("command?id={second}"), &Value::Null);
+    assert_eq!(ended.status, 200, "{}", ended.text());
+    assert_eq!(status(&mut sandbox, &second)["running"], false);
     assert_eq!(get(&mut sandbox, &format!("session/{session}/runs/no-such-run")).status, 404);
 }
 

@@ -6,8 +6,8 @@
 //!   children of the agent, all of them ◄───────────────────┘
 //! ```
 //! It is forked before the agent has heard a single byte from anybody, keeps the rights that the
-//! agent then gives up, and does four things: make a nest, start a program in one, do a file
-//! operation in one, and throw away what was changed in one. Whatever it clones gives up those
+//! agent then gives up, and does five things: make a nest, start a program in one, do a file
+//! operation in one, signal a program in one, and throw away what was changed in one. Whatever it clones gives up those
 //! rights before it does anything for somebody else, and becomes the agent's child, so that the
 //! agent looks after it as after every other. It takes orders from the agent alone and answers
 //! each at once; the work is done by whom it clones.
@@ -27,7 +27,7 @@ use linux::spawn::{self, Forked};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal};
 use wire::Decoder;
 use wire::files::FileRequest;
 
@@ -212,6 +212,13 @@ impl<'a> Nester<'a> {
             Order::Work { session, request, rest, config } => {
                 let [connection] = exactly(with)?;
                 self.work(&session, request, rest, config, connection).map(Some)
+            }
+            Order::Signal { group, signal } => {
+                let group =
+                    Some(group).filter(|group| *group > 1).and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
+                let signal = Signal::from_named_raw(signal).ok_or(Errno::INVAL)?;
+                rustix::process::kill_process_group(group, signal)?;
+                Ok(None)
             }
             Order::Forget { session } => self.forget(&session),
         }
