@@ -30,7 +30,10 @@ use rustix::net::RecvFlags;
 use rustix::process::{Pid, Signal};
 use wire::Decoder;
 use wire::files::FileRequest;
+use wire::nest::Nest;
+use wire::process::Identity;
 
+use self::holder::Task;
 pub(crate) use self::order::{Answer, Begin, Given, Order, Program, ask};
 use crate::child::{self, Stdio};
 use crate::command::{self, Command, Surroundings};
@@ -183,30 +186,7 @@ impl<'a> Nester<'a> {
     fn obey(&mut self, order: Order, with: Vec<OwnedFd>) -> io::Result<Option<Pid>> {
         match order {
             Order::Make { session, nest, identity, share } => {
-                let [report, group] = exactly(with)?;
-                let who = found(Who::find(&self.place.config, &identity))?;
-                let own = Namespaces::MOUNT.and(Namespaces::PID).and(Namespaces::IPC);
-                let own = if nest.share_network { own } else { own.and(Namespaces::NET) };
-                let (way, theirs) = order::channel()?;
-                let (forked, join) = self.clone_into(own, &group)?;
-                match forked {
-                    Forked::Child => {
-                        let task = holder::Task {
-                            session: &session,
-                            nest: &nest,
-                            who: &who,
-                            stores: &self.stores,
-                            way: &theirs,
-                        };
-                        let join = [join.as_ref(), self.place.command_share(share)];
-                        holder::run(self.place, &task, join, report)
-                    }
-                    Forked::Parent { pid, .. } => {
-                        let kept = Kept { way, spaces: None, share_network: nest.share_network };
-                        self.nests.insert(session, kept);
-                        Ok(Some(pid))
-                    }
-                }
+                self.make(session, &nest, &identity, share, exactly(with)?).map(Some)
             }
             Order::Start(begin) => self.start(*begin, with).map(Some),
             Order::Work { session, request, rest, config } => {
@@ -221,6 +201,33 @@ impl<'a> Nester<'a> {
                 Ok(None)
             }
             Order::Forget { session } => self.forget(&session),
+        }
+    }
+
+    fn make(
+        &mut self,
+        session: String,
+        nest: &Nest,
+        identity: &Identity,
+        share: usize,
+        [report, group]: [OwnedFd; 2],
+    ) -> io::Result<Pid> {
+        let who = found(Who::find(&self.place.config, identity))?;
+        let own = Namespaces::MOUNT.and(Namespaces::PID).and(Namespaces::IPC);
+        let own = if nest.share_network { own } else { own.and(Namespaces::NET) };
+        let (way, theirs) = order::channel()?;
+        let (forked, join) = self.clone_into(own, &group)?;
+        match forked {
+            Forked::Child => {
+                let task = Task { session: &session, nest, who: &who, stores: &self.stores, way: &theirs };
+                let join = [join.as_ref(), self.place.command_share(share)];
+                holder::run(self.place, &task, join, report)
+            }
+            Forked::Parent { pid, .. } => {
+                let kept = Kept { way, spaces: None, share_network: nest.share_network };
+                self.nests.insert(session, kept);
+                Ok(pid)
+            }
         }
     }
 
