@@ -108,3 +108,28 @@ fn a_hook_never_meets_itself_even_over_a_crash() {
     e2e::eventually("it ran twice", || again.run("cat /root/runs").stdout.lines().count() >= 2);
     assert_eq!(again.run("cat /root/met").code, Some(1));
 }
+
+#[test]
+fn what_is_due_while_a_sandbox_is_paused_is_not_made_up_for() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let hook = json!({"name": "tick", "schedule": "@every 1s", "command": ["sh", "-c", "date +%s%3N >> /root/runs"]});
+    let mut sandbox = server.create_with(&json!({"lifecycle": {"periodic": [hook]}}));
+    let mut clock = server.create();
+    let runs = |sandbox: &mut Sandbox| -> Vec<u64> {
+        let shown = sandbox.run("cat /root/runs").stdout;
+        shown.lines().map(|line| line.parse().expect("a number")).collect()
+    };
+    e2e::eventually("it ran", || !runs(&mut sandbox).is_empty());
+    assert_eq!(sandbox.lifecycle("pause"), 202);
+    assert_eq!(clock.run("sleep 3.5").code, Some(0));
+    assert_eq!(sandbox.lifecycle("resume"), 202);
+    let before = runs(&mut sandbox).len();
+    e2e::eventually("it runs again", || runs(&mut sandbox).len() >= before + 2);
+    let times = runs(&mut sandbox);
+    let apart: Vec<u64> = times.windows(2).map(|two| two[1] - two[0]).collect();
+    assert!(apart.iter().all(|time| *time >= 500), "several came at once: {apart:?}");
+    assert!(apart.iter().any(|time| *time >= 3000), "it ran while it was paused: {apart:?}");
+}

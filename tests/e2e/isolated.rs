@@ -204,9 +204,17 @@ fn runs_in_the_background_have_an_end_and_logs_and_disturb_nobody() {
     let cursor = logs.header("EXECD-ISOLATED-TAIL-CURSOR").expect("a cursor").to_owned();
     let rest = get(&mut sandbox, &format!("session/{session}/runs/{first}/logs?cursor={cursor}"));
     assert_eq!((rest.status, rest.text().as_str()), (200, ""));
+    // Those of one session can signal each other, and nobody else.
+    let victim = begin(&mut sandbox, "echo $$ > /tmp/pid; exec sleep 600");
+    let ended = "while ! test -s /tmp/pid; do :; done; kill $(cat /tmp/pid)";
+    assert_eq!(printed(&mut sandbox, &session, ended), "");
+    e2e::eventually("it was ended", || status(&mut sandbox, &victim)["running"] == false);
     let second = begin(&mut sandbox, "sleep 600");
     assert_eq!(printed(&mut sandbox, &session, "echo in front"), "in front\n");
     assert_eq!(status(&mut sandbox, &second)["running"], true);
+    let ended = sandbox.inside("DELETE", &format!("command?id={second}"), &Value::Null);
+    assert_eq!(ended.status, 200, "{}", ended.text());
+    assert_eq!(status(&mut sandbox, &second)["running"], false);
     assert_eq!(get(&mut sandbox, &format!("session/{session}/runs/no-such-run")).status, 404);
 }
 
@@ -278,6 +286,31 @@ fn a_session_ends_with_all_that_is_in_it_and_a_server_may_end_without() {
     let twice = again.inside("DELETE", &format!("v1/isolated/session/{session}"), &Value::Null);
     assert_eq!((twice.status, twice.json()["code"].as_str()), (404, Some("SESSION_NOT_FOUND")));
     assert_eq!(get(&mut again, "sessions").json(), json!({"sessions": []}));
+}
+
+#[test]
+fn a_session_whose_first_process_was_killed_says_so_and_takes_no_more() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let mut sandbox = nested(&server);
+    let session = workspace(&mut sandbox, "/w", "overlay");
+    let shell = printed(&mut sandbox, &session, "sleep 27182 > /dev/null 2>&1 & echo on its way");
+    assert_eq!(shell, "on its way\n");
+    let below = e2e::host::processes_with("sleep 27182");
+    let holder = e2e::host::first_of_namespace(*below.first().expect("it runs")).expect("it has a holder");
+    let killed = std::process::Command::new("kill").args(["-9", &holder.to_string()]).status();
+    assert!(killed.expect("there is a `kill`").success());
+    e2e::eventually("it is dead", || {
+        get(&mut sandbox, &format!("session/{session}")).json()["status"] == "dead"
+    });
+    let refused =
+        sandbox.inside("POST", &format!("v1/isolated/session/{session}/run"), &json!({"code": "true"}));
+    assert_eq!(refused.status, 409, "{}", refused.text());
+    assert_eq!(e2e::host::processes_with("sleep 27182"), Vec::<u32>::new());
+    let deleted = sandbox.inside("DELETE", &format!("v1/isolated/session/{session}"), &Value::Null);
+    assert_eq!(deleted.status, 204, "{}", deleted.text());
 }
 
 #[test]

@@ -10,9 +10,9 @@ from opensandbox.exceptions import SandboxApiException
 @pytest.fixture(scope="module")
 def files(box):
     box.output(
-        "set -e; id -u ann >/dev/null 2>&1 || { echo ann:x:1000:1000::/home/ann:/bin/sh >> /etc/passwd;"
+        "set -e; id -u ann >/dev/null 2>&1 || { echo ann:x:1000:1000::/srv/ann:/bin/sh >> /etc/passwd;"
         " echo shared:x:2000:ann >> /etc/group; };"
-        " mkdir -p /home/ann /srv/shared /srv/closed; chown 1000:1000 /home/ann;"
+        " mkdir -p /srv/ann /srv/shared /srv/closed; chown 1000:1000 /srv/ann;"
         " chgrp 2000 /srv/shared; chmod 2770 /srv/shared; chmod 700 /srv/closed; echo root > /srv/closed/f"
     )
 
@@ -31,7 +31,7 @@ def upload(files, path, **who):
 
 
 def test_every_route_acts_as_that_user(box, files):
-    home = "/home/ann"
+    home = "/srv/ann"
     assert files("POST", "/directories", json={f"{home}/d": {"mode": 755}}).status_code == 200
     assert upload(files, f"{home}/d/f").status_code == 200
     info = files("GET", "/files/info", params={"path": f"{home}/d/f"}).json()[f"{home}/d/f"]
@@ -78,13 +78,14 @@ def test_what_a_user_may_not_do_is_not_done(box, files):
     assert upload(files, "/srv/closed/g").status_code >= 400
     assert files("DELETE", "/files", params={"path": "/srv/closed/f"}).status_code >= 400
     assert files("POST", "/files/permissions", json={"/srv/closed": {"mode": 777}}).status_code >= 400
-    assert files("POST", "/files/mv", json=[{"src": "/srv/closed/f", "dest": "/home/ann/f"}]).status_code >= 400
-    assert box.output("cat /srv/closed/f; ls -A /home/ann") == "root\n"
+    assert files("POST", "/files/mv", json=[{"src": "/srv/closed/f", "dest": "/srv/ann/f"}]).status_code >= 400
+    assert box.output("cat /srv/closed/f; ls -A /srv/ann") == "root\n"
 
 
 @pytest.mark.parametrize("who", [("ann", "1000"), ("-1", "0"), ("4294967295", "0"), ("0", "4294967295"), ("99999999", "5")])
 def test_nobody_in_particular_touches_nothing(box, files, who):
     uid, gid = who
-    answer = upload(files, "/srv/nobody", uid=uid, gid=gid)
-    assert answer.status_code >= 400, answer.text
-    assert box.run("test -e /srv/nobody")[-1]["type"] == "error"
+    for method, path in [("GET", "/files/info"), ("DELETE", "/files")]:
+        answer = files(method, path, uid=uid, gid=gid, params={"path": "/srv/closed/f"})
+        assert answer.status_code >= 400, answer.text
+    assert box.output("cat /srv/closed/f") == "root\n"

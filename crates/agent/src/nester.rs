@@ -6,8 +6,8 @@
 //!   children of the agent, all of them ◄───────────────────┘
 //! ```
 //! It is forked before the agent has heard a single byte from anybody, keeps the rights that the
-//! agent then gives up, and does four things: make a nest, start a program in one, do a file
-//! operation in one, and throw away what was changed in one. Whatever it clones gives up those
+//! agent then gives up, and does five things: make a nest, start a program in one, do a file
+//! operation in one, signal a program in one, and throw away what was changed in one. Whatever it clones gives up those
 //! rights before it does anything for somebody else, and becomes the agent's child, so that the
 //! agent looks after it as after every other. It takes orders from the agent alone and answers
 //! each at once; the work is done by whom it clones.
@@ -27,10 +27,13 @@ use linux::spawn::{self, Forked};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal};
 use wire::Decoder;
 use wire::files::FileRequest;
+use wire::nest::Nest;
+use wire::process::Identity;
 
+use self::holder::Task;
 pub(crate) use self::order::{Answer, Begin, Given, Order, Program, ask};
 use crate::child::{self, Stdio};
 use crate::command::{self, Command, Surroundings};
@@ -183,37 +186,48 @@ impl<'a> Nester<'a> {
     fn obey(&mut self, order: Order, with: Vec<OwnedFd>) -> io::Result<Option<Pid>> {
         match order {
             Order::Make { session, nest, identity, share } => {
-                let [report, group] = exactly(with)?;
-                let who = found(Who::find(&self.place.config, &identity))?;
-                let own = Namespaces::MOUNT.and(Namespaces::PID).and(Namespaces::IPC);
-                let own = if nest.share_network { own } else { own.and(Namespaces::NET) };
-                let (way, theirs) = order::channel()?;
-                let (forked, join) = self.clone_into(own, &group)?;
-                match forked {
-                    Forked::Child => {
-                        let task = holder::Task {
-                            session: &session,
-                            nest: &nest,
-                            who: &who,
-                            stores: &self.stores,
-                            way: &theirs,
-                        };
-                        let join = [join.as_ref(), self.place.command_share(share)];
-                        holder::run(self.place, &task, join, report)
-                    }
-                    Forked::Parent { pid, .. } => {
-                        let kept = Kept { way, spaces: None, share_network: nest.share_network };
-                        self.nests.insert(session, kept);
-                        Ok(Some(pid))
-                    }
-                }
+                self.make(session, &nest, &identity, share, exactly(with)?).map(Some)
             }
             Order::Start(begin) => self.start(*begin, with).map(Some),
             Order::Work { session, request, rest, config } => {
                 let [connection] = exactly(with)?;
                 self.work(&session, request, rest, config, connection).map(Some)
             }
+            Order::Signal { group, signal } => {
+                let group =
+                    Some(group).filter(|group| *group > 1).and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
+                let signal = Signal::from_named_raw(signal).ok_or(Errno::INVAL)?;
+                rustix::process::kill_process_group(group, signal)?;
+                Ok(None)
+            }
             Order::Forget { session } => self.forget(&session),
+        }
+    }
+
+    fn make(
+        &mut self,
+        session: String,
+        nest: &Nest,
+        identity: &Identity,
+        share: usize,
+        [report, group]: [OwnedFd; 2],
+    ) -> io::Result<Pid> {
+        let who = found(Who::find(&self.place.config, identity))?;
+        let own = Namespaces::MOUNT.and(Namespaces::PID).and(Namespaces::IPC);
+        let own = if nest.share_network { own } else { own.and(Namespaces::NET) };
+        let (way, theirs) = order::channel()?;
+        let (forked, join) = self.clone_into(own, &group)?;
+        match forked {
+            Forked::Child => {
+                let task = Task { session: &session, nest, who: &who, stores: &self.stores, way: &theirs };
+                let join = [join.as_ref(), self.place.command_share(share)];
+                holder::run(self.place, &task, join, report)
+            }
+            Forked::Parent { pid, .. } => {
+                let kept = Kept { way, spaces: None, share_network: nest.share_network };
+                self.nests.insert(session, kept);
+                Ok(pid)
+            }
         }
     }
 

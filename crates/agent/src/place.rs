@@ -123,17 +123,17 @@ impl Place {
         caps::bound_to(keep).during("cut its bounding set")?;
         caps::set(keep).during("drop capabilities")?;
         self.own_capabilities = keep;
-        self.confine_late().during("confine itself")?;
+        linux::landlock::forbid_mounts().during("forbid mounts")?;
         // From here on it is inherited by all that the agent starts.
-        self.late_filter = None;
-        Ok(())
+        let filter = self.late_filter.take();
+        filter.map_or(Ok(()), |filter| filter.install()).during("load its filter")
     }
 
-    /// Gives up what the jail has left to whoever makes nests.
+    /// Gives up, in a nest, what the jail has left to whoever makes nests.
     pub(crate) fn confine_late(&self) -> io::Result<()> {
         let Some(filter) = &self.late_filter else { return Ok(()) };
-        linux::landlock::forbid_mounts()?;
-        if filter.is_empty() { Ok(()) } else { filter.install() }
+        linux::landlock::forbid_mounts_among_own()?;
+        filter.install()
     }
 
     /// The one who listens is named as the peer of every connection, so the agent does it

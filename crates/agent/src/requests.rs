@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use rustix::io::Errno;
 use rustix::process::Signal;
 use wire::process::{Reach, SignalProcess};
 use wire::{Call, Fault, FaultKind, Frame, FrameError, Reply, Request};
@@ -9,6 +10,7 @@ use wire::{Call, Fault, FaultKind, Frame, FrameError, Reply, Request};
 use crate::agent::Agent;
 use crate::connection::Stage;
 use crate::fault;
+use crate::nester::Order;
 use crate::process::Process;
 
 /// The answer to bytes that are no frames.
@@ -136,7 +138,7 @@ impl Agent {
         told.into_iter().map(|(_, status)| status).collect()
     }
 
-    fn signal(&self, order: &SignalProcess) -> Result<(), Fault> {
+    fn signal(&mut self, order: &SignalProcess) -> Result<(), Fault> {
         let process = self.process(&order.process)?;
         let Some(signal) = Signal::from_named_raw(order.signal) else {
             return Err(fault::plain(FaultKind::Invalid, "signal", &order.signal.to_string()));
@@ -152,7 +154,14 @@ impl Agent {
             // The leader has ended; what it left behind has no other name than the tree.
             (Reach::Tree | Reach::Group, leader) => body.tree.signal(commands, leader, signal),
         };
-        sent.map_err(|errno| fault::from_errno(errno, "signal", &order.process))
+        match (sent, body.pid) {
+            // What is in a nest is in another Landlock domain than we are.
+            (Err(Errno::PERM), Some(leader)) if self.place.nester.is_some() => {
+                let order = Order::Signal { group: leader.as_raw_pid(), signal: order.signal };
+                self.order(&order, &[]).map(drop)
+            }
+            (sent, _) => sent.map_err(|errno| fault::from_errno(errno, "signal", &order.process)),
+        }
     }
 
     fn input_of(&self, name: &str) -> Result<u64, Fault> {

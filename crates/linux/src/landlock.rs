@@ -18,11 +18,21 @@ const NEWEST: ABI = ABI::V6;
 /// namespace would bring; that is the point. Renames across directories must be allowed by
 /// name, or the domain would forbid them.
 pub fn forbid_mounts() -> io::Result<()> {
+    forbid(Scope::AbstractUnixSocket | Scope::Signal)
+}
+
+/// As [`forbid_mounts`], for a process in a pid namespace that keeps its signals from others anyway:
+/// those who are there may signal each other whoever started them.
+pub fn forbid_mounts_among_own() -> io::Result<()> {
+    forbid(Scope::AbstractUnixSocket.into())
+}
+
+fn forbid(scope: BitFlags<Scope>) -> io::Result<()> {
     let handled = AccessFs::Refer | AccessFs::MakeBlock;
     let ruleset = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(handled)
-        .and_then(|ruleset| ruleset.scope(Scope::AbstractUnixSocket | Scope::Signal))
+        .and_then(|ruleset| ruleset.scope(scope))
         .and_then(Ruleset::create)
         .map_err(io::Error::other)?;
     let root = PathFd::new("/").map_err(io::Error::other)?;

@@ -101,6 +101,18 @@ pub fn nester_of(id: &str) -> Option<u32> {
     })
 }
 
+/// The first process of the pid namespace that a process is in, as the host numbers it.
+pub fn first_of_namespace(pid: u32) -> Option<u32> {
+    let space = |process: &Path| fs::read_link(process.join("ns/pid")).ok();
+    let wanted = space(&Path::new("/proc").join(pid.to_string()))?;
+    numbered("/proc").find_map(|process| {
+        let status = fs::read_to_string(process.join("status")).ok()?;
+        let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+        let first = numbers.split_whitespace().next_back() == Some("1");
+        (first && space(&process)? == wanted).then(|| process.file_name()?.to_str()?.parse().ok()).flatten()
+    })
+}
+
 /// The pids, as the host numbers them, of processes whose command line holds `text`.
 pub fn processes_with(text: &str) -> Vec<u32> {
     numbered("/proc")

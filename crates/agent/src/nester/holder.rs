@@ -123,6 +123,9 @@ fn build(task: &Task<'_>) -> Result<(), Fault> {
     shown.sort_by_key(|mount| mount.target.matches('/').count());
     let pieces = shown.into_iter().map(|mount| take(mount, task)).collect::<Result<Vec<_>, _>>()?;
 
+    for path in ["/tmp", "/run"] {
+        open_or_make(path, None).named("open", path)?;
+    }
     let root = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).named("open", "/")?;
     mounts::set_attributes(root.as_fd(), Attributes::READ_ONLY, None, Depth::Recursive)
         .named("make read-only", "/")?;
@@ -149,11 +152,11 @@ fn build(task: &Task<'_>) -> Result<(), Fault> {
 
 /// Opens what is to be shown, and makes it and its place if they are missing.
 fn take<'a>(mount: &'a NestMount, task: &Task<'_>) -> Result<Piece<'a>, Fault> {
-    let source = open_or_make(&mount.source, task.who).named("open", &mount.source)?;
+    let source = open_or_make(&mount.source, Some(task.who)).named("open", &mount.source)?;
     refuse_reserved(source.as_fd(), &mount.source)?;
     let hidden = mount.target.starts_with("/tmp/") && !task.nest.share_temporary;
     if mount.target != mount.source && !hidden {
-        let target = open_or_make(&mount.target, task.who).named("open", &mount.target)?;
+        let target = open_or_make(&mount.target, Some(task.who)).named("open", &mount.target)?;
         refuse_reserved(target.as_fd(), &mount.target)?;
     }
     let tree = mounts::clone_of(source.as_fd(), Depth::Recursive).named("show", &mount.source)?;
@@ -179,7 +182,7 @@ fn refuse_reserved(fd: BorrowedFd<'_>, path: &str) -> Result<(), Fault> {
 
 /// Puts a piece where it is to be seen.
 fn put(piece: &Piece<'_>, number: usize, task: &Task<'_>) -> Result<(), Fault> {
-    let target = open_or_make(&piece.mount.target, task.who).named("open", &piece.mount.target)?;
+    let target = open_or_make(&piece.mount.target, Some(task.who)).named("open", &piece.mount.target)?;
     refuse_reserved(target.as_fd(), &piece.mount.target)?;
     let View::Overlay { kept } = piece.mount.view else {
         return mounts::attach_on(piece.tree.as_fd(), target.as_fd()).named("show", &piece.mount.target);
@@ -206,11 +209,11 @@ fn overlay(piece: &Piece<'_>, number: usize, store: &str, target: &OwnedFd) -> i
     mounts::overlay(&[&lower], &upper, &work, Path::new(&target))
 }
 
-/// Opens a path, making directories that are missing; those belong to the session's user.
+/// Opens a path, making directories that are missing; those belong to `owner`, or to root.
 ///
 /// It is walked by hand, since a link of `/proc` would lead to what this process has open, and the
 /// call that knows better is not allowed in every sandbox.
-fn open_or_make(path: &str, who: &Who) -> io::Result<OwnedFd> {
+fn open_or_make(path: &str, owner: Option<&Who>) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let mut here = rustix::fs::open("/", flags, Mode::empty())?;
     let mut words = words_of(path);
@@ -220,7 +223,7 @@ fn open_or_make(path: &str, who: &Who) -> io::Result<OwnedFd> {
             return Err(Errno::LOOP.into());
         }
         let next = match rustix::fs::openat(&here, word.as_str(), flags | OFlags::NOFOLLOW, Mode::empty()) {
-            Err(Errno::NOENT) => make(&here, &word, who)?,
+            Err(Errno::NOENT) => make(&here, &word, owner)?,
             opened => opened?,
         };
         if FileType::from_raw_mode(rustix::fs::fstat(&next)?.st_mode) != FileType::Symlink {
@@ -246,11 +249,13 @@ fn words_of(path: &str) -> Vec<String> {
     path.split('/').rev().filter(|word| !word.is_empty()).map(str::to_owned).collect()
 }
 
-fn make(parent: &OwnedFd, word: &str, who: &Who) -> rustix::io::Result<OwnedFd> {
+fn make(parent: &OwnedFd, word: &str, owner: Option<&Who>) -> rustix::io::Result<OwnedFd> {
     match rustix::fs::mkdirat(parent, word, Mode::from_raw_mode(0o755)) {
         Ok(()) => {
-            let flags = rustix::fs::AtFlags::SYMLINK_NOFOLLOW;
-            rustix::fs::chownat(parent, word, Some(who.uid), Some(who.gid), flags)?;
+            if let Some(who) = owner {
+                let flags = rustix::fs::AtFlags::SYMLINK_NOFOLLOW;
+                rustix::fs::chownat(parent, word, Some(who.uid), Some(who.gid), flags)?;
+            }
         }
         Err(Errno::EXIST) => {}
         Err(errno) => return Err(errno),

@@ -41,6 +41,8 @@ pub(crate) enum Order {
     Start(Box<Begin>),
     /// Does a file operation there. Comes with the connection that is answered.
     Work { session: String, request: FileRequest, rest: Vec<u8>, config: Given },
+    /// Sends a signal to the process group of a program there: others are kept from it by Landlock.
+    Signal { group: i32, signal: i32 },
     /// They are gone; so is what was changed in them.
     Forget { session: String },
 }

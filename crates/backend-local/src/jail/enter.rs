@@ -144,6 +144,7 @@ pub fn enter(
 
     let mut layers = gather(&entry, handover)?;
     build_root(&entry, &mut layers)?;
+    clear_nests().at(Step::Scratch)?;
     let nests = entry.nests.map(|place| make_nests().map(|made| (place, made)));
     let nests = nests.transpose().at(Step::Scratch)?;
     let journals = layers.journal.take().map_or_else(make_journals, Ok).at(Step::Scratch)?;
@@ -297,14 +298,20 @@ fn make_journals() -> io::Result<OwnedFd> {
     mounts::clone_tree(&place, Depth::Single)
 }
 
-/// An empty directory on the volume that nobody finds by name. One that came with a snapshot is of
-/// no use: what it belonged to is gone.
-fn make_nests() -> io::Result<OwnedFd> {
-    let place = Path::new(SCRATCH).join("v/nests");
-    match fs::remove_dir_all(&place) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
+/// Where what is changed in nests lies on the volume.
+const NESTS: &str = "v/nests";
+
+/// What came with a snapshot is of no use: the nests that it belonged to are gone.
+fn clear_nests() -> io::Result<()> {
+    match fs::remove_dir_all(Path::new(SCRATCH).join(NESTS)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
+}
+
+/// An empty directory on the volume that nobody finds by name.
+fn make_nests() -> io::Result<OwnedFd> {
+    let place = Path::new(SCRATCH).join(NESTS);
     fs::DirBuilder::new().mode(0o700).create(&place)?;
     mounts::clone_tree(&place, Depth::Single)
 }

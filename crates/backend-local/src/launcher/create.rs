@@ -1,18 +1,19 @@
 //! Making a sandbox: gather what it needs, begin it, and see it come up.
 
 use std::collections::BTreeMap;
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use domain::Bytes;
 use linux::namespaces::Setgroups;
-use rustix::fs::{AtFlags, MemfdFlags, Uid};
+use rustix::fs::{AtFlags, Uid};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::pipe::PipeFlags;
 use wire::AgentConfig;
 use wire::config::Nesting;
 
+use super::inherited::{Inherited, memfd};
 use super::mounts::Gathered;
 use super::protocol::{Holds, Refusal, RefusalKind};
 use super::record::MadeOf;
@@ -519,67 +520,6 @@ impl Root {
 fn default_ids(plan: &JailPlan) -> (u32, u32) {
     let default_user = plan.guest.users.iter().find(|user| user.name == plan.guest.default_user);
     plan.user.unwrap_or(default_user.map_or((0, 0), |user| (user.uid, user.gid)))
-}
-
-/// The agent's descriptors in the order of their numbers, from 3 on.
-struct Inherited {
-    descriptors: Vec<OwnedFd>,
-    commands: Option<i32>,
-    tasks: Vec<i32>,
-    shares: Vec<i32>,
-    oom: Option<i32>,
-}
-
-impl Inherited {
-    const CONFIG: usize = 0;
-    const LISTEN: usize = 1;
-    const READY: usize = 2;
-    const JOURNAL: usize = 3;
-
-    /// The places of the configuration and the journal hold copies of others until both exist.
-    fn new(ready: OwnedFd, listen: OwnedFd) -> Self {
-        let spare = || ready.try_clone().expect("a descriptor can be duplicated below the limit on them");
-        let descriptors = vec![spare(), listen, spare(), ready];
-        Self { descriptors, commands: None, tasks: Vec::new(), shares: Vec::new(), oom: None }
-    }
-
-    fn number(place: usize) -> i32 {
-        wire::config::CONFIG_FD + i32::try_from(place).expect("there are a dozen or two")
-    }
-
-    fn add(&mut self, descriptor: OwnedFd) -> i32 {
-        self.descriptors.push(descriptor);
-        Self::number(self.descriptors.len() - 1)
-    }
-
-    fn add_groups(&mut self, commands: OwnedFd, tasks: Vec<OwnedFd>, oom: Option<OwnedFd>) {
-        self.commands = Some(self.add(commands));
-        self.tasks = tasks.into_iter().map(|fd| self.add(fd)).collect();
-        self.oom = oom.map(|fd| self.add(fd));
-    }
-
-    fn add_shares(&mut self, shares: Vec<OwnedFd>) {
-        self.shares = shares.into_iter().map(|fd| self.add(fd)).collect();
-    }
-
-    /// A place for what exists later; until then it holds a copy of another.
-    fn add_spare(&mut self) -> usize {
-        let spare = self.descriptors[Self::READY].try_clone();
-        self.descriptors.push(spare.expect("a descriptor can be duplicated below the limit on them"));
-        self.descriptors.len() - 1
-    }
-
-    fn set_config(&mut self, config: OwnedFd) {
-        self.descriptors[Self::CONFIG] = config;
-    }
-}
-
-fn memfd(config: &AgentConfig) -> io::Result<OwnedFd> {
-    let fd = rustix::fs::memfd_create("config", MemfdFlags::CLOEXEC)?;
-    let mut file = std::fs::File::from(fd);
-    file.write_all(&serde_json::to_vec(config)?)?;
-    rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0))?;
-    Ok(file.into())
 }
 
 fn entry_tree(tree: &images::Tree) -> EntryTree {

@@ -9,6 +9,7 @@ pub mod create;
 pub mod end;
 pub mod errand;
 pub mod images;
+mod inherited;
 mod jobs;
 pub mod kept;
 mod mounts;

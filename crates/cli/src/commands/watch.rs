@@ -32,11 +32,24 @@ pub(crate) async fn inspect(server: &Server, id: &SandboxId, printer: &Printer) 
         let shown = if name.ends_with("Bytes") { size(amount) } else { amount.to_string() };
         vec![name, shown]
     });
-    printer.table(&["what", "value"], head.chain(measures).chain(usage).collect())?;
+    let hooks = report.rest.get("hooks").and_then(Value::as_array).into_iter().flatten().map(hook);
+    printer.table(&["what", "value"], head.chain(measures).chain(usage).chain(hooks).collect())?;
     for sentence in &report.weaker {
         printer.warn(sentence);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A hook by the clock and how its last run ended.
+fn hook(hook: &Value) -> Vec<String> {
+    let text = |value: &Value| value.as_str().unwrap_or("?").to_owned();
+    let last = &hook["last"];
+    let ended = match &last["exit"] {
+        Value::Null if last.is_null() => "not run yet".to_owned(),
+        Value::Null => format!("runs since {}", text(&last["began"])),
+        exit => format!("{} at {}", text(exit), text(&last["began"])),
+    };
+    vec![format!("hook {}", text(&hook["name"])), format!("{}: {ended}", text(&hook["schedule"]))]
 }
 
 /// What one look saw of the processor time of each sandbox.

@@ -242,7 +242,7 @@ async fn run(
     let Isolated { scope, id, nest } = isolated;
     let run = body.run()?;
     if !nest.alive {
-        return Err(Fault::runtime("the session is dead"));
+        return Err(Fault::new(StatusCode::CONFLICT, "RUNTIME_ERROR", "the session is dead"));
     }
     let background = run.place == RunPlace::Beside;
     let following = front.service.run(&scope.owner, &scope.id, &id, run).await.map_err(told)?;

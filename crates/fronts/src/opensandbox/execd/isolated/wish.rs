@@ -39,8 +39,10 @@ const SECRETS: [&str; 9] =
 const USUAL_IDLE: u64 = 1800;
 const LONGEST_IDLE: u64 = 365 * 24 * 3600;
 
-/// How many things one session may be shown.
+/// How many things one session may be shown, and how much may be said about it: all of it is kept with
+/// the session.
 const MOST: usize = 64;
+const LONGEST: usize = 48 << 10;
 
 #[derive(Clone, Deserialize, Serialize)]
 pub(super) struct CreateBody {
@@ -148,6 +150,10 @@ pub(super) fn parse(body: CreateBody) -> Result<(OpenSession, Map<String, Value>
     let Ok(Value::Object(echo)) = serde_json::to_value(&body) else {
         return Err(Fault::runtime("the session cannot be written down"));
     };
+    let note = Value::Object(echo.clone()).to_string();
+    if note.len() > LONGEST {
+        return Err(Fault::invalid(format!("a session is described in at most {LONGEST} bytes")));
+    }
     let shared = |share| if share { Sharing::Shared } else { Sharing::Own };
     let nest = Nest {
         mounts,
@@ -155,7 +161,7 @@ pub(super) fn parse(body: CreateBody) -> Result<(OpenSession, Map<String, Value>
         network: shared(body.share_net.unwrap_or(true)),
         screen: screen(body.env_passthrough.as_ref(), profile),
         idle: (idle > 0).then(|| Duration::from_secs(idle)),
-        note: Value::Object(echo.clone()).to_string(),
+        note,
     };
     let identity = match (body.uid, body.gid) {
         (None, None) => Identity::Default,
@@ -332,6 +338,7 @@ mod tests {
             with("binds", json!([{"source": "/database"}])),
             with("extra_writable", json!(["/usr"])),
             with("profile", json!("loose")),
+            with("env_passthrough", json!({"keys": ["k".repeat(50_000)]})),
             with("idle_timeout_seconds", json!(-1)),
         ] {
             let refused = check(wrong.clone()).map(drop).unwrap_err();

@@ -1,0 +1,68 @@
+//! What an agent inherits: its descriptors, and the configuration that tells their numbers.
+
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+
+use rustix::fs::MemfdFlags;
+use wire::AgentConfig;
+
+/// The agent's descriptors in the order of their numbers, from 3 on.
+pub(super) struct Inherited {
+    pub(super) descriptors: Vec<OwnedFd>,
+    pub(super) commands: Option<i32>,
+    pub(super) tasks: Vec<i32>,
+    pub(super) shares: Vec<i32>,
+    pub(super) oom: Option<i32>,
+}
+
+impl Inherited {
+    const CONFIG: usize = 0;
+    pub(super) const LISTEN: usize = 1;
+    pub(super) const READY: usize = 2;
+    pub(super) const JOURNAL: usize = 3;
+
+    /// The places of the configuration and the journal hold copies of others until both exist.
+    pub(super) fn new(ready: OwnedFd, listen: OwnedFd) -> Self {
+        let spare = || ready.try_clone().expect("a descriptor can be duplicated below the limit on them");
+        let descriptors = vec![spare(), listen, spare(), ready];
+        Self { descriptors, commands: None, tasks: Vec::new(), shares: Vec::new(), oom: None }
+    }
+
+    pub(super) fn number(place: usize) -> i32 {
+        wire::config::CONFIG_FD + i32::try_from(place).expect("there are a dozen or two")
+    }
+
+    fn add(&mut self, descriptor: OwnedFd) -> i32 {
+        self.descriptors.push(descriptor);
+        Self::number(self.descriptors.len() - 1)
+    }
+
+    pub(super) fn add_groups(&mut self, commands: OwnedFd, tasks: Vec<OwnedFd>, oom: Option<OwnedFd>) {
+        self.commands = Some(self.add(commands));
+        self.tasks = tasks.into_iter().map(|fd| self.add(fd)).collect();
+        self.oom = oom.map(|fd| self.add(fd));
+    }
+
+    pub(super) fn add_shares(&mut self, shares: Vec<OwnedFd>) {
+        self.shares = shares.into_iter().map(|fd| self.add(fd)).collect();
+    }
+
+    /// A place for what exists later; until then it holds a copy of another.
+    pub(super) fn add_spare(&mut self) -> usize {
+        let spare = self.descriptors[Self::READY].try_clone();
+        self.descriptors.push(spare.expect("a descriptor can be duplicated below the limit on them"));
+        self.descriptors.len() - 1
+    }
+
+    pub(super) fn set_config(&mut self, config: OwnedFd) {
+        self.descriptors[Self::CONFIG] = config;
+    }
+}
+
+pub(super) fn memfd(config: &AgentConfig) -> io::Result<OwnedFd> {
+    let fd = rustix::fs::memfd_create("config", MemfdFlags::CLOEXEC)?;
+    let mut file = std::fs::File::from(fd);
+    file.write_all(&serde_json::to_vec(config)?)?;
+    rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0))?;
+    Ok(file.into())
+}
