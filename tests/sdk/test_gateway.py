@@ -16,7 +16,7 @@ from opensandbox.sync.sandbox import SandboxSync
 BINARY = os.environ.get("CORACLE_TEST_BINARY", "")
 OWN_KEY = "key-of-the-gateway-tests"
 DOMAIN = "boxes.test"
-SERVE = ["python3", "-m", "http.server", "--bind", "127.0.0.1", "--directory", "/usr/share", "7000"]
+SERVE = ["python3", "-m", "http.server", "--bind", "127.0.0.1", "--directory", "/", "7000"]
 
 needs_binary = pytest.mark.skipif(not BINARY, reason="CORACLE_TEST_BINARY names no binary")
 
@@ -345,6 +345,6 @@ def test_the_execution_api_forwards_ports_too(serving, api):
     with httpx.Client() as client:
         answer = ask(client, execution, "/proxy/7000/")
         assert answer.status_code == 200 and "Directory listing" in answer.text
-        answer = ask(client, execution, "/proxy/7000/man")
-        assert answer.headers["location"].endswith(f"/v1/sandboxes/{sandbox}/proxy/44772/proxy/7000/man/"), answer.headers
+        answer = ask(client, execution, "/proxy/7000/usr")
+        assert answer.headers["location"].endswith(f"/v1/sandboxes/{sandbox}/proxy/44772/proxy/7000/usr/"), answer.headers
         assert client.get(f"http://{execution['endpoint']}/proxy/0/", headers=execution["headers"]).status_code == 400

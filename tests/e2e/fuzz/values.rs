@@ -68,7 +68,7 @@ pub(super) fn nasty(dice: &mut Dice) -> String {
 pub(super) fn fitting(name: &str, dice: &mut Dice) -> String {
     let choices: &[&str] = match name {
         "path" | "cwd" | "src" | "dest" | "mountPath" => {
-            &["/tmp/a", "/tmp/b", "/tmp", "/", "/tmp/d/e/f", "relative", "/etc/passwd", "/tmp/a/b"]
+            &["/tmp/a", "/tmp/b", "/tmp", "/etc", "/tmp/d/e/f", "relative", "/etc/passwd", "/tmp/a/b"]
         }
         "uri" => &["host", "python:3.12", "none/such:1"],
         "command" | "code" => &["true", "echo hi", "exit 3", "sleep 0.05", "cat", "head -c 100000 /dev/zero"],

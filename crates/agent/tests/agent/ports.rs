@@ -81,6 +81,31 @@ fn bytes_behind_the_request_are_part_of_the_tunnel() {
 }
 
 #[test]
+fn an_answer_arrives_although_its_service_stopped_reading() {
+    const SENT: usize = 8 << 20;
+    let agent = TestAgent::with_trees(Trees::Runners);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // It closes with most of what was sent unread, so its kernel resets the connection.
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.read_exact(&mut [0; 1000]).unwrap();
+            stream.write_all(b"refused").unwrap();
+        });
+        let mut talk = agent.ask(Request::Tunnel { port });
+        assert_eq!(talk.reply(), Reply::Ok);
+        let stream = talk.stream();
+        // None of this fails: what the service does not take is dropped.
+        stream.write_all(&vec![b'x'; SENT]).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        assert_eq!(answer, b"refused");
+    });
+}
+
+#[test]
 fn a_port_on_which_nobody_listens_is_refused() {
     let agent = TestAgent::with_trees(Trees::Runners);
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();

@@ -195,8 +195,12 @@ async fn execute(
     let extensions = request.extensions_mut();
     let (upgrade, peer) = (extensions.remove::<OnUpgrade>(), extensions.remove::<Peer>());
     extensions.clear();
-    upgrade.map(|upgrade| extensions.insert(upgrade));
-    peer.map(|peer| extensions.insert(peer));
+    if let Some(upgrade) = upgrade {
+        extensions.insert(upgrade);
+    }
+    if let Some(peer) = peer {
+        extensions.insert(peer);
+    }
     extensions.insert(scope);
     extensions.insert(reached);
     execd.oneshot(request).await.into_response()
