@@ -156,7 +156,8 @@ fn table() -> Vec<(&'static str, MethodRouter<Front>)> {
 /// Routes for which there is a description to be held equal to.
 #[cfg(test)]
 pub(super) fn plain_table() -> Vec<(String, MethodRouter<Front>)> {
-    table().into_iter().map(|(path, route)| (path.to_owned(), route)).collect()
+    let all = table().into_iter().chain(isolated::table());
+    all.map(|(path, route)| (path.to_owned(), route)).collect()
 }
 
 #[cfg(test)]
