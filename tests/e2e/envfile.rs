@@ -19,6 +19,34 @@ fn what_is_kept_reaches_commands_shells_and_terminals_that_start_later() {
 }
 
 #[test]
+fn what_is_kept_tells_where_commands_shells_and_runs_start() {
+    let server = Server::start();
+    let mut sandbox = server.create_with(&json!({"env": {"OTHER": "/never/there"}}));
+    let keep =
+        r#"mkdir -p /opt/opensandbox "/tmp/a b" && printf "PLACE='/tmp/a b'\nOTHER=/usr\n" > "$EXECD_ENVS""#;
+    assert_eq!(sandbox.run(keep).code, Some(0));
+    for (cwd, place) in [("$PLACE", "/tmp/a b\n"), ("${OTHER}/bin", "/usr/bin\n")] {
+        assert_eq!(sandbox.run_with(&json!({"command": "pwd", "cwd": cwd})).stdout, place, "{cwd}");
+    }
+    let own = json!({"command": "pwd", "cwd": "$PLACE", "envs": {"PLACE": "/etc"}});
+    assert_eq!(sandbox.run_with(&own).stdout, "/etc\n");
+    let missing = sandbox.inside("POST", "command", &json!({"command": "pwd", "cwd": "$PLACE/none"}));
+    assert_eq!(missing.status, 400);
+    assert!(missing.text().contains("$PLACE/none"), "{}", missing.text());
+
+    let opened = sandbox.inside("POST", "session", &json!({"cwd": "$PLACE/new"})).json();
+    let path = format!("session/{}/run", opened["session_id"].as_str().expect("a new session has an id"));
+    for (cwd, told) in [
+        (Value::Null, r#""text":"/tmp/a b/new\n""#),
+        (json!("$OTHER/lib"), r#""text":"/usr/lib\n""#),
+        (json!("$PLACE/$(id)/`id`;id"), r#""evalue":"1""#),
+    ] {
+        let text = sandbox.inside("POST", &path, &json!({"command": "pwd", "cwd": cwd})).text();
+        assert!(text.contains(told) && !text.contains("uid="), "{cwd}: {text}");
+    }
+}
+
+#[test]
 fn a_sandbox_knows_its_id_whatever_its_client_says() {
     let server = Server::start();
     let mut sandbox = server.create_with(&json!({"env": {"OPENSANDBOX_ID": "forged", "A": "b"}}));

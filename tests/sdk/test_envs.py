@@ -2,6 +2,7 @@
 
 import pytest
 from opensandbox import Sandbox, SandboxSync
+from opensandbox.models.execd import RunCommandOpts
 
 RESOURCE = {"cpu": "1", "memory": "512Mi"}
 
@@ -21,6 +22,23 @@ def test_set_env_is_seen_by_commands_and_sessions(config):
         sandbox.commands.set_env("V1", "later")
         assert sandbox.commands.run("echo $V1").text.strip() == "later"
         assert sandbox.commands.run("echo $OPENSANDBOX_ID").text.strip() == sandbox.id
+    finally:
+        sandbox.destroy()
+
+
+def test_directories_know_what_was_set(config):
+    sandbox = SandboxSync.create("python:3.12", connection_config=config, resource=RESOURCE)
+    try:
+        sandbox.commands.set_env("PLACE", "/tmp/a place")
+        session = sandbox.commands.create_session(working_directory="$PLACE/new")
+        run = sandbox.commands.run_in_session
+        assert run(session, "pwd").text.strip() == "/tmp/a place/new"
+        assert run(session, "pwd", working_directory="${PLACE}").text.strip() == "/tmp/a place"
+        assert run(session, "pwd", working_directory="$PLACE/none").exit_code == 1
+        opts = RunCommandOpts(working_directory="$PLACE")
+        assert sandbox.commands.run("pwd", opts=opts).text.strip() == "/tmp/a place"
+        opts = RunCommandOpts(working_directory="$PLACE", envs={"PLACE": "/usr"})
+        assert sandbox.commands.run("pwd", opts=opts).text.strip() == "/usr"
     finally:
         sandbox.destroy()
 

@@ -19,7 +19,7 @@ use rustix::io::{Errno, FdFlags};
 use rustix::process::{Resource, Rlimit};
 use wire::process::Missing;
 
-use crate::command::{Command, Program, Workdir};
+use crate::command::{Command, Found, Program, Workdir};
 use crate::place::Place;
 
 /// The command's ends of its pipes, or of its terminal.
@@ -161,9 +161,11 @@ fn become_command(
     rustix::process::umask(Mode::WGRP | Mode::WOTH);
     limit(place).at(Step::Limits)?;
     confine(place, command)?;
-    enter(&command.directory).at(Step::Directory)?;
+    let late = command.with_variables_of_file();
+    let path = late.as_ref().and_then(|late| late.directory.as_deref());
+    enter(path.unwrap_or(&command.directory.path), &command.directory).at(Step::Directory)?;
     signals::unblock_all().at(Step::Exec)?;
-    Err(Failure { step: Step::Exec, errno: exec(place, command) })
+    Err(Failure { step: Step::Exec, errno: exec(place, command, late.as_ref()) })
 }
 
 fn connect(stdio: &Stdio) -> Result<(), Failure> {
@@ -205,13 +207,13 @@ fn confine(place: &Place, command: &Command) -> Result<(), Failure> {
     if place.filter.is_empty() { Ok(()) } else { place.filter.install().at(Step::Filter) }
 }
 
-fn enter(directory: &Workdir) -> rustix::io::Result<()> {
-    match (rustix::process::chdir(&directory.path), directory.missing) {
+fn enter(path: &CStr, directory: &Workdir) -> rustix::io::Result<()> {
+    match (rustix::process::chdir(path), directory.missing) {
         (Ok(()), _) => Ok(()),
         (Err(errno), Missing::Fail) => Err(errno),
         (Err(Errno::NOENT), Missing::Create) => {
-            make_directories(&directory.path)?;
-            rustix::process::chdir(&directory.path)
+            make_directories(path)?;
+            rustix::process::chdir(path)
         }
         (Err(errno), Missing::Create) => Err(errno),
         (Err(_), Missing::Ignore) => {
@@ -234,14 +236,13 @@ fn make_directories(path: &CStr) -> rustix::io::Result<()> {
 
 /// Tries each candidate as execvp(3) does: one that may not be executed is remembered, one that
 /// is not there is skipped.
-fn exec(place: &Place, command: &Command) -> Errno {
-    let late = command.with_variables_of_file();
-    let environment = late.as_ref().map_or(&command.environment, |late| &late.environment);
+fn exec(place: &Place, command: &Command, late: Option<&Found>) -> Errno {
+    let environment = late.map_or(&command.environment, |late| &late.environment);
     let execute = |program| {
         let error = spawn::exec(program, &command.arguments, environment);
         Errno::from_io_error(&error).unwrap_or(Errno::IO)
     };
-    let programs = match (&command.program, &late) {
+    let programs = match (&command.program, late) {
         (Program::Own, _) => return execute(Executable::File(place.own.as_fd())),
         (Program::Paths(_), Some(late)) => &late.programs,
         (Program::Paths(programs), None) => programs,

@@ -11,6 +11,7 @@ use wire::process::{self, Directory, Identity, Missing};
 use wire::{AgentConfig, Fault, FaultKind};
 
 use crate::identity::Who;
+use crate::path::{self, expand_path};
 use crate::{envfile, fault, screen};
 
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -50,6 +51,8 @@ struct Late {
 pub(crate) struct Found {
     pub(crate) programs: Vec<CString>,
     pub(crate) environment: Words,
+    /// Where it starts, if that was not known before.
+    pub(crate) directory: Option<CString>,
 }
 
 impl Found {
@@ -57,7 +60,7 @@ impl Found {
         let path = env.get("PATH").map_or(DEFAULT_PATH, String::as_str);
         let assignments = env.iter().map(|(name, value)| c_string(&format!("{name}={value}")));
         let environment = Words::new(assignments.collect::<Result<_, _>>()?);
-        Ok(Self { programs: candidates(name, path)?, environment })
+        Ok(Self { programs: candidates(name, path)?, environment, directory: None })
     }
 }
 
@@ -73,9 +76,20 @@ pub(crate) enum Program {
 /// Where the command starts.
 #[derive(Debug)]
 pub(crate) struct Workdir {
+    /// As far as it is known without a file of variables.
     pub(crate) path: CString,
     pub(crate) missing: Missing,
     pub(crate) fallback: CString,
+    /// For messages.
+    pub(crate) shown: String,
+    sought: Option<Sought>,
+}
+
+/// A directory that a file of variables may decide.
+#[derive(Debug)]
+struct Sought {
+    directory: Directory,
+    base: String,
 }
 
 /// What all commands of one identity have in common.
@@ -155,7 +169,7 @@ impl Command {
             return Err(fault::plain(FaultKind::Invalid, "start", "an empty command"));
         };
         let Surroundings { who, env, workdir, late, .. } = around;
-        let Found { programs, environment } = Found::new(name, &env)?;
+        let Found { programs, environment, .. } = Found::new(name, &env)?;
         Ok(Self {
             who,
             program: Program::Paths(programs),
@@ -203,7 +217,8 @@ impl Command {
         env.extend(variables);
         env.extend(own.iter().map(|(name, value)| (name.clone(), value.clone())));
         // Every word was checked where it came from.
-        Found::new(&self.program_name, &env).ok()
+        let found = Found::new(&self.program_name, &env).ok()?;
+        Some(Found { directory: self.directory.with_variables(&env), ..found })
     }
 
     pub(crate) fn from_shell(around: Surroundings, text: &str, login: bool) -> Result<Self, Fault> {
@@ -230,48 +245,22 @@ impl Workdir {
         let default =
             || Directory { path: config.default_directory.clone(), missing: Missing::Ignore, expand: false };
         let wanted = directory.cloned().unwrap_or_else(default);
-        let path = expand_path(&config.default_directory, env, &wanted);
-        let fallback = if directory.is_some() { config.default_directory.as_str() } else { "/" };
-        Ok(Self { path: c_string(&path)?, missing: wanted.missing, fallback: c_string(fallback)? })
+        let base = &config.default_directory;
+        let path = expand_path(base, env, &wanted);
+        let fallback = if directory.is_some() { base.as_str() } else { "/" };
+        let (missing, fallback) = (wanted.missing, c_string(fallback)?);
+        let open = config.env_file.is_some() && path::has_variables(&wanted);
+        // A path with holes would only mislead.
+        let shown = if open && !path::knows_all(env, &wanted) { &wanted.path } else { &path }.clone();
+        let sought = open.then(|| Sought { directory: wanted, base: base.clone() });
+        Ok(Self { path: c_string(&path)?, missing, fallback, shown, sought })
     }
-}
 
-/// Replaces `~` at the start and, if asked, variables; a relative path starts at `base`.
-pub(crate) fn expand_path(base: &str, env: &BTreeMap<String, String>, directory: &Directory) -> String {
-    let home = env.get("HOME").map_or("/", String::as_str);
-    let path = match directory.path.strip_prefix('~') {
-        Some(rest) if rest.is_empty() || rest.starts_with('/') => format!("{home}{rest}"),
-        _ => directory.path.clone(),
-    };
-    let path = if directory.expand { expand_variables(&path, env) } else { path };
-    match path.as_str() {
-        "" => base.to_owned(),
-        absolute if absolute.starts_with('/') => path,
-        relative => format!("{base}/{relative}"),
+    fn with_variables(&self, env: &BTreeMap<String, String>) -> Option<CString> {
+        let Sought { directory, base } = self.sought.as_ref()?;
+        // Neither a path nor a variable with a zero byte has come so far.
+        c_string(&expand_path(base, env, directory)).ok()
     }
-}
-
-/// Replaces `$NAME` and `${NAME}`; a name that is not set becomes nothing, as in a shell.
-pub(crate) fn expand_variables(text: &str, env: &BTreeMap<String, String>) -> String {
-    let mut out = String::new();
-    let mut rest = text;
-    while let Some((before, after)) = rest.split_once('$') {
-        out.push_str(before);
-        let (name, following) = match after.strip_prefix('{').and_then(|inner| inner.split_once('}')) {
-            Some(braced) => braced,
-            None => {
-                let end = after.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-                after.split_at(end.unwrap_or(after.len()))
-            }
-        };
-        match name {
-            "" => out.push('$'),
-            name => out.push_str(env.get(name).map_or("", String::as_str)),
-        }
-        rest = following;
-    }
-    out.push_str(rest);
-    out
 }
 
 /// The environment of everything that this user starts.
@@ -321,22 +310,6 @@ pub(crate) fn c_string(text: &str) -> Result<CString, Fault> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn check(text: &str, expected: &str) {
-        let env = BTreeMap::from([("A".to_owned(), "one".to_owned()), ("HOME".to_owned(), "/h".to_owned())]);
-        assert_eq!(expand_variables(text, &env), expected, "{text}");
-    }
-
-    #[test]
-    fn variables_are_replaced_as_a_shell_would() {
-        check("/x/$A/y", "/x/one/y");
-        check("${A}b$A", "onebone");
-        check("$NONE/a", "/a");
-        check("$", "$");
-        check("a$$A", "a$one");
-        check("${A", "${A");
-        check("$HOME", "/h");
-    }
 
     #[test]
     fn a_bare_name_is_looked_for_in_the_path_and_no_shell_is_involved() {

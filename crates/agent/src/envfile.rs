@@ -17,7 +17,7 @@ use std::ffi::CStr;
 
 use rustix::fs::{FileType, Mode, OFlags};
 
-use crate::command::expand_variables;
+use crate::path::expand_variables;
 
 /// How much of the file is read. What stands behind is not seen.
 const LONGEST_FILE: usize = 256 << 10;

@@ -35,6 +35,7 @@ mod line;
 mod nest;
 mod nester;
 mod occupy;
+mod path;
 mod place;
 mod poll;
 mod ports;
@@ -47,6 +48,7 @@ mod session;
 mod shell;
 mod tree;
 mod watch;
+mod way;
 mod worker;
 
 use std::convert::Infallible;

@@ -301,7 +301,7 @@ impl Agent {
         let directory = session.directory.clone();
         let directory = directory.map(|path| Directory { path, missing: Missing::Ignore, expand: false });
         let directory = run.directory.or(directory).or_else(|| session.open.directory.clone());
-        let text = shell::compose(&session.exports, None, false, &run.text);
+        let text = shell::compose(&session.exports, None, &run.text);
         let process = self.add_process(NewProcess {
             name: run.process.clone(),
             tag: None,

@@ -87,7 +87,7 @@ impl Subjects {
     pub(crate) fn of(command: &Command) -> Self {
         Self {
             program: command.program_name.clone(),
-            directory: command.directory.path.to_string_lossy().into_owned(),
+            directory: command.directory.shown.clone(),
             user: command.who.name.clone(),
         }
     }
@@ -95,7 +95,7 @@ impl Subjects {
     pub(crate) fn of_place(around: &Surroundings) -> Self {
         Self {
             program: String::new(),
-            directory: around.workdir.path.to_string_lossy().into_owned(),
+            directory: around.workdir.shown.clone(),
             user: around.who.name.clone(),
         }
     }

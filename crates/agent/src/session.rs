@@ -25,15 +25,14 @@ use crate::body::Owner;
 use crate::child::Failure;
 use crate::command::{self, Command, Surroundings};
 use crate::exec::Wiring;
-use crate::fault;
 use crate::input::Input;
 use crate::kernel::{self, Hearing};
 use crate::nest::{Inside, Kept};
-use crate::nester;
 use crate::place::HIGH;
 use crate::poll::{Source, Token};
 use crate::process::{Caller, NewProcess, Subjects, is_plain};
 use crate::shell::{self, Dialect, Kind};
+use crate::{fault, nester};
 
 /// How many runs may wait for their turn in one session.
 const MOST_QUEUED: usize = 64;
@@ -105,7 +104,7 @@ impl Session {
     }
 
     /// Whether its first shell is all that whoever opens it waits for.
-    fn opens_with_its_shell(&self) -> bool {
+    pub(crate) fn opens_with_its_shell(&self) -> bool {
         self.kernel.as_ref().is_none_or(|kernel| kernel.program == Program::Shell)
     }
 }
@@ -160,7 +159,8 @@ impl Agent {
     pub(crate) fn run_in_session(&mut self, connection: u64, run: RunInSession) -> Result<(), Fault> {
         let number = self.session(&run.session)?;
         self.check_new_name(&run.process)?;
-        if run.text.contains('\0') || run.env.values().any(|value| value.contains('\0')) {
+        let directory = run.directory.iter().map(|directory| &directory.path);
+        if directory.chain(run.env.values()).chain([&run.text]).any(|text| text.contains('\0')) {
             return Err(fault::plain(FaultKind::Invalid, "run", "a text with a zero byte in it"));
         }
         if let Some(wrong) = run.env.keys().find(|name| !shell::is_variable(name)) {
@@ -291,29 +291,6 @@ impl Agent {
         if let Some(run) = run {
             self.drop_process(run.process);
         }
-    }
-
-    /// Where a run is to start must be known to exist before it starts.
-    fn check_directory(&self, session: &Session, directory: Option<&Directory>) -> Result<(), Fault> {
-        if directory.is_some() && !session.opens_with_its_shell() {
-            return Err(fault::plain(FaultKind::Invalid, "run", "a directory for a kernel"));
-        }
-        let Some(directory) = directory.filter(|directory| directory.missing == Missing::Fail) else {
-            return Ok(());
-        };
-        let path = self.run_directory(session, directory)?;
-        match rustix::fs::stat(path.as_str()) {
-            Err(errno @ (Errno::NOENT | Errno::NOTDIR)) => {
-                Err(fault::from_errno(errno, "change directory", &path))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn run_directory(&self, session: &Session, directory: &Directory) -> Result<String, Fault> {
-        let around = Surroundings::new(&self.place.config, &session.open.identity, &session.open.env, None)?;
-        let base = session.directory.as_deref().unwrap_or(&self.place.config.default_directory);
-        Ok(command::expand_path(base, &around.env, directory))
     }
 
     pub(crate) fn start_shell(&mut self, number: u64) -> Result<(), Fault> {
@@ -461,13 +438,10 @@ impl Agent {
     /// What a shell is to evaluate for a run.
     fn shell_text(&self, session: &Session, shell: &Shell, run: &Run) -> String {
         let directory = run.request.directory.as_ref();
-        // It was found when the run was accepted, so it is found now.
-        let path = directory.and_then(|directory| self.run_directory(session, directory).ok());
-        let path = path.filter(|path| !ignored(directory, path));
-        let create = directory.is_some_and(|directory| directory.missing == Missing::Create);
+        let way = directory.and_then(|directory| self.way(session, directory));
         let exports = if shell.forgetful { session.exports.as_str() } else { "" };
         let lent = shell::lend(&session.passing, &run.request.env);
-        lent + &shell::compose(exports, path.as_deref(), create, &run.request.text)
+        lent + &shell::compose(exports, way.as_ref(), &run.request.text)
     }
 
     pub(crate) fn on_orders(&mut self, number: u64) {
@@ -646,11 +620,6 @@ fn as_shell(around: Surroundings, [orders, verdicts]: [OwnedFd; 2]) -> Result<(C
     let dialect = Dialect::of(path);
     let words = dialect.words(path, orders.as_raw_fd(), verdicts.as_raw_fd());
     Ok((Command::from_words(around, &words, vec![orders, verdicts])?, Tongue::Shell(dialect)))
-}
-
-/// A directory that is missing, and may be.
-fn ignored(directory: Option<&Directory>, path: &str) -> bool {
-    directory.is_some_and(|directory| directory.missing == Missing::Ignore) && rustix::fs::stat(path).is_err()
 }
 
 /// A pipe between us and a shell. The ends have high numbers, since the shell keeps one of them

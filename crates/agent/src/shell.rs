@@ -17,6 +17,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::os::fd::RawFd;
 
+use crate::way::Way;
+
 /// The longest verdict. One that is longer comes from somebody else.
 pub(crate) const LONGEST_VERDICT: usize = 4 << 20;
 
@@ -114,18 +116,14 @@ done"#
 }
 
 /// What is to be evaluated for one run: what a shell that died knew, the directory, the text.
-pub(crate) fn compose(exports: &str, directory: Option<&str>, create: bool, text: &str) -> String {
+pub(crate) fn compose(exports: &str, way: Option<&Way>, text: &str) -> String {
     let mut order = String::new();
     let restored =
         if exports.is_empty() { String::new() } else { format!("eval {} 2>/dev/null\n", quote(exports)) };
     order.push_str(&restored);
-    match directory {
+    match way {
         None => order.push_str(text),
-        Some(directory) => {
-            let directory = quote(directory);
-            let made = if create { format!("mkdir -p -- {directory} && ") } else { String::new() };
-            order.push_str(&format!("{made}cd -- {directory} && eval {}", quote(text)));
-        }
+        Some(way) => order.push_str(&format!("{} && eval {}", way.text(), quote(text))),
     }
     order.push('\n');
     order
@@ -157,7 +155,7 @@ pub(crate) fn is_variable(name: &str) -> bool {
 }
 
 /// Makes one word of any text.
-fn quote(text: &str) -> String {
+pub(crate) fn quote(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
@@ -203,6 +201,8 @@ fn parse_verdict(message: &[u8]) -> Option<Verdict> {
 
 #[cfg(test)]
 mod tests {
+    use wire::process::Missing;
+
     use super::*;
 
     #[test]
@@ -223,9 +223,9 @@ mod tests {
     fn a_text_stays_itself_between_quotes_and_in_one_line() {
         assert_eq!(quote("it's"), r"'it'\''s'");
         assert_eq!(escape("a\n$b"), r"a\0012\0044b");
-        assert_eq!(compose("", None, false, "x"), "x\n");
+        assert_eq!(compose("", None, "x"), "x\n");
         assert_eq!(
-            compose("e", Some("d"), true, "x"),
+            compose("e", Some(&Way::to("d", Missing::Create)), "x"),
             "eval 'e' 2>/dev/null\nmkdir -p -- 'd' && cd -- 'd' && eval 'x'\n"
         );
     }

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use wire::process::{Exit, Identity, OpenSession, Retention, RunInSession};
-use wire::{Reply, Request};
+use wire::process::{Directory, Exit, Missing, OpenSession, RunInSession, Start};
+use wire::{FaultKind, Reply, Request};
 
 use crate::client::{argv, shell};
 use crate::harness::{TestAgent, Trees};
+use crate::sessions::{run, session};
 
 /// An agent whose file is not there yet, and the file.
 fn with_file(trees: Trees) -> (TestAgent, PathBuf) {
@@ -52,30 +53,50 @@ fn a_path_in_the_file_is_where_programs_are_looked_for() {
 fn a_new_shell_reads_it_as_well() {
     let (agent, path) = with_file(Trees::Runners);
     std::fs::write(&path, "V=kept\n").unwrap();
-    let open = OpenSession {
-        session: "s".to_owned(),
-        identity: Identity::Default,
-        directory: None,
-        env: BTreeMap::new(),
-        terminal: None,
-        nest: None,
-    };
+    assert_eq!(agent.reply(Request::OpenSession(session())), Reply::Ok);
+    assert_eq!(agent.run_in(run("r", "echo $V")).stdout(), "kept\n");
+}
+
+fn directory(path: &str, missing: Missing) -> Option<Directory> {
+    Some(Directory { path: path.to_owned(), missing, expand: true })
+}
+
+#[test]
+fn the_directory_of_a_command_knows_the_variables_of_the_file() {
+    let (agent, path) = with_file(Trees::Runners);
+    std::fs::write(&path, "D=/usr\nBASE=/etc\n").unwrap();
+    let at =
+        |name: &str, path: &str| Start { directory: directory(path, Missing::Fail), ..shell(name, "pwd") };
+    assert_eq!(agent.run(at("file", "$D/bin/../lib")).stdout(), "/usr/lib\n");
+    assert_eq!(agent.run(at("before", "$BASE")).stdout(), "/etc\n");
+    let env = BTreeMap::from([("D".to_owned(), "/dev".to_owned())]);
+    assert_eq!(agent.run(Start { env, ..at("own", "${D}") }).stdout(), "/dev\n");
+    let fault = agent.fault(Request::Start(at("none", "$D/never/there")));
+    assert_eq!((fault.kind, fault.subject.as_str()), (FaultKind::NotFound, "$D/never/there"));
+    let ignored = Start { directory: directory("$D/never", Missing::Ignore), ..shell("ignored", "pwd") };
+    assert_eq!(agent.run(ignored).stdout().trim_end(), path.parent().unwrap().to_str().unwrap());
+}
+
+#[test]
+fn the_directory_of_a_session_and_of_its_runs_knows_them_too() {
+    let (agent, path) = with_file(Trees::Runners);
+    let home = path.parent().unwrap().to_str().unwrap();
+    std::fs::write(&path, format!("D='{home}/a b'\n")).unwrap();
+    let open = OpenSession { directory: directory("$D/new", Missing::Create), ..session() };
     assert_eq!(agent.reply(Request::OpenSession(open)), Reply::Ok);
-    let run = RunInSession {
-        session: "s".to_owned(),
-        process: "r".to_owned(),
-        text: "echo $V".to_owned(),
-        directory: None,
-        deadline_ms: None,
-        retention: Retention { first: 1 << 20, last: 1 << 20, hold: false },
-        follow: true,
-        queue: false,
-        env: BTreeMap::new(),
-        beside: false,
+    assert_eq!(agent.run_in(run("first", "pwd")).stdout(), format!("{home}/a b/new\n"));
+    let at = |name: &str, path: &str| RunInSession {
+        directory: directory(path, Missing::Fail),
+        ..run(name, "pwd; export LATER=/usr")
     };
-    let mut talk = agent.ask(Request::Run(run));
-    assert!(matches!(talk.reply(), Reply::Started { .. }));
-    assert_eq!(talk.output().stdout(), "kept\n");
+    assert_eq!(agent.run_in(at("second", "${D}")).stdout(), format!("{home}/a b\n"));
+    assert_eq!(agent.run_in(at("third", "new")).stdout(), format!("{home}/a b/new\n"));
+    assert_eq!(agent.run_in(at("later", "$LATER/bin")).stdout(), "/usr/bin\n");
+    let missing = agent.run_in(at("missing", "$D/$(touch oops)"));
+    assert_eq!((missing.stdout().as_str(), missing.exit()), ("", Exit::Code(1)));
+    assert_eq!(agent.fault(Request::Run(at("plain", "/never/there"))).kind, FaultKind::NotFound);
+    assert_eq!(agent.fault(Request::Run(at("zero", "$D\0"))).kind, FaultKind::Invalid);
+    assert_eq!(agent.run_in(run("after", "pwd; ls oops")).stdout(), "/usr/bin\n");
 }
 
 #[test]

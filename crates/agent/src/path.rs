@@ -1,0 +1,182 @@
+//! Paths in which `~` and variables stand for something.
+
+use std::collections::BTreeMap;
+
+use wire::process::Directory;
+
+use crate::shell;
+
+/// A part of a text.
+#[derive(Debug, PartialEq, Eq)]
+enum Piece<'a> {
+    Text(&'a str),
+    Name(&'a str),
+}
+
+/// Replaces `~` at the start and, if asked, variables; a relative path starts at `base`.
+pub(crate) fn expand_path(base: &str, env: &BTreeMap<String, String>, directory: &Directory) -> String {
+    let (home, rest) = split_home(&directory.path);
+    let rest = if directory.expand { expand_variables(rest, env) } else { rest.to_owned() };
+    let home = if home { env.get("HOME").map_or("/", String::as_str) } else { "" };
+    let path = format!("{home}{rest}");
+    match path.as_str() {
+        "" => base.to_owned(),
+        absolute if absolute.starts_with('/') => path,
+        relative => format!("{base}/{relative}"),
+    }
+}
+
+/// Replaces `$NAME` and `${NAME}`; a name that is not set becomes nothing, as in a shell.
+pub(crate) fn expand_variables(text: &str, env: &BTreeMap<String, String>) -> String {
+    let value = |piece| match piece {
+        Piece::Text(text) => text,
+        Piece::Name(name) => env.get(name).map_or("", String::as_str),
+    };
+    pieces(text).into_iter().map(value).collect()
+}
+
+/// Whether variables decide where it is.
+pub(crate) fn has_variables(directory: &Directory) -> bool {
+    split_home(&directory.path).0 || names(directory).next().is_some()
+}
+
+/// Whether each of its variables is among these.
+pub(crate) fn knows_all(env: &BTreeMap<String, String>, directory: &Directory) -> bool {
+    names(directory).all(|name| env.contains_key(name))
+}
+
+/// One word of a shell's, of which the shell replaces the variables and nothing else. A name that
+/// no variable of a shell can have is looked up in `env`.
+pub(crate) fn shell_word(env: &BTreeMap<String, String>, directory: &Directory) -> String {
+    let (home, rest) = split_home(&directory.path);
+    let rest = if directory.expand { pieces(rest) } else { vec![Piece::Text(rest)] };
+    let home = if home { "\"${HOME-/}\"" } else { "" };
+    // One that is not set is nothing even to a shell that takes offence at those.
+    let word = |piece| match piece {
+        Piece::Text(text) => shell::quote(text),
+        Piece::Name(name) if shell::is_variable(name) => format!("\"${{{name}-}}\""),
+        Piece::Name(name) => shell::quote(env.get(name).map_or("", String::as_str)),
+    };
+    std::iter::once(home.to_owned()).chain(rest.into_iter().map(word)).collect()
+}
+
+fn names(directory: &Directory) -> impl Iterator<Item = &str> {
+    let pieces = if directory.expand { pieces(&directory.path) } else { Vec::new() };
+    pieces.into_iter().filter_map(|piece| match piece {
+        Piece::Name(name) => Some(name),
+        Piece::Text(_) => None,
+    })
+}
+
+/// Whether a path begins at home, and what follows.
+fn split_home(path: &str) -> (bool, &str) {
+    match path.strip_prefix('~') {
+        Some(rest) if rest.is_empty() || rest.starts_with('/') => (true, rest),
+        _ => (false, path),
+    }
+}
+
+fn pieces(text: &str) -> Vec<Piece<'_>> {
+    let mut pieces = Vec::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once('$') {
+        pieces.push(Piece::Text(before));
+        let (name, following) = match after.strip_prefix('{').and_then(|inner| inner.split_once('}')) {
+            Some(braced) => braced,
+            None => {
+                let end = after.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+                after.split_at(end.unwrap_or(after.len()))
+            }
+        };
+        pieces.push(if name.is_empty() { Piece::Text("$") } else { Piece::Name(name) });
+        rest = following;
+    }
+    pieces.push(Piece::Text(rest));
+    pieces.retain(|piece| *piece != Piece::Text(""));
+    pieces
+}
+
+#[cfg(test)]
+mod tests {
+    use wire::process::Missing;
+
+    use super::*;
+
+    fn env() -> BTreeMap<String, String> {
+        let variables = [("A", "one"), ("HOME", "/h"), ("a.b", "it's")];
+        variables.map(|(name, value)| (name.to_owned(), value.to_owned())).into()
+    }
+
+    fn directory(path: &str) -> Directory {
+        Directory { path: path.to_owned(), missing: Missing::Fail, expand: true }
+    }
+
+    fn check(text: &str, expected: &str) {
+        assert_eq!(expand_variables(text, &env()), expected, "{text}");
+    }
+
+    #[test]
+    fn variables_are_replaced_as_a_shell_would() {
+        check("/x/$A/y", "/x/one/y");
+        check("${A}b$A", "onebone");
+        check("$NONE/a", "/a");
+        check("$", "$");
+        check("a$$A", "a$one");
+        check("${A", "${A");
+        check("$HOME", "/h");
+    }
+
+    #[test]
+    fn a_path_is_whole_afterwards() {
+        for (path, whole) in [
+            ("~", "/h"),
+            ("~/$A", "/h/one"),
+            ("~a", "/b/~a"),
+            ("$A", "/b/one"),
+            ("$NONE", "/b"),
+            ("/$A", "/one"),
+        ] {
+            assert_eq!(expand_path("/b", &env(), &directory(path)), whole, "{path}");
+        }
+        let literal = Directory { expand: false, ..directory("$A") };
+        assert_eq!(expand_path("/b", &env(), &literal), "/b/$A");
+    }
+
+    #[test]
+    fn it_is_known_what_a_path_depends_on() {
+        for (path, variable, known) in [
+            ("/a", false, true),
+            ("/$", false, true),
+            ("~/a", true, true),
+            ("$A", true, true),
+            ("$B", true, false),
+        ] {
+            let directory = directory(path);
+            assert_eq!(
+                (has_variables(&directory), knows_all(&env(), &directory)),
+                (variable, known),
+                "{path}"
+            );
+        }
+        assert!(!has_variables(&Directory { expand: false, ..directory("$A") }));
+    }
+
+    /// A real shell is asked, since it is the one that must not be misled.
+    #[test]
+    fn a_shell_replaces_variables_and_nothing_else() {
+        for (path, expected) in [
+            ("/$A/${A}b", "/o n*e/o n*eb"),
+            ("~/$NONE$", "/home/$"),
+            ("$(echo x)`echo y`;'\"\\\n*", "$(echo x)`echo y`;'\"\\\n*"),
+            ("${A:-x}${a.b}$1$", "it's$"),
+            ("${A;echo x}", ""),
+            ("~root/a!b", "~root/a!b"),
+        ] {
+            let text = format!("set -u; printf %s {}", shell_word(&env(), &directory(path)));
+            let mut command = std::process::Command::new("/bin/sh");
+            command.args(["-c", &text]).env_clear().env("A", "o n*e").env("HOME", "/home");
+            let output = command.output().expect("every host has a shell");
+            assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{path}");
+        }
+    }
+}
