@@ -233,7 +233,7 @@ def test_an_address_that_opens_itself_until_its_time_is_over(serving, api):
     remember([endpoint["endpoint"].rsplit("-", 1)[1]])
     with httpx.Client() as anybody:
         assert ask(anybody, endpoint).status_code == 200
-        assert ask(anybody, endpoint).headers["referrer-policy"] == "same-origin"
+        assert ask(anybody, endpoint).headers["referrer-policy"] == "no-referrer"
         base, tail = endpoint["endpoint"].rsplit("/", 1)
         port, expires, signature = tail.split("-")
         other = "b" if signature[0] == "a" else "a"

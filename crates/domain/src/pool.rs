@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::spec::{Nesting, Spec};
+use crate::spec::Spec;
 
 /// Sandboxes of one kind that are kept warm. Whoever needs one of that kind gets it with
 /// everything else bound late: owner, key, labels, variables, limits, mounts, entrypoint.
@@ -92,10 +92,11 @@ impl Pool {
     }
 
     /// Whether a sandbox of this spec, which has the same image, can be made of a warm one: all
-    /// but its inhabitants, the files of a snapshot and the right to nest can be bound late.
+    /// but its inhabitants, the files of a snapshot and the right to nest, which it cannot be
+    /// given later nor be rid of.
     pub fn fits(&self, spec: &Spec) -> bool {
-        let nesting = spec.nesting == Nesting::Off || self.template.nesting == Nesting::On;
-        spec.guest == self.template.guest && spec.snapshot.is_none() && nesting
+        let Spec { guest, nesting, .. } = &self.template;
+        spec.guest == *guest && spec.nesting == *nesting && spec.snapshot.is_none()
     }
 }
 
@@ -107,6 +108,7 @@ fn is_name(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Nesting;
 
     fn check(capacity: Capacity, taken: usize, expected: usize) {
         assert_eq!(capacity.wanted(taken), expected, "{capacity:?} with {taken} taken");
@@ -125,6 +127,17 @@ mod tests {
         check(filled, 0, 7);
         check(filled, 1, 6);
         check(filled, 4, 4);
+    }
+
+    #[test]
+    fn a_warm_one_has_the_right_to_nest_that_is_wanted_no_less_and_no_more() {
+        for (warm, wanted) in [(Nesting::Off, Nesting::On), (Nesting::On, Nesting::Off)] {
+            let spec = |nesting| Spec { nesting, ..Spec::plain() };
+            let (name, capacity) = ("a".to_owned(), Capacity::level(1));
+            let refill = Refill { per_second: 1, at_once: 1 };
+            let pool = Pool { name, template: spec(warm), capacity, refill };
+            assert!(pool.fits(&spec(warm)) && !pool.fits(&spec(wanted)), "{warm:?} for {wanted:?}");
+        }
     }
 
     #[test]

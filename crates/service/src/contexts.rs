@@ -27,7 +27,7 @@ pub const MOST_CONTEXTS: usize = 64;
 /// How long a kernel may take until it is ready; the agent gives up a little earlier.
 const READY: Duration = Duration::from_secs(70);
 
-const SIGINT: i32 = 2;
+pub(crate) const SIGINT: i32 = 2;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenContext {
@@ -249,7 +249,6 @@ impl Service {
             service: self.clone(),
             owner: owner.clone(),
             id: id.clone(),
-            context: context.clone(),
         });
         Ok(Running::new(following, interrupter))
     }

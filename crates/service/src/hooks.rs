@@ -33,6 +33,10 @@ const TAIL: usize = 4096;
 /// No sleep is longer, so that a clock that was set is noticed.
 const LOOK: Duration = Duration::from_secs(30);
 
+/// How much longer than a hook may take its end is waited for: it is the agent who ends it, and
+/// an agent may lie.
+const SLACK: Duration = Duration::from_secs(15);
+
 /// How long to wait when an agent cannot be asked.
 const RETRY: Duration = Duration::from_secs(5);
 
@@ -62,9 +66,8 @@ pub(crate) fn is_run(status: &ProcessStatus) -> bool {
 /// printed.
 pub(crate) async fn run_before(agent: &Agent, hook: &Hook) -> Result<(), ServiceError> {
     let id = new_process_id()?;
-    let not_started =
-        |error| ServiceError::Hook { ended: "could not be started".to_owned(), source: Some(error) };
-    let (exit, tail) = run(agent, &id, hook, BEFORE).await.map_err(|error| not_started(Box::new(error)))?;
+    let not_run = |error| ServiceError::Hook { ended: "could not be run".to_owned(), source: Some(error) };
+    let (exit, tail) = run(agent, &id, hook, BEFORE).await.map_err(|error| not_run(Box::new(error)))?;
     forget(agent, &id).await;
     match exit {
         Exit::Code(0) => Ok(()),
@@ -90,7 +93,8 @@ fn told(exit: Exit, tail: &str) -> String {
 /// Runs one hook by the clock for as long as its sandbox lives. Dropped with the driver.
 pub(crate) async fn tend(core: Arc<Core>, handle: Arc<Handle>, periodic: Periodic) {
     let tag = format!("{TAG}{}", periodic.name);
-    let mut last = settle(&core, &handle, &tag).await;
+    let most = periodic.hook.timeout + SLACK;
+    let mut last = settle(&core, &handle, &tag, most).await;
     let mut seen = core.clock.now().wall;
     loop {
         // A clock that was set back makes nothing due again.
@@ -111,7 +115,7 @@ pub(crate) async fn tend(core: Arc<Core>, handle: Arc<Handle>, periodic: Periodi
             Err(error) => {
                 tracing::info!(sandbox = %handle.id, hook = periodic.name, %error, "a hook was not run");
                 // It may run all the same, if only the connection broke.
-                settle(&core, &handle, &tag).await;
+                settle(&core, &handle, &tag, most).await;
             }
         }
         if let Some(former) = last.replace(id) {
@@ -121,12 +125,13 @@ pub(crate) async fn tend(core: Arc<Core>, handle: Arc<Handle>, periodic: Periodi
 }
 
 /// Waits until no run of the hook is on, and says which was the last.
-async fn settle(core: &Core, handle: &Handle, tag: &str) -> Option<ProcessId> {
+async fn settle(core: &Core, handle: &Handle, tag: &str, most: Duration) -> Option<ProcessId> {
     loop {
         match core.processes_of(&handle.agent).await {
             Ok(processes) => {
                 let last = processes.into_iter().rfind(|status| status.tag.as_deref() == Some(tag))?;
-                if last.ended.is_some() || follow(&handle.agent, &last.process, u64::MAX).await.is_ok() {
+                let (agent, run) = (&handle.agent, &last.process);
+                if last.ended.is_some() || follow(agent, run, u64::MAX, most).await.is_ok() {
                     return Some(last.process);
                 }
             }
@@ -154,14 +159,24 @@ async fn run(agent: &Agent, id: &ProcessId, hook: &Hook, tag: &str) -> Result<(E
     };
     let start = wire::process::Start { follow: false, ..translate::start(id, process) };
     match agent.ask(Request::Start(start)).await? {
-        Ok(Reply::Started { .. }) => follow(agent, id, 0).await,
+        Ok(Reply::Started { .. }) => follow(agent, id, 0, hook.timeout + SLACK).await,
         Ok(_) => Err(agent.unexpected()),
         Err(fault) => Err(faults::of_file(agent, fault)),
     }
 }
 
-/// Waits for the end of a process and keeps the end of what it printed.
-async fn follow(agent: &Agent, id: &ProcessId, from: u64) -> Result<(Exit, String), ServiceError> {
+/// Waits for the end of a process, but not for ever, and keeps the end of what it printed.
+async fn follow(
+    agent: &Agent,
+    id: &ProcessId,
+    from: u64,
+    most: Duration,
+) -> Result<(Exit, String), ServiceError> {
+    let late = || Err(agent.failed("be followed", AgentError::TooSlow("see a hook end")));
+    tokio::time::timeout(most, follow_to_end(agent, id, from)).await.unwrap_or_else(|_elapsed| late())
+}
+
+async fn follow_to_end(agent: &Agent, id: &ProcessId, from: u64) -> Result<(Exit, String), ServiceError> {
     let mut connection = agent.call(Request::Follow { process: id.as_str().to_owned(), from }).await?;
     match agent.first_answer(&mut connection).await? {
         Ok(Reply::Status(_)) => {}
@@ -234,7 +249,7 @@ async fn last_run(agent: &Agent, status: &ProcessStatus) -> Result<HookRun, Serv
     let (exit, tail) = match &status.ended {
         None => (None, String::new()),
         Some(_) => {
-            let (exit, tail) = follow(agent, &status.process, 0).await?;
+            let (exit, tail) = follow(agent, &status.process, 0, SLACK).await?;
             (Some(exit), tail)
         }
     };

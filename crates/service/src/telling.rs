@@ -3,25 +3,19 @@
 //! A kernel is a program among attackers, and so is the agent: what is told is a line of JSON
 //! of bounded length, and one that cannot be read is no more than that.
 
-use std::collections::BTreeMap;
+mod tell;
 
 use bytes::Bytes;
-use domain::{ContextId, Owner, Position, SandboxId, Stream};
-use serde::Deserialize;
+use domain::{Owner, Position, SandboxId, Stream};
 
+use crate::contexts::SIGINT;
 use crate::following::Event;
-use crate::{Ended, Following, Service, ServiceError};
+use crate::{Ended, Following, Reach, Service, ServiceError};
+
+pub use tell::{CodeError, Forms};
 
 /// The longest line that is put together again; agents cut before.
 const LONGEST_LINE: usize = (8 << 20) + 1;
-
-/// How many forms of one thing are passed on, and how long their names may be.
-const MOST_FORMS: usize = 64;
-const LONGEST_MIME: usize = 128;
-
-/// A thing in several forms, by their mime types. What is binary is in base64, and what is a
-/// structure is its JSON.
-pub type Forms = BTreeMap<String, String>;
 
 /// Code that runs. Dropping it leaves the code to run on, or interrupts it, as was wished.
 pub struct Running {
@@ -56,32 +50,10 @@ pub enum CodeEvent {
     Ended(Ended),
 }
 
-/// An error of the code itself, in the words of its language.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub struct CodeError {
-    #[serde(rename = "ename")]
-    pub name: String,
-    #[serde(rename = "evalue", default)]
-    pub value: String,
-    #[serde(default)]
-    pub traceback: Vec<String>,
-}
-
 pub(crate) struct Interrupter {
     pub(crate) service: Service,
     pub(crate) owner: Owner,
     pub(crate) id: SandboxId,
-    pub(crate) context: ContextId,
-}
-
-/// What is told, as it is written.
-#[derive(Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Tell {
-    Count(u64),
-    Display(Forms),
-    Result(Forms),
-    Error(CodeError),
 }
 
 /// Lines that come in pieces.
@@ -123,13 +95,14 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if let Some(Interrupter { service, owner, id, context }) = self.interrupter.take() {
-            tokio::spawn(async move {
-                if let Err(error) = service.interrupt(&owner, &id, &context).await {
-                    tracing::debug!(%error, "code that nobody reads could not be interrupted");
-                }
-            });
-        }
+        let Some(Interrupter { service, owner, id }) = self.interrupter.take() else { return };
+        // Not the context: by now it may run the code of somebody who does read.
+        let run = self.following.process.clone();
+        tokio::spawn(async move {
+            if let Err(error) = service.signal(&owner, &id, &run, SIGINT, Reach::Group).await {
+                tracing::debug!(%error, "code that nobody reads could not be interrupted");
+            }
+        });
     }
 }
 
@@ -146,29 +119,13 @@ impl Lines {
             }
             let line = std::mem::take(&mut self.line);
             let broken = std::mem::take(&mut self.broken);
-            match serde_json::from_slice::<Tell>(&line).ok().and_then(Tell::checked) {
+            match tell::read(&line) {
                 Some(event) => return Some(event),
                 None if broken => {}
                 None => return Some(CodeEvent::Garbled),
             }
         }
         None
-    }
-}
-
-impl Tell {
-    fn checked(self) -> Option<CodeEvent> {
-        let fine = |forms: &Forms| {
-            !forms.is_empty()
-                && forms.len() <= MOST_FORMS
-                && forms.keys().all(|mime| !mime.is_empty() && mime.len() <= LONGEST_MIME)
-        };
-        match self {
-            Self::Count(count) => Some(CodeEvent::Count(count)),
-            Self::Display(forms) => fine(&forms).then_some(CodeEvent::Display(forms)),
-            Self::Result(forms) => fine(&forms).then_some(CodeEvent::Result(forms)),
-            Self::Error(error) => Some(CodeEvent::Error(error)),
-        }
     }
 }
 
@@ -231,9 +188,6 @@ mod tests {
         ] {
             assert_eq!(told(&[nonsense, "{\"count\":1}\n"]), [CodeEvent::Garbled, CodeEvent::Count(1)]);
         }
-        let many: Vec<String> = (0..=MOST_FORMS).map(|number| format!("\"m{number}\":\"\"")).collect();
-        let many = format!("{{\"result\":{{{}}}}}\n", many.join(","));
-        assert_eq!(told(&[&many]), [CodeEvent::Garbled]);
     }
 
     #[test]

@@ -119,6 +119,9 @@ impl Routes {
         }
     }
 
+    /// It is taken before it is known whether it is right. If a right one still opened where too
+    /// many were wrong, it could be searched for without any limit; the price is that guesses of
+    /// one shut out the others for a while.
     fn take_a_guess(&self, id: &SandboxId) -> Result<(), Problem> {
         let mut guesses = self.guesses.lock().unwrap_or_else(PoisonError::into_inner);
         guesses.retain(|_, (since, _)| since.elapsed() < WINDOW);

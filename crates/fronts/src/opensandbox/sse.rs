@@ -37,7 +37,7 @@ pub(super) enum Event<'a> {
     },
     /// What code has shown, or its value, by mime types.
     Result {
-        results: &'a BTreeMap<String, String>,
+        results: BTreeMap<&'a str, &'a str>,
     },
     /// The last one, unless it ended well.
     Error {

@@ -90,12 +90,16 @@ async fn code_that_nobody_reads_is_interrupted_if_that_was_wished() {
         let run = RunCode { unread, ..RunCode::new("") };
         drop(bench.service.run_code(&bench.owner, &made.id, &context, run).await.unwrap());
         if unread == Unread::Interrupt {
+            let mut run = None;
             let signal = loop {
-                if let Request::Signal(signal) = requests.recv().await.expect("the agent is there") {
-                    break signal;
+                match requests.recv().await.expect("the agent is there") {
+                    Request::Run(begun) => run = Some(begun.process),
+                    Request::Signal(signal) => break signal,
+                    _ => {}
                 }
             };
             assert_eq!((signal.signal, signal.reach), (2, wire::process::Reach::Group));
+            assert_eq!(Some(signal.process), run, "what the context runs now may be another's");
         }
         // What is asked now comes behind everything that the drop has asked.
         bench.service.contexts(&bench.owner, &made.id).await.unwrap();

@@ -4,6 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use backend::Condition;
+use domain::hook::Hook;
 use domain::process::Process;
 use domain::{Identity, Position, ProcessId, SandboxId};
 use proptest::prelude::*;
@@ -22,7 +24,7 @@ use crate::clock::Clock;
 use crate::commands::Commands;
 use crate::following::{Following, Place};
 use crate::transfer::Reading;
-use crate::{ErrorKind, Event, FileFault, ServiceError};
+use crate::{ErrorKind, Event, FileFault, ServiceError, hooks};
 
 fn output(offset: u64, bytes: &[u8]) -> Frame {
     Frame::Output { stream: StreamTag::Stdout, offset, bytes: bytes.to_vec().into() }
@@ -112,6 +114,22 @@ async fn an_agent_that_says_nothing_is_waited_for_but_not_for_ever() {
     let agent = Agent::new(Pretend::new(), SandboxId::from_entropy([1; 20]));
     let error = agent.first_answer(&mut alone(ours)).await.unwrap_err();
     assert!(error.to_string().contains("could not answer"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hook_that_never_ends_is_waited_for_little_longer_than_it_may_take() {
+    let (backend, id) = (Pretend::new(), SandboxId::from_entropy([1; 20]));
+    backend.put(&id, Condition::Alive);
+    let agent = Agent::new(backend, id);
+    let hook = Hook { command: vec!["sleep".to_owned()], timeout: Duration::from_secs(60) };
+    let began = tokio::time::Instant::now();
+    let error = hooks::run_before(&agent, &hook).await.unwrap_err();
+    assert!(
+        matches!(&error, ServiceError::Hook { source: Some(source), .. } if
+        source.to_string().contains("followed")),
+        "{error:?}"
+    );
+    assert!(began.elapsed() > hook.timeout && began.elapsed() < hook.timeout * 2);
 }
 
 #[tokio::test]

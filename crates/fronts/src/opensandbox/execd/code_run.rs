@@ -1,6 +1,8 @@
 //! A run of code as a stream of events: as a command's, with `execution_count` and `result`
 //! among them. An error of the code is told at the end, in the place of `execution_complete`.
 
+use std::collections::BTreeMap;
+
 use axum::response::Response;
 use bytes::Bytes;
 use domain::{Exit, Language, Worker};
@@ -81,7 +83,7 @@ impl CodeRun {
                 transcript.add(Event::ExecutionCount { execution_count });
             }
             Ok(CodeEvent::Display(forms) | CodeEvent::Result(forms)) => {
-                transcript.add(Event::Result { results: &with_text(forms) });
+                transcript.add(Event::Result { results: with_text(&forms) });
             }
             Ok(CodeEvent::Error(error)) => self.error = Some(error),
             Ok(CodeEvent::Garbled) => {
@@ -118,11 +120,13 @@ impl CodeRun {
 }
 
 /// Some clients read the plain text under one name, some under the other.
-fn with_text(mut forms: Forms) -> Forms {
-    if let Some(plain) = forms.get(PLAIN).cloned() {
-        forms.entry(TEXT.to_owned()).or_insert(plain);
+fn with_text(forms: &Forms) -> BTreeMap<&str, &str> {
+    let mut named: BTreeMap<&str, &str> =
+        forms.iter().map(|(mime, text)| (mime.as_str(), text.as_str())).collect();
+    if let Some(plain) = forms.get(PLAIN) {
+        named.entry(TEXT).or_insert(plain);
     }
-    forms
+    named
 }
 
 #[cfg(test)]
@@ -133,8 +137,9 @@ mod tests {
     fn plain_text_has_both_of_its_names() {
         let forms =
             Forms::from([(PLAIN.to_owned(), "4".to_owned()), ("image/png".to_owned(), "x".to_owned())]);
-        let forms = with_text(forms);
-        assert_eq!((forms[PLAIN].as_str(), forms[TEXT].as_str(), forms.len()), ("4", "4", 3));
-        assert_eq!(with_text(Forms::new()), Forms::new());
+        let named = with_text(&forms);
+        assert_eq!((named[PLAIN], named[TEXT], named.len()), ("4", "4", 3));
+        assert_eq!(named[PLAIN].as_ptr(), named[TEXT].as_ptr(), "it is kept once");
+        assert!(with_text(&Forms::new()).is_empty());
     }
 }

@@ -55,6 +55,7 @@ pub(super) fn ask(target: &Target, headers: &mut HeaderMap, is_our_key: impl Fn(
             headers.remove(name);
         }
     }
+    drop_foreign_referer(target, headers);
     drop_our_keys(headers, is_our_key);
     let forwarded: Vec<_> =
         headers.keys().filter(|name| name.as_str().starts_with("x-forwarded-")).cloned().collect();
@@ -75,13 +76,39 @@ pub(super) fn answer(target: &Target, host: Option<&str>, headers: &mut HeaderMa
         headers.remove(name);
     }
     stay_below(target, host, headers);
-    if target.form == Form::Gateway {
-        keep_cookies_at_home(headers);
+    keep_cookies_at_home(headers);
+    if target.signed.is_some() {
+        keep_address_secret(target, headers);
     }
-    // The address of a signed route opens it, so a browser must not tell it to other sites.
-    if target.signed.is_some() && !headers.contains_key(header::REFERRER_POLICY) {
-        headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("same-origin"));
+}
+
+/// The address of a signed route opens it, so a browser must not tell it to other sites, nor to
+/// other sandboxes where they share one.
+fn keep_address_secret(target: &Target, headers: &mut HeaderMap) {
+    let policy = match target.form {
+        Form::Path => "no-referrer",
+        Form::Gateway => "same-origin",
+    };
+    if !headers.contains_key(header::REFERRER_POLICY) {
+        headers.insert(header::REFERRER_POLICY, HeaderValue::from_static(policy));
     }
+}
+
+/// Below a path a page of another sandbox may have led here, whose address is none of this one's
+/// business: it may be a signed one.
+fn drop_foreign_referer(target: &Target, headers: &mut HeaderMap) {
+    let Some(referer) = headers.get(header::REFERER) else { return };
+    let own = target.form == Form::Gateway || referer.to_str().is_ok_and(|referer| is_below(target, referer));
+    if !own {
+        headers.remove(header::REFERER);
+    }
+}
+
+/// Whether an address is of the port, at whatever name this server has.
+fn is_below(target: &Target, address: &str) -> bool {
+    let path = address.split_once("://").and_then(|(_, rest)| Some(&rest[rest.find('/')?..]));
+    let rest = path.and_then(|path| path.strip_prefix(&target.mount));
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['/', '?']))
 }
 
 /// The protocol that a request asks to change to.
@@ -145,7 +172,8 @@ fn below<'a>(location: &'a str, name: &str) -> Option<&'a str> {
     (authority.eq_ignore_ascii_case(name) && whole).then_some(path)
 }
 
-/// A cookie for the whole domain would be sent to all sandboxes beside this one.
+/// A cookie for the whole domain would be sent to everything beside this address: to other sandboxes
+/// behind the gateway, and by a path to whatever else is below the server's domain.
 fn keep_cookies_at_home(headers: &mut HeaderMap) {
     let header::Entry::Occupied(entry) = headers.entry(header::SET_COOKIE) else { return };
     let (name, values) = entry.remove_entry_mult();
@@ -171,6 +199,7 @@ fn without_domain(cookie: &HeaderValue) -> Option<HeaderValue> {
 mod tests {
     use domain::SandboxId;
 
+    use super::super::super::signed::Signed;
     use super::*;
 
     fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
@@ -266,10 +295,45 @@ mod tests {
 
     #[test]
     fn a_cookie_stays_with_its_sandbox() {
-        let mut headers =
-            headers(&[("set-cookie", "a=1; DOMAIN=.example; Path=/"), ("set-cookie", "b=domain=2")]);
-        answer(&target(""), None, &mut headers);
-        let kept: Vec<_> = headers.get_all("set-cookie").iter().collect();
-        assert_eq!(kept, ["a=1; Path=/", "b=domain=2"]);
+        for mount in ["", "/m"] {
+            let mut headers =
+                headers(&[("set-cookie", "a=1; DOMAIN=.example; Path=/"), ("set-cookie", "b=domain=2")]);
+            answer(&target(mount), None, &mut headers);
+            let kept: Vec<_> = headers.get_all("set-cookie").iter().collect();
+            assert_eq!(kept, ["a=1; Path=/", "b=domain=2"], "{mount}");
+        }
+    }
+
+    #[test]
+    fn the_address_of_a_signed_route_is_not_told() {
+        for (mount, policy) in [("", "same-origin"), ("/m", "no-referrer")] {
+            let signed = Some(Signed { expires: String::new(), signature: String::new() });
+            let target = Target { signed, ..target(mount) };
+            let mut headers = HeaderMap::new();
+            answer(&target, None, &mut headers);
+            assert_eq!(headers[header::REFERRER_POLICY], policy);
+        }
+    }
+
+    #[test]
+    fn the_addresses_of_other_sandboxes_are_not_told() {
+        for (referer, expected) in [
+            ("http://box.example/m/page?x", true),
+            ("https://box.example:8080/m", true),
+            ("http://box.example/m?x", true),
+            ("http://box.example/mm/page", false),
+            ("http://box.example/other/m/", false),
+            ("http://box.example/", false),
+            ("http://box.example", false),
+            ("http://box.example?://x/m/", false),
+            ("/m/page", false),
+            ("", false),
+        ] {
+            for (mount, expected) in [("/m", expected), ("", true)] {
+                let mut headers = headers(&[("referer", referer)]);
+                ask(&target(mount), &mut headers, |_| false);
+                assert_eq!(headers.contains_key("referer"), expected, "{referer} at {mount:?}");
+            }
+        }
     }
 }
