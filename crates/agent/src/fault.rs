@@ -17,7 +17,7 @@ pub(crate) fn kind_of(errno: Errno) -> FaultKind {
         Errno::ISDIR => FaultKind::IsADirectory,
         Errno::ACCESS | Errno::PERM | Errno::ROFS => FaultKind::Permission,
         Errno::NOSPC | Errno::DQUOT | Errno::FBIG => FaultKind::NoSpace,
-        Errno::INVAL | Errno::NAMETOOLONG | Errno::LOOP => FaultKind::Invalid,
+        Errno::INVAL | Errno::NAMETOOLONG | Errno::LOOP | Errno::MSGSIZE => FaultKind::Invalid,
         Errno::AGAIN | Errno::BUSY | Errno::MFILE | Errno::NFILE => FaultKind::Busy,
         Errno::CONNREFUSED | Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH => FaultKind::Refused,
         _ => FaultKind::Other,

@@ -33,8 +33,8 @@ const LONGEST_HEAD: usize = 80;
 /// How long a kernel may take until it is ready.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How often the pipes are emptied for what is told in one piece of reports.
-const MOST_DRAINS: u32 = 16;
+/// How often the pipes are emptied for what is told in one turn.
+pub(crate) const MOST_DRAINS: u32 = 16;
 
 /// How a program says that what it needs is not there, as shells do.
 const NOT_FOUND: i32 = 127;
@@ -208,9 +208,8 @@ impl Agent {
         }
     }
 
-    /// Takes in what a kernel reports.
-    pub(crate) fn hear(&mut self, number: u64, mut bytes: &[u8]) {
-        let mut drains = 0;
+    /// Takes in what a kernel reports. `drains` counts how often its pipes were emptied in this turn.
+    pub(crate) fn hear(&mut self, number: u64, mut bytes: &[u8], drains: &mut u32) {
         loop {
             let Some(session) = self.sessions.get_mut(&number) else { return };
             let run = session.current.as_ref().map(|run| (run.process, run.key.clone()));
@@ -227,9 +226,9 @@ impl Agent {
                 }
                 // What was printed before something is told comes before it, unless so much is told
                 // that nobody else would ever be heard.
-                (Some(Heard::Begin), _) if drains == MOST_DRAINS => {}
+                (Some(Heard::Begin), _) if *drains >= MOST_DRAINS => {}
                 (Some(Heard::Begin), _) => {
-                    drains += 1;
+                    *drains += 1;
                     self.drain(body);
                 }
                 (Some(Heard::Tell(piece)), Some((process, key))) => {
@@ -239,7 +238,9 @@ impl Agent {
                         self.give_to_kernel(number, format!("heard {key}\n").as_bytes());
                     }
                 }
+                // Whoever hears that a run is over has had all it printed.
                 (Some(Heard::Done), Some(_)) => {
+                    *drains += 1;
                     self.drain(body);
                     self.finish_run(number, End::Code(0), Usage::default());
                     self.begin_next(number);

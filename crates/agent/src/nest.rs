@@ -192,7 +192,8 @@ impl Agent {
         self.nest_failed(number, &fault);
     }
 
-    fn nest_failed(&mut self, number: u64, fault: &Fault) {
+    /// Nobody will use the nest: whoever opens the session is told, and all of it is closed.
+    pub(crate) fn nest_failed(&mut self, number: u64, fault: &Fault) {
         let opener = self.sessions.get_mut(&number).and_then(|session| session.opener.take());
         if let Some(opener) = opener {
             self.refuse(opener, fault.clone());

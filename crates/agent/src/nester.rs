@@ -14,13 +14,14 @@
 
 mod holder;
 mod order;
+mod remove;
 
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-use linux::mounts::{self, Attributes, Depth};
+use linux::mounts::{self, Depth};
 use linux::namespaces::{self, Namespaces};
 use linux::seccomp::Program as Filter;
 use linux::spawn::{self, Forked};
@@ -67,6 +68,8 @@ struct Nester<'a> {
     home: OwnedFd,
     stores: Stores,
     nests: HashMap<String, Kept>,
+    /// How many nests were made, by which their directories on the disk are told apart.
+    made: u64,
 }
 
 /// A nest that was made.
@@ -75,6 +78,8 @@ struct Kept {
     way: OwnedFd,
     spaces: Option<Spaces>,
     share_network: bool,
+    /// Its directory on the disk.
+    store: u64,
 }
 
 /// The namespaces of a nest.
@@ -128,30 +133,25 @@ impl Stores {
         self.aside.is_some()
     }
 
-    /// Attaches the disk's directory of one session in the namespace that we are in.
-    fn show_disk(&self, place: &Path, session: &str) -> io::Result<()> {
+    /// Attaches the disk's directory of one nest in the namespace that we are in.
+    fn show_disk(&self, place: &Path, store: u64) -> io::Result<()> {
         let Some(aside) = &self.aside else { return Ok(()) };
         let here = open_namespace("mnt")?;
         namespaces::enter(aside.as_fd(), Namespaces::MOUNT)?;
-        let own = Path::new(DISK).join(session);
+        let own = Path::new(DISK).join(store.to_string());
         std::fs::create_dir(&own)?;
         let tree = mounts::clone_tree(&own, Depth::Single)?;
         namespaces::enter(here.as_fd(), Namespaces::MOUNT)?;
         std::fs::create_dir(place)?;
-        mounts::set_attributes(
-            tree.as_fd(),
-            Attributes::NO_DEV.and(Attributes::NO_SUID),
-            None,
-            Depth::Single,
-        )?;
         mounts::attach(tree.as_fd(), place)
     }
 
-    /// Removes what was changed in a nest that is gone.
-    fn clear(&self, session: &str) -> io::Result<()> {
+    /// Removes what was changed in a nest that is gone. What cannot be removed stays on the disk of
+    /// the sandbox, counts against its limit, and is in nobody's way: no store has its name again.
+    fn clear(&self, store: u64) -> io::Result<()> {
         let Some(aside) = &self.aside else { return Ok(()) };
         namespaces::enter(aside.as_fd(), Namespaces::MOUNT)?;
-        std::fs::remove_dir_all(Path::new(DISK).join(session))
+        remove::tree(Path::new(DISK), &store.to_string())
     }
 }
 
@@ -169,12 +169,12 @@ impl<'a> Nester<'a> {
         let own = [&channel, &home, &place.null].into_iter().chain(stores.aside.as_ref());
         linux::descriptors::keep_only_these(kept.chain(own).map(AsFd::as_fd))?;
         filter.install()?;
-        Ok(Self { place, channel, home, stores, nests: HashMap::new() })
+        Ok(Self { place, channel, home, stores, nests: HashMap::new(), made: 0 })
     }
 
     fn run(mut self) -> ! {
-        while let Ok(Some((order, with))) = order::next(&self.channel) {
-            let done = self.obey(order, with);
+        while let Ok(Some(heard)) = order::next(&self.channel) {
+            let done = order::read(heard).and_then(|(order, with)| self.obey(order, with));
             let answer = Answer(done.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO)));
             if order::answer(&self.channel, answer).is_err() {
                 break;
@@ -216,15 +216,17 @@ impl<'a> Nester<'a> {
         let own = Namespaces::MOUNT.and(Namespaces::PID).and(Namespaces::IPC);
         let own = if nest.share_network { own } else { own.and(Namespaces::NET) };
         let (way, theirs) = order::channel()?;
+        self.made += 1;
+        let store = self.made;
         let (forked, join) = self.clone_into(own, &group)?;
         match forked {
             Forked::Child => {
-                let task = Task { session: &session, nest, who: &who, stores: &self.stores, way: &theirs };
+                let task = Task { store, nest, who: &who, stores: &self.stores, way: &theirs };
                 let join = [join.as_ref(), self.place.command_share(share)];
                 holder::run(self.place, &task, join, report)
             }
             Forked::Parent { pid, .. } => {
-                let kept = Kept { way, spaces: None, share_network: nest.share_network };
+                let kept = Kept { way, spaces: None, share_network: nest.share_network, store };
                 self.nests.insert(session, kept);
                 Ok(pid)
             }
@@ -294,14 +296,14 @@ impl<'a> Nester<'a> {
 
     /// What was changed is removed by somebody who may take as long as it takes.
     fn forget(&mut self, session: &str) -> io::Result<Option<Pid>> {
-        if self.nests.remove(session).is_none() || !self.stores.has_disk() {
+        let Some(kept) = self.nests.remove(session).filter(|_| self.stores.has_disk()) else {
             return Ok(None);
-        }
+        };
         let commands = self.place.commands.as_ref().ok_or(Errno::NOTSUP)?;
         let group = worker::open_group(commands)?;
         match self.clone_into(Namespaces::NONE, &group)?.0 {
             Forked::Parent { .. } => Ok(None),
-            Forked::Child => spawn::exit_now(i32::from(self.stores.clear(session).is_err())),
+            Forked::Child => spawn::exit_now(i32::from(self.stores.clear(kept.store).is_err())),
         }
     }
 

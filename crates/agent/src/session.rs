@@ -384,6 +384,10 @@ impl Agent {
 
     fn shell_failed(&mut self, number: u64, fault: &Fault) {
         let Some(session) = self.sessions.get_mut(&number) else { return };
+        if session.opener.is_some() && session.nest.is_some() {
+            self.nest_failed(number, fault);
+            return;
+        }
         if let Some(opener) = session.opener.take() {
             self.drop_session(number);
             self.refuse(opener, fault.clone());
@@ -455,16 +459,16 @@ impl Agent {
     /// The shell has said something.
     pub(crate) fn on_verdict(&mut self, number: u64) {
         let mut buffer = std::mem::take(&mut self.reports);
-        let mut taken = 0;
-        while taken < EARFUL {
-            let Some(count) = self.listen(number, &mut buffer) else { break };
+        let (mut taken, mut drains) = (0, 0);
+        while taken < EARFUL && drains < kernel::MOST_DRAINS {
+            let Some(count) = self.listen(number, &mut buffer, &mut drains) else { break };
             taken += count;
         }
         self.reports = buffer;
     }
 
     /// Takes in one piece of what the shell says. `None` if there was none.
-    fn listen(&mut self, number: u64, buffer: &mut [u8]) -> Option<usize> {
+    fn listen(&mut self, number: u64, buffer: &mut [u8], drains: &mut u32) -> Option<usize> {
         let shell = self.sessions.get_mut(&number)?.shell.as_mut()?;
         let count = match rustix::io::read(shell.verdicts.as_fd(), &mut *buffer) {
             Ok(count @ 1..) => count,
@@ -479,7 +483,7 @@ impl Agent {
             }
         };
         if matches!(shell.tongue, Tongue::Kernel(_)) {
-            self.hear(number, &buffer[..count]);
+            self.hear(number, &buffer[..count], drains);
             return Some(count);
         }
         shell.heard.extend_from_slice(&buffer[..count]);

@@ -30,6 +30,8 @@ pub struct NestMount {
     pub source: String,
     pub target: String,
     pub view: View,
+    /// No link may lead to the source, since whoever named it was held to certain directories.
+    pub without_links: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

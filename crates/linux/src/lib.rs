@@ -14,6 +14,7 @@ pub mod namespaces;
 pub mod netlink;
 pub mod procfs;
 pub mod pty;
+pub mod readonly;
 pub mod seccomp;
 pub mod signals;
 pub mod spawn;

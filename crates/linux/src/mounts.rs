@@ -3,7 +3,7 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::CWD;
@@ -130,13 +130,6 @@ pub fn mount(kind: &str, target: &Path, attributes: Attributes, options: &str) -
 /// Shows the file or directory `source` also at `target`.
 pub fn bind(source: &Path, target: &Path) -> io::Result<()> {
     rustix::mount::mount_bind(source, target).map_err(Into::into)
-}
-
-/// Binds a path onto itself with more attributes.
-pub fn restrict(path: &Path, attributes: Attributes) -> io::Result<()> {
-    let copy = clone_tree(path, Depth::Single)?;
-    set_attributes(copy.as_fd(), attributes, None, Depth::Single)?;
-    attach(copy.as_fd(), path)
 }
 
 /// One overlay: `upper` and `work` lie on one filesystem, `lowers` from the top down.

@@ -4,6 +4,7 @@ use std::io;
 use std::path::Path;
 
 use crate::mounts::{self, Attributes};
+use crate::readonly;
 
 /// Files that tell about the host, or change it.
 const HIDDEN: [&str; 8] =
@@ -24,7 +25,8 @@ pub fn mount(proc: &Path, null: &Path) -> io::Result<()> {
     }
     for directory in READ_ONLY.map(|name| proc.join(name)) {
         if directory.exists() {
-            mounts::restrict(&directory, attributes.and(Attributes::READ_ONLY))?;
+            mounts::bind(&directory, &directory)?;
+            readonly::restrict(&directory, true)?;
         }
     }
     Ok(())

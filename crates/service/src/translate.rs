@@ -55,6 +55,7 @@ fn nest(nest: Nest) -> wire::nest::Nest {
     let mount = |mount: NestMount| wire::nest::NestMount {
         source: mount.source,
         target: mount.target,
+        without_links: mount.without_links,
         view: match mount.view {
             View::ReadWrite => wire::nest::View::ReadWrite,
             View::ReadOnly => wire::nest::View::ReadOnly,

@@ -31,6 +31,9 @@ pub struct NestMount {
     pub source: String,
     pub target: String,
     pub view: View,
+    /// No link may lead to the source, since whoever named it was held to certain directories.
+    #[serde(default)]
+    pub without_links: bool,
 }
 
 /// How a directory is shown.

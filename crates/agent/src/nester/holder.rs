@@ -6,7 +6,7 @@
 //!   ─► terminals, shared memory ─► /proc ─► no rights any more ─► wait for ever
 //! ```
 //! Paths are the sandbox's own and may lead anywhere in it, but not through the links of `/proc`,
-//! which would lead to what this process has open. What is shown is opened before anything covers
+//! which would lead to what this process has open; some may lead through no link at all. What is shown is opened before anything covers
 //! it. Everything happens in a mount namespace that nobody else is in yet.
 
 use std::fs;
@@ -19,6 +19,7 @@ use linux::caps::{self, CapSet};
 use linux::mounts::{self, Attributes, Depth};
 use linux::namespaces;
 use linux::procfs;
+use linux::readonly::make_read_only;
 use linux::signals::{self, Signals};
 use linux::spawn;
 use rustix::event::{PollFd, PollFlags};
@@ -52,7 +53,8 @@ const RESERVED: [&str; 3] = ["/proc", "/dev", "/sys"];
 
 /// Everything a holder is told.
 pub(super) struct Task<'a> {
-    pub(super) session: &'a str,
+    /// Its directory on the disk.
+    pub(super) store: u64,
     pub(super) nest: &'a Nest,
     pub(super) who: &'a Who,
     pub(super) stores: &'a Stores,
@@ -114,7 +116,8 @@ impl<T, E: Into<io::Error>> Named<T> for Result<T, E> {
 
 fn build(task: &Task<'_>) -> Result<(), Fault> {
     let nest = task.nest;
-    let shared = NestMount { source: "/tmp".into(), target: "/tmp".into(), view: View::ReadWrite };
+    let (source, target) = ("/tmp".to_owned(), "/tmp".to_owned());
+    let shared = NestMount { source, target, view: View::ReadWrite, without_links: false };
     let mut shown: Vec<&NestMount> = nest.mounts.iter().collect();
     if nest.share_temporary && shown.iter().all(|mount| mount.target != "/tmp") {
         shown.push(&shared);
@@ -124,16 +127,16 @@ fn build(task: &Task<'_>) -> Result<(), Fault> {
     let pieces = shown.into_iter().map(|mount| take(mount, task)).collect::<Result<Vec<_>, _>>()?;
 
     for path in ["/tmp", "/run"] {
-        open_or_make(path, None).named("open", path)?;
+        open_or_make(path, None, MOST_LINKS).named("open", path)?;
     }
     let root = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).named("open", "/")?;
-    mounts::set_attributes(root.as_fd(), Attributes::READ_ONLY, None, Depth::Recursive)
-        .named("make read-only", "/")?;
+    // The devices below `/dev` are files of the host that nobody inside may change, and `/proc` is covered.
+    make_read_only(root.as_fd(), &["/dev", "/proc"].map(Path::new)).named("make read-only", "/")?;
     let plain = Attributes::NO_SUID.and(Attributes::NO_DEV);
     for (path, options) in [("/tmp", TEMPORARY), ("/run", RUNTIME), (SCRATCH, CHANGES)] {
         mounts::mount("tmpfs", Path::new(path), plain, options).named("mount", path)?;
     }
-    task.stores.show_disk(&Path::new(SCRATCH).join("disk"), task.session).named("mount", "the disk")?;
+    task.stores.show_disk(&Path::new(SCRATCH).join("disk"), task.store).named("mount", "the disk")?;
     for (number, piece) in pieces.iter().enumerate() {
         put(piece, number, task)?;
     }
@@ -152,17 +155,15 @@ fn build(task: &Task<'_>) -> Result<(), Fault> {
 
 /// Opens what is to be shown, and makes it and its place if they are missing.
 fn take<'a>(mount: &'a NestMount, task: &Task<'_>) -> Result<Piece<'a>, Fault> {
-    let source = open_or_make(&mount.source, Some(task.who)).named("open", &mount.source)?;
+    let links = if mount.without_links { 0 } else { MOST_LINKS };
+    let source = open_or_make(&mount.source, Some(task.who), links).named("open", &mount.source)?;
     refuse_reserved(source.as_fd(), &mount.source)?;
     let hidden = mount.target.starts_with("/tmp/") && !task.nest.share_temporary;
     if mount.target != mount.source && !hidden {
-        let target = open_or_make(&mount.target, Some(task.who)).named("open", &mount.target)?;
+        let target = open_or_make(&mount.target, Some(task.who), MOST_LINKS).named("open", &mount.target)?;
         refuse_reserved(target.as_fd(), &mount.target)?;
     }
     let tree = mounts::clone_of(source.as_fd(), Depth::Recursive).named("show", &mount.source)?;
-    let plain = Attributes::NO_SUID.and(Attributes::NO_DEV);
-    let attributes = if mount.view == View::ReadWrite { plain } else { plain.and(Attributes::READ_ONLY) };
-    mounts::set_attributes(tree.as_fd(), attributes, None, Depth::Recursive).named("show", &mount.source)?;
     Ok(Piece { mount, tree })
 }
 
@@ -182,13 +183,25 @@ fn refuse_reserved(fd: BorrowedFd<'_>, path: &str) -> Result<(), Fault> {
 
 /// Puts a piece where it is to be seen.
 fn put(piece: &Piece<'_>, number: usize, task: &Task<'_>) -> Result<(), Fault> {
-    let target = open_or_make(&piece.mount.target, Some(task.who)).named("open", &piece.mount.target)?;
+    let links =
+        if piece.mount.without_links && piece.mount.target == piece.mount.source { 0 } else { MOST_LINKS };
+    let target =
+        open_or_make(&piece.mount.target, Some(task.who), links).named("open", &piece.mount.target)?;
     refuse_reserved(target.as_fd(), &piece.mount.target)?;
     let View::Overlay { kept } = piece.mount.view else {
-        return mounts::attach_on(piece.tree.as_fd(), target.as_fd()).named("show", &piece.mount.target);
+        return show(piece, &target).named("show", &piece.mount.target);
     };
     let store = if kept && task.stores.has_disk() { format!("{SCRATCH}/disk") } else { SCRATCH.to_owned() };
     overlay(piece, number, &store, &target).named("lay over", &piece.mount.target)
+}
+
+/// The copy has the attributes of what it was made of, so it can do no more than that.
+fn show(piece: &Piece<'_>, target: &OwnedFd) -> io::Result<()> {
+    mounts::attach_on(piece.tree.as_fd(), target.as_fd())?;
+    match piece.mount.view {
+        View::ReadOnly => make_read_only(piece.tree.as_fd(), &[]),
+        View::ReadWrite | View::Overlay { .. } => Ok(()),
+    }
 }
 
 fn overlay(piece: &Piece<'_>, number: usize, store: &str, target: &OwnedFd) -> io::Result<()> {
@@ -209,11 +222,12 @@ fn overlay(piece: &Piece<'_>, number: usize, store: &str, target: &OwnedFd) -> i
     mounts::overlay(&[&lower], &upper, &work, Path::new(&target))
 }
 
-/// Opens a path, making directories that are missing; those belong to `owner`, or to root.
+/// Opens a path, making directories that are missing; those belong to `owner`, or to root. More than
+/// `most_links` links are an error.
 ///
 /// It is walked by hand, since a link of `/proc` would lead to what this process has open, and the
 /// call that knows better is not allowed in every sandbox.
-fn open_or_make(path: &str, owner: Option<&Who>) -> io::Result<OwnedFd> {
+fn open_or_make(path: &str, owner: Option<&Who>, most_links: usize) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let mut here = rustix::fs::open("/", flags, Mode::empty())?;
     let mut words = words_of(path);
@@ -231,7 +245,7 @@ fn open_or_make(path: &str, owner: Option<&Who>) -> io::Result<OwnedFd> {
             continue;
         }
         links += 1;
-        if links > MOST_LINKS {
+        if links > most_links {
             return Err(Errno::LOOP.into());
         }
         let led = rustix::fs::readlinkat(&next, "", Vec::new())?;
@@ -281,5 +295,90 @@ fn watch_over() -> ! {
         rustix::event::poll(&mut [PollFd::new(&children, PollFlags::IN)], None).ok();
         children.clear().ok();
         while matches!(spawn::reap(), Ok(Some(_))) {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use linux::namespaces::Namespaces;
+
+    fn mount(path: &Path, target: &Path, view: View, without_links: bool) -> NestMount {
+        let text = |path: &Path| path.to_str().expect("the tests write text").to_owned();
+        NestMount { source: text(path), target: text(target), view, without_links }
+    }
+
+    /// Builds a nest in a thread with mounts of its own and looks at it from inside.
+    fn built(mounts: Vec<NestMount>, look: impl FnOnce(Result<(), Fault>) + Send + 'static) {
+        let run = || {
+            namespaces::unshare(Namespaces::MOUNT).expect("root may");
+            mounts::make_private().expect("root may");
+            // In a sandbox each device is a mount.
+            mounts::bind(Path::new("/dev/null"), Path::new("/dev/null")).expect("root may");
+            let nest = Nest { mounts, share_network: true, ..Nest::default() };
+            let (_, way) = order::channel().expect("a pair");
+            let who = Who {
+                uid: rustix::fs::Uid::ROOT,
+                gid: rustix::fs::Gid::ROOT,
+                groups: Vec::new(),
+                name: "root".to_owned(),
+                home: "/root".to_owned(),
+                shell: "/bin/sh".to_owned(),
+            };
+            let task = Task { store: 1, nest: &nest, who: &who, stores: &Stores { aside: None }, way: &way };
+            look(build(&task));
+        };
+        std::thread::spawn(run).join().expect("it held");
+    }
+
+    #[test]
+    fn a_nest_can_be_changed_only_where_that_was_asked_for() {
+        if !testkit::needs_root() {
+            return;
+        }
+        let place = tempfile::tempdir_in("/var/tmp").expect("a directory");
+        let [own, shown, laid] = ["own", "shown", "laid"].map(|name| place.path().join(name));
+        let mounts = vec![
+            mount(&own, &own, View::ReadWrite, true),
+            mount(&own, &shown, View::ReadOnly, true),
+            mount(&laid, &laid, View::Overlay { kept: true }, false),
+        ];
+        let outside = place.path().to_owned();
+        let inside = outside.clone();
+        built(mounts, move |outcome| {
+            outcome.expect("nothing is in the way");
+            for path in ["own/file", "laid/file"] {
+                fs::write(inside.join(path), "x").expect("it was asked for");
+            }
+            for path in
+                [inside.join("shown/other"), inside.join("other"), "/other".into(), "/dev/other".into()]
+            {
+                let told = fs::write(&path, "x").expect_err("it is read-only");
+                assert_eq!(told.kind(), io::ErrorKind::ReadOnlyFilesystem, "{}", path.display());
+            }
+            assert!(inside.join("shown/file").exists());
+            fs::write("/dev/null", "x").expect("devices work");
+            fs::write("/tmp/file", "x").expect("it is the nest's own");
+        });
+        assert!(outside.join("own/file").exists());
+        assert!(!outside.join("laid/file").exists());
+    }
+
+    #[test]
+    fn no_link_leads_out_of_what_is_held_to_a_list() {
+        if !testkit::needs_root() {
+            return;
+        }
+        let place = tempfile::tempdir_in("/var/tmp").expect("a directory");
+        let (link, led) = (place.path().join("link"), place.path().join("led"));
+        fs::create_dir(&led).expect("it is new");
+        std::os::unix::fs::symlink(&led, &link).expect("it is new");
+        for path in [link.clone(), link.join("below")] {
+            built(vec![mount(&path, &path, View::ReadWrite, true)], |outcome| {
+                assert_eq!(outcome.expect_err("there is a link").kind, FaultKind::Invalid);
+            });
+        }
+        assert!(!led.join("below").exists());
+        built(vec![mount(&link, &link, View::ReadWrite, false)], |outcome| outcome.expect("others may"));
     }
 }

@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::MemfdFlags;
+use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
@@ -25,7 +26,7 @@ use wire::process::{Directory, Identity};
 const MOST_DESCRIPTORS: usize = 10;
 
 /// The longest order.
-const LONGEST: u64 = 16 << 20;
+const LONGEST: usize = 16 << 20;
 
 /// How often, and at most how long each time, an answer is looked for. A sandbox that is frozen
 /// in between loses one of these and not all of them.
@@ -76,7 +77,7 @@ pub(crate) struct Given {
 
 /// What became of an order: the pid of whom it brought to life, or an error number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Answer(pub(crate) Result<Option<Pid>, rustix::io::Errno>);
+pub(crate) struct Answer(pub(crate) Result<Option<Pid>, Errno>);
 
 impl Answer {
     const LENGTH: usize = 8;
@@ -98,7 +99,7 @@ impl Answer {
         };
         Self(match number(4) {
             0 => Ok(Pid::from_raw(number(0))),
-            errno => Err(rustix::io::Errno::from_raw_os_error(errno)),
+            errno => Err(Errno::from_raw_os_error(errno)),
         })
     }
 }
@@ -108,10 +109,15 @@ pub(crate) fn channel() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
 }
 
 /// Sends an order and waits a little for its answer. A nester that does not answer is of no use any
-/// more, and whoever asked must not be held up for long.
+/// more, and whoever asked must not be held up for long. An order that is too long is not sent, and
+/// answered as the nester would.
 pub(crate) fn ask(channel: &OwnedFd, order: &Order, with: &[BorrowedFd<'_>]) -> io::Result<Answer> {
+    let text = serde_json::to_vec(order)?;
+    if text.len() > LONGEST {
+        return Ok(Answer(Err(Errno::MSGSIZE)));
+    }
     let mut file = File::from(rustix::fs::memfd_create("order", MemfdFlags::CLOEXEC)?);
-    file.write_all(&serde_json::to_vec(order)?)?;
+    file.write_all(&text)?;
     let all: Vec<BorrowedFd<'_>> = std::iter::once(file.as_fd()).chain(with.iter().copied()).collect();
     hand_over(channel, &all)?;
     let answered = || -> io::Result<bool> {
@@ -130,9 +136,13 @@ pub(crate) fn ask(channel: &OwnedFd, order: &Order, with: &[BorrowedFd<'_>]) -> 
     Err(io::Error::other("the nester does not answer"))
 }
 
-/// Waits for the next order; `None` when the agent is gone.
-pub(crate) fn next(channel: &OwnedFd) -> io::Result<Option<(Order, Vec<OwnedFd>)>> {
-    let Some(mut descriptors) = take_over(channel, RecvFlags::empty())? else { return Ok(None) };
+/// Waits for what the next order consists of; `None` when the agent is gone.
+pub(crate) fn next(channel: &OwnedFd) -> io::Result<Option<Vec<OwnedFd>>> {
+    take_over(channel, RecvFlags::empty())
+}
+
+/// Reads an order. One that makes no sense is an error of that order alone.
+pub(crate) fn read(mut descriptors: Vec<OwnedFd>) -> io::Result<(Order, Vec<OwnedFd>)> {
     if descriptors.is_empty() {
         return Err(io::Error::other("an order came without its text"));
     }
@@ -141,8 +151,8 @@ pub(crate) fn next(channel: &OwnedFd) -> io::Result<Option<(Order, Vec<OwnedFd>)
     rustix::fs::fcntl_get_seals(&file)?;
     file.rewind()?;
     let mut json = Vec::new();
-    file.take(LONGEST).read_to_end(&mut json)?;
-    Ok(Some((serde_json::from_slice(&json)?, descriptors)))
+    file.take(LONGEST as u64).read_to_end(&mut json)?;
+    Ok((serde_json::from_slice(&json)?, descriptors))
 }
 
 /// Sends descriptors, without waiting.
@@ -183,7 +193,6 @@ pub(crate) fn answer(channel: &OwnedFd, answer: Answer) -> rustix::io::Result<()
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::io::Errno;
 
     #[test]
     fn orders_arrive_with_their_descriptors_and_answers_come_back() {
@@ -197,7 +206,8 @@ mod tests {
                 let order: Order = serde_json::from_str(&order).expect("it is an order");
                 ask(&ours, &order, &[with.as_fd(), with.as_fd()])
             });
-            let (heard, descriptors) = next(&theirs).expect("an order").expect("somebody is there");
+            let heard = next(&theirs).expect("an order").expect("somebody is there");
+            let (heard, descriptors) = read(heard).expect("it makes sense");
             assert!(matches!(heard, Order::Forget { session } if session.len() == 3 << 20));
             assert_eq!(descriptors.len(), 2);
             answer(&theirs, expected).expect("somebody listens");
@@ -205,5 +215,20 @@ mod tests {
         }
         drop(ours);
         assert!(next(&theirs).expect("an end").is_none());
+    }
+
+    #[test]
+    fn an_order_that_is_too_long_is_refused_and_the_next_is_heard() {
+        let (ours, theirs) = channel().expect("a pair");
+        // Each of these takes six bytes of JSON.
+        let long = Order::Forget { session: "\u{1}".repeat(3 << 20) };
+        assert_eq!(ask(&ours, &long, &[]).expect("an answer"), Answer(Err(Errno::MSGSIZE)));
+        let rubbish = rustix::fs::memfd_create("order", MemfdFlags::CLOEXEC).expect("a file");
+        rustix::io::write(&rubbish, b"{\"Forget\":").expect("it has room");
+        hand_over(&ours, &[rubbish.as_fd()]).expect("somebody listens");
+        let heard = next(&theirs).expect("an order").expect("somebody is there");
+        read(heard).expect_err("it makes no sense");
+        drop(ours);
+        assert!(next(&theirs).expect("the long one was not sent").is_none());
     }
 }

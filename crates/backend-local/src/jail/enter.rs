@@ -144,7 +144,6 @@ pub fn enter(
 
     let mut layers = gather(&entry, handover)?;
     build_root(&entry, &mut layers)?;
-    clear_nests().at(Step::Scratch)?;
     let nests = entry.nests.map(|place| make_nests().map(|made| (place, made)));
     let nests = nests.transpose().at(Step::Scratch)?;
     let journals = layers.journal.take().map_or_else(make_journals, Ok).at(Step::Scratch)?;
@@ -298,22 +297,16 @@ fn make_journals() -> io::Result<OwnedFd> {
     mounts::clone_tree(&place, Depth::Single)
 }
 
-/// Where what is changed in nests lies on the volume.
-const NESTS: &str = "v/nests";
-
-/// What came with a snapshot is of no use: the nests that it belonged to are gone.
-fn clear_nests() -> io::Result<()> {
-    match fs::remove_dir_all(Path::new(SCRATCH).join(NESTS)) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
-}
-
-/// An empty directory on the volume that nobody finds by name.
+/// A new directory on the volume for what is changed in nests, which nobody finds by name.
+///
+/// A volume that was a snapshot may have one of another sandbox. It is left alone, since code inside
+/// decided how deep and how wide it is, and counts against the disk like all that came along.
 fn make_nests() -> io::Result<OwnedFd> {
-    let place = Path::new(SCRATCH).join(NESTS);
+    let mut random = [0; 8];
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
+    let place = format!("{SCRATCH}/v/nests.{:016x}", u64::from_le_bytes(random));
     fs::DirBuilder::new().mode(0o700).create(&place)?;
-    mounts::clone_tree(&place, Depth::Single)
+    mounts::clone_tree(Path::new(&place), Depth::Single)
 }
 
 /// Makes the directories of each tree in an empty volume.

@@ -40,6 +40,11 @@ impl Filters {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use linux::mounts::{self, Attributes, Depth};
+    use linux::namespaces::{self, Namespaces};
+    use rustix::io::Errno;
+    use rustix::mount::{MountFlags, mount_remount};
+    use std::os::fd::AsFd;
 
     #[test]
     fn all_filters_compile_and_stay_small() {
@@ -47,5 +52,40 @@ mod tests {
         for pair in [filters.usual, filters.without_set_id] {
             assert!([pair.agent, pair.command, pair.nester].iter().all(|filter| filter.len() < 450));
         }
+    }
+    #[test]
+    fn a_nester_can_forbid_writing_and_cannot_allow_it_again() {
+        if !testkit::needs_root() {
+            return;
+        }
+        let filter = Filters::compile().expect("our own policies are well formed").usual.nester;
+        // The filter and the mounts are this thread's and end with it.
+        let alone = std::thread::spawn(move || {
+            let place = tempfile::tempdir().expect("a directory");
+            namespaces::unshare(Namespaces::MOUNT).expect("root may");
+            mounts::make_private().expect("root may");
+            mounts::mount("tmpfs", place.path(), Attributes::default(), "").expect("root may");
+            let forbid = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
+            let change = |flags| mount_remount(place.path(), flags, "");
+            for flags in [forbid, MountFlags::BIND] {
+                change(flags).expect("root may");
+            }
+            linux::set_no_new_privs().expect("anybody may");
+            filter.install().expect("anybody may");
+            let copy = mounts::clone_tree(place.path(), Depth::Single).expect("the filter allows it");
+            change(forbid).expect("the filter allows it");
+            std::fs::write(place.path().join("file"), "x").expect_err("it is read-only");
+            for flag in [MountFlags::RDONLY, MountFlags::NOSUID, MountFlags::NODEV, forbid] {
+                assert_eq!(change((forbid - flag) | MountFlags::BIND), Err(Errno::PERM), "without {flag:?}");
+                assert_eq!(change(forbid - flag - MountFlags::BIND), Err(Errno::PERM), "without {flag:?}");
+            }
+            let told = mounts::set_attributes(copy.as_fd(), Attributes::READ_ONLY, None, Depth::Single);
+            assert_eq!(
+                told.expect_err("its attributes lie in memory").raw_os_error(),
+                Some(Errno::PERM.raw_os_error())
+            );
+            mounts::detach(place.path()).expect("the filter allows it");
+        });
+        alone.join().expect("it held");
     }
 }

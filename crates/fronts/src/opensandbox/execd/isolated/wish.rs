@@ -209,13 +209,18 @@ fn mounts(body: &CreateBody) -> Result<Vec<NestMount>, Fault> {
     }
     for path in body.extra_writable.iter().flatten() {
         let path = allowed(path)?;
-        mounts.push(NestMount { source: path.clone(), target: path, view: View::ReadWrite });
+        mounts.push(NestMount {
+            source: path.clone(),
+            target: path,
+            view: View::ReadWrite,
+            without_links: true,
+        });
     }
     for bind in body.binds.iter().flatten() {
         let source = allowed(&bind.source)?;
         let target = clean(bind.dest.as_deref().unwrap_or(&bind.source))?;
         let view = if bind.readonly == Some(true) { View::ReadOnly } else { View::ReadWrite };
-        mounts.push(NestMount { source, target, view });
+        mounts.push(NestMount { source, target, view, without_links: true });
     }
     if mounts.len() > MOST {
         return Err(Fault::invalid(format!("a session is shown at most {MOST} directories")));
@@ -238,7 +243,7 @@ fn shown(path: &str, mode: Mode, persist: Option<bool>) -> Result<NestMount, Fau
         (Mode::Rw, None) => View::ReadWrite,
         (Mode::Ro, None) => View::ReadOnly,
     };
-    Ok(NestMount { source: path.clone(), target: path, view })
+    Ok(NestMount { source: path.clone(), target: path, view, without_links: false })
 }
 
 /// An absolute path without turns, which is not the nest's own.

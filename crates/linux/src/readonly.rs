@@ -1,0 +1,213 @@
+//! Making mounts read-only one by one, by the classic call.
+//!
+//! mount_setattr(2) does it for a whole tree at once, but what it takes away and adds lies in memory, where
+//! a filter cannot look. The flags of mount(2) are in a register: a process can be left the right to
+//! forbid writing and be denied the right to allow it.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, StatxFlags};
+use rustix::mount::{MountFlags, mount_remount};
+
+/// How often mounts are looked for that can still be written. Directories that lead to them may be
+/// renamed meanwhile.
+const LOOKS: usize = 8;
+
+/// Makes a mount and all below it read-only, but for what lies below one of `except`. Neither set-id
+/// bits nor devices count there any more.
+///
+/// A mount that is covered by another is left as it is: nobody gets there.
+pub fn make_read_only(root: BorrowedFd<'_>, except: &[&Path]) -> io::Result<()> {
+    let root = rustix::fs::statx(root, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?.stx_mnt_id;
+    let mut failed = None;
+    for _ in 0..LOOKS {
+        let mounts = Mount::all()?;
+        let left: Vec<&Mount> = writable_below(&mounts, root, except).collect();
+        if left.is_empty() {
+            return Ok(());
+        }
+        for mount in left {
+            failed = restrict(&mount.point, mount.no_exec).err().or(failed);
+        }
+    }
+    Err(failed.unwrap_or_else(|| io::Error::other("what is mounted there changes all the time")))
+}
+
+/// Forbids writing, set-id bits and devices on the mount at a path, and executing if that is asked for.
+pub(crate) fn restrict(path: &Path, no_exec: bool) -> io::Result<()> {
+    let mut flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
+    if no_exec {
+        flags |= MountFlags::NOEXEC;
+    }
+    mount_remount(path, flags, "").map_err(Into::into)
+}
+
+/// A line of `/proc/PID/mountinfo`. See proc_pid_mountinfo(5).
+#[derive(Debug)]
+struct Mount {
+    id: u64,
+    parent: u64,
+    point: PathBuf,
+    read_only: bool,
+    no_exec: bool,
+}
+
+impl Mount {
+    fn all() -> io::Result<Vec<Self>> {
+        let text = fs::read("/proc/thread-self/mountinfo")?;
+        let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+        let read =
+            |line| Self::read(line).ok_or_else(|| io::Error::other("a line of mountinfo makes no sense"));
+        lines.map(read).collect()
+    }
+
+    fn read(line: &[u8]) -> Option<Self> {
+        let mut words = line.split(|byte| *byte == b' ');
+        let mut number = || std::str::from_utf8(words.next()?).ok()?.parse().ok();
+        let (id, parent) = (number()?, number()?);
+        let point = PathBuf::from(OsString::from_vec(unescape(words.nth(2)?)));
+        let options: Vec<&[u8]> = words.next()?.split(|byte| *byte == b',').collect();
+        let has = |option: &[u8]| options.contains(&option);
+        Some(Self { id, parent, point, read_only: has(b"ro"), no_exec: has(b"noexec") })
+    }
+}
+
+/// Blanks and the like are written as a backslash and three octal digits.
+fn unescape(word: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(word.len());
+    let mut rest = word;
+    while let Some((&byte, after)) = rest.split_first() {
+        let digits = after.get(..3).and_then(|digits| std::str::from_utf8(digits).ok());
+        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()).filter(|_| byte == b'\\') {
+            Some(escaped) => {
+                plain.push(escaped);
+                rest = &after[3..];
+            }
+            None => {
+                plain.push(byte);
+                rest = after;
+            }
+        }
+    }
+    plain
+}
+
+/// The mounts of a tree that somebody could come to and write to.
+fn writable_below<'a>(
+    mounts: &'a [Mount],
+    root: u64,
+    except: &'a [&Path],
+) -> impl Iterator<Item = &'a Mount> {
+    let covered = |mount: &Mount| {
+        mounts
+            .iter()
+            .any(|other| other.parent == mount.id && other.id != mount.id && other.point == mount.point)
+    };
+    let spared =
+        |mount: &Mount| except.iter().any(|path| mount.point.starts_with(path) && mount.point != **path);
+    let wanted = move |mount: &&Mount| !mount.read_only && !spared(mount) && !covered(mount);
+    mounts.iter().filter(move |mount| is_reachable(mounts, mount, root)).filter(wanted)
+}
+
+/// Whether a mount is the root or lies below it, and no later mount hides the way to it.
+fn is_reachable(mounts: &[Mount], mount: &Mount, root: u64) -> bool {
+    let mut here = mount;
+    // As many steps as there are mounts lead to the root, if any do.
+    for _ in 0..mounts.len() {
+        if here.id == root {
+            return true;
+        }
+        let hides = |other: &Mount| {
+            other.parent == here.parent && other.point != here.point && here.point.starts_with(&other.point)
+        };
+        if mounts.iter().any(hides) {
+            return false;
+        }
+        let Some(parent) = mounts.iter().find(|other| other.id == here.parent) else { return false };
+        here = parent;
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mounts::{self, Attributes, Depth};
+    use crate::namespaces::{self, Namespaces};
+    use std::os::fd::AsFd;
+
+    const LINES: &str = "\
+1 0 0:1 / / rw,relatime shared:1 - ext4 /dev/sda rw
+2 1 0:2 / /a\\040b rw,noexec - tmpfs tmpfs rw
+3 2 0:3 / /a\\040b/c ro,nosuid - tmpfs tmpfs rw
+4 1 0:4 / /x rw - tmpfs tmpfs rw
+5 4 0:5 / /x/y rw - tmpfs tmpfs rw
+6 4 0:6 / /x rw - tmpfs tmpfs rw
+7 1 0:7 / /dev rw - tmpfs tmpfs rw
+8 7 0:8 / /dev/null rw - tmpfs tmpfs rw
+";
+
+    fn numbers(root: u64, except: &[&Path]) -> Vec<u64> {
+        let mounts: Vec<Mount> =
+            LINES.lines().map(|line| Mount::read(line.as_bytes()).expect("it is a line")).collect();
+        assert_eq!(mounts[1].point, Path::new("/a b"));
+        assert!(mounts[1].no_exec);
+        writable_below(&mounts, root, except).map(|mount| mount.id).collect()
+    }
+
+    #[test]
+    fn what_can_be_written_and_reached_is_found() {
+        assert_eq!(numbers(1, &[]), [1, 2, 6, 7, 8]);
+        assert_eq!(numbers(1, &[Path::new("/dev")]), [1, 2, 6, 7]);
+        assert_eq!(numbers(2, &[]), [2]);
+        assert_eq!(numbers(3, &[]), [0u64; 0]);
+    }
+
+    #[test]
+    fn lines_that_make_no_sense_are_refused() {
+        for line in ["", "x", "1", "1 2 3 4 5", "a b c d e f"] {
+            assert!(Mount::read(line.as_bytes()).is_none(), "{line}");
+        }
+        assert_eq!(unescape(b"a\\134\\1"), b"a\\\\1");
+    }
+
+    /// In a thread with a mount namespace of its own.
+    fn alone(test: impl FnOnce(&Path) + Send + 'static) {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let run = || {
+            let place = tempfile::tempdir().expect("a directory");
+            namespaces::unshare(Namespaces::MOUNT).expect("root may");
+            mounts::make_private().expect("root may");
+            mounts::mount("tmpfs", place.path(), Attributes::default(), "").expect("root may");
+            test(place.path());
+            mounts::detach(place.path()).expect("it was mounted");
+        };
+        std::thread::spawn(run).join().expect("it held");
+    }
+
+    #[test]
+    fn a_tree_of_mounts_cannot_be_written_any_more() {
+        alone(|place| {
+            let inner = place.join("in side");
+            fs::create_dir(&inner).expect("it is new");
+            mounts::mount("tmpfs", &inner, Attributes::default(), "").expect("root may");
+            let shown = place.join("shown");
+            fs::create_dir(&shown).expect("it is new");
+            let copy = mounts::clone_tree(place, Depth::Recursive).expect("root may");
+            mounts::attach(copy.as_fd(), &shown).expect("root may");
+            make_read_only(copy.as_fd(), &[]).expect("nothing is in the way");
+            for path in [&shown, &shown.join("in side")] {
+                let told = fs::write(path.join("file"), "x").expect_err("it is read-only");
+                assert_eq!(told.kind(), io::ErrorKind::ReadOnlyFilesystem);
+            }
+            fs::write(inner.join("file"), "x").expect("the other is as it was");
+        });
+    }
+}
