@@ -127,7 +127,10 @@ impl Agent {
         if self.session_names.contains_key(&open.session) {
             return Err(fault::plain(FaultKind::AlreadyExists, "open session", &open.session));
         }
-        if self.sessions.len() >= usize::try_from(self.place.config.max_processes).unwrap_or(usize::MAX) {
+        // One that was closed no longer counts, as long as it ends soon.
+        let most = usize::try_from(self.place.config.max_processes).unwrap_or(usize::MAX);
+        let open_ones = self.sessions.values().filter(|session| !session.closing).count();
+        if open_ones >= most || self.sessions.len() >= most.saturating_mul(2) {
             return Err(fault::plain(FaultKind::Busy, "open session", "too many sessions"));
         }
         let number = self.next_number();

@@ -278,7 +278,7 @@ pub(super) fn check_nothing_is_left(mut parts: Parts, fleet: &Fleet, instance: &
     assert!(fleet.listed().is_empty());
     let launcher = parts.pid(Victim::Launcher);
     assert_eq!(remains::volumes(launcher, &state), Vec::<String>::new());
-    assert_eq!(parts.born().len(), 0, "sandboxes are left as processes");
+    e2e::eventually("no sandbox is left as a process", || parts.born().is_empty());
     // Those whose launcher died became the supervisor's.
     e2e::eventually("the supervisor has its two parts alone", || {
         parts::children(parts.server.pid()).len() == 2
