@@ -45,7 +45,7 @@ fn one_that_fails_or_takes_too_long_leaves_no_sandbox() {
         assert!(message.contains(expected), "{message}");
     }
     let absent = create(&server, json!({"preStart": {"command": ["no-such-program"]}}));
-    assert!(absent.text().contains("could not be started"), "{}", absent.text());
+    assert!(absent.text().contains("could not be run"), "{}", absent.text());
     let left = server.client().get("/v1/sandboxes").expect("the server answers").json();
     assert_eq!(left["pagination"]["totalItems"], 0, "{left}");
 }

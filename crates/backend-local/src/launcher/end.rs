@@ -32,6 +32,10 @@ impl Launcher {
             }
             return Ok(Ending::Dying(pidfd));
         }
+        // One that died by itself is still our child until it is collected.
+        if let Some(remains) = self.records.read(id).and_then(|record| record.remains()) {
+            collect(&remains)?;
+        }
         if let Some(groups) = self.groups() {
             groups.kill(id)?;
         }

@@ -144,6 +144,17 @@ impl Record {
     }
 }
 
+impl Record {
+    /// A descriptor of the first process if it has ended and nobody has collected it.
+    pub fn remains(&self) -> Option<OwnedFd> {
+        let process = self.process.as_ref().filter(|_| boot_id().is_ok_and(|boot| boot == self.boot))?;
+        let pid = Pid::from_raw(process.pid)?;
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+        // Its namespaces are gone, but not the moment when it began.
+        (started(process.pid).ok()? == process.started && ended(&pidfd)).then_some(pidfd)
+    }
+}
+
 impl MadeOf {
     pub fn of(image: &Resolved, restored: u64) -> Self {
         let tree =
@@ -172,14 +183,19 @@ impl Process {
     fn of(pid: Pid) -> io::Result<Self> {
         use std::os::unix::fs::MetadataExt;
         let pid = pid.as_raw_pid();
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-        // The name in parentheses may hold anything; the start time is the 20th word behind it.
-        let behind = stat.rsplit_once(')').map(|(_, behind)| behind).unwrap_or_default();
-        let started = behind.split_whitespace().nth(19).and_then(|word| word.parse().ok());
-        let started = started.ok_or_else(|| io::Error::other("the kernel shows no start time"))?;
+        let started = started(pid)?;
         let namespace = fs::metadata(format!("/proc/{pid}/ns/pid")).map_or(0, |metadata| metadata.ino());
         Ok(Self { pid, started, namespace })
     }
+}
+
+/// When a process began, in ticks since the host did.
+fn started(pid: i32) -> io::Result<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // The name in parentheses may hold anything; the start time is the 20th word behind it.
+    let behind = stat.rsplit_once(')').map(|(_, behind)| behind).unwrap_or_default();
+    let started = behind.split_whitespace().nth(19).and_then(|word| word.parse().ok());
+    started.ok_or_else(|| io::Error::other("the kernel shows no start time"))
 }
 
 /// Whether the process behind a pidfd has ended.
