@@ -123,7 +123,8 @@ impl<'a> Visitor<'a> {
                         // It still waits for the rest of something that will never come.
                         Form::Broken => break,
                         Form::Good if incomplete && began.elapsed() > PATIENCE => {
-                            return Err("no answer in time".to_owned());
+                            let still = self.is_paused(bytes);
+                            return if still { Ok(None) } else { Err("no answer in time".to_owned()) };
                         }
                         Form::Good if incomplete => continue,
                         Form::Good => break,
@@ -143,6 +144,19 @@ impl<'a> Visitor<'a> {
                 String::from_utf8_lossy(&seen)
             )),
         }
+    }
+}
+
+impl Visitor<'_> {
+    /// Whether the sandbox that a request names stands still, and what was asked of it with it:
+    /// others pause sandboxes too.
+    fn is_paused(&self, request: &[u8]) -> bool {
+        let text = String::from_utf8_lossy(request);
+        let Some((_, behind)) = text.split_once("/sandboxes/") else { return false };
+        let id = behind.split(['/', '?', ' ']).next().unwrap_or_default();
+        let mut client = super::client(self.server);
+        let answer = client.get(&format!("/v1/sandboxes/{id}"));
+        answer.is_ok_and(|answer| answer.json()["status"]["state"] == "Paused")
     }
 }
 
