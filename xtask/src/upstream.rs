@@ -26,7 +26,7 @@ pub(crate) fn upstream(args: &[String]) -> Result<bool> {
     let python = python::environment("upstream/venv", REQUIREMENTS)?;
     let directory = tempfile::tempdir().context("could not make a directory for the server")?;
     std::fs::create_dir_all(SHARED).context("could not make the directory to share")?;
-    // The suites were written for lines without their ends, and expect an expiry to move soon.
+    // The suites were written for lines without their ends.
     let settings = [("CORACLE_LINES", "S"), ("CORACLE_VOLUMES_HOST_PATHS", SHARED)];
     let server =
         Server::start(&binary, directory.path(), &Setup { access: Access::Keyless, settings: &settings })?;
