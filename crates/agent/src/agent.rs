@@ -87,6 +87,8 @@ pub(crate) enum Alarm {
     Ready(u64),
     /// A nest has gone unused.
     Idle(u64),
+    /// A process was interrupted, and this many looks were taken since.
+    Insist(u64, u8),
 }
 
 impl Agent {
@@ -194,6 +196,7 @@ impl Agent {
                 Alarm::Dial(dial) => self.dial_timed_out(dial),
                 Alarm::Ready(session) => self.kernel_is_late(session),
                 Alarm::Idle(session) => self.nest_idle(session),
+                Alarm::Insist(process, look) => self.interrupt_again(process, look),
             }
         }
     }

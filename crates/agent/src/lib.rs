@@ -29,6 +29,7 @@ mod follow;
 mod hold;
 mod identity;
 mod input;
+mod interrupt;
 mod journal;
 mod kernel;
 mod line;

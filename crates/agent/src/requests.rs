@@ -154,7 +154,11 @@ impl Agent {
             // The leader has ended; what it left behind has no other name than the tree.
             (Reach::Tree | Reach::Group, leader) => body.tree.signal(commands, leader, signal),
         };
-        match (sent, body.pid) {
+        let (number, sent_to) = (process.number, body.pid);
+        if sent.is_ok() && signal == Signal::INT {
+            self.insist(number);
+        }
+        match (sent, sent_to) {
             // What is in a nest is in another Landlock domain than we are.
             (Err(Errno::PERM), Some(leader)) if self.place.nester.is_some() => {
                 let order = Order::Signal { group: leader.as_raw_pid(), signal: order.signal };

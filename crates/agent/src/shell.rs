@@ -77,12 +77,12 @@ impl Dialect {
 /// Everything around the text is silent even if the user has asked for traces.
 fn bash_script(orders: RawFd, verdicts: RawFd) -> String {
     format!(
-        r#"trap '{{ __coracle_status=$?
-builtin read -r -u {orders} __coracle_key
+        r#"trap '{{ __coracle_status=$?; }} 2>/dev/null
+{{ builtin read -r -u {orders} __coracle_key
 builtin printf "%s leaving 0\0%s\0" "$__coracle_key" "$PWD"
 builtin export -p
-builtin printf "\0"; }} >&{verdicts} 2>/dev/null
-builtin exit "$__coracle_status"' EXIT
+builtin printf "\0"; }} 2>/dev/null >&{verdicts}
+{{ builtin exit "$__coracle_status"; }} 2>/dev/null' EXIT
 while {{ IFS= builtin read -r -u {orders} __coracle_length &&
 LC_ALL=C IFS= builtin read -r -N "$__coracle_length" -u {orders} __coracle_text; }} 2>/dev/null; do
 eval "$__coracle_text" {orders}<&- {verdicts}>&-
@@ -98,12 +98,12 @@ done"#
 fn sh_script(orders: RawFd, verdicts: RawFd) -> String {
     let (orders, verdicts) = (format!("/proc/self/fd/{orders}"), format!("/proc/self/fd/{verdicts}"));
     format!(
-        r#"trap '{{ __coracle_status=$?
-read -r __coracle_key < {orders}
+        r#"trap '{{ __coracle_status=$?; }} 2>/dev/null
+{{ read -r __coracle_key < {orders}
 printf "%s leaving 0\0%s\0" "$__coracle_key" "$PWD"
 export -p
-printf "\0"; }} > {verdicts} 2>/dev/null
-exit "$__coracle_status"' EXIT
+printf "\0"; }} 2>/dev/null > {verdicts}
+{{ exit "$__coracle_status"; }} 2>/dev/null' EXIT
 while IFS= read -r __coracle_text < {orders}; do
 eval "$(printf %b "$__coracle_text")"
 {{ __coracle_status=$?
