@@ -40,6 +40,7 @@ mod path;
 mod place;
 mod poll;
 mod ports;
+mod proc;
 mod process;
 mod reap;
 mod requests;

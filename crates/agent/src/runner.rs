@@ -21,6 +21,7 @@ use rustix::process::{Pid, Signal};
 use crate::child::{self, Failure, Stdio, Step};
 use crate::command::Command;
 use crate::place::Place;
+use crate::proc;
 
 /// A message from the runner to the agent; each is one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,11 +138,9 @@ fn obey(leader: Pid, channel: &OwnedFd, children: &Signals) {
 /// Everything below this process, found by asking each process for its parent.
 fn descendants() -> Vec<Pid> {
     let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
-    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
-        if let Some(parent) = living_parent(pid) {
-            children.entry(parent).or_default().push(pid);
+    for pid in proc::pids() {
+        if let Some(kin) = proc::living_kin(pid) {
+            children.entry(kin.parent).or_default().push(pid);
         }
     }
     let mut found = BTreeSet::new();
@@ -152,17 +151,6 @@ fn descendants() -> Vec<Pid> {
         found.extend(below);
     }
     found.into_iter().filter_map(Pid::from_raw).collect()
-}
-
-/// The parent of a process that has not ended. The name in brackets may hold anything, so the
-/// fields are counted from behind it. See proc_pid_stat(5).
-fn living_parent(pid: i32) -> Option<i32> {
-    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
-    let stat = String::from_utf8_lossy(&stat);
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    let state = fields.next()?;
-    let parent = fields.next()?.parse().ok()?;
-    (state != "Z" && state != "X").then_some(parent)
 }
 
 #[cfg(test)]
@@ -180,12 +168,5 @@ mod tests {
             assert_eq!(Message::from_bytes(&message.to_bytes()), Some(message));
         }
         assert_eq!(Message::from_bytes(&[9; Message::LENGTH]), None);
-    }
-
-    #[test]
-    fn the_parent_of_a_process_is_known() {
-        let own = rustix::process::getpid().as_raw_pid();
-        let parent = rustix::process::getppid().map(Pid::as_raw_pid);
-        assert_eq!(living_parent(own), parent);
     }
 }
