@@ -10,32 +10,26 @@
 //! deadlines reach everything the session has started. A kernel is to its session what a shell is
 //! to others; what it says in its own way is in `kernel.rs`.
 
+mod life;
+mod run;
+
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::AsFd;
 
 use linux::spawn::{End, Usage};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
-use rustix::pipe::{PipeFlags, pipe_with};
-use wire::process::{Directory, Kernel, Missing, OpenSession, Program, RunInSession, SessionStatus};
+use wire::process::{Kernel, OpenSession, Program, RunInSession, SessionStatus};
 use wire::{Fault, FaultKind, Reply, StreamTag};
 
 use crate::agent::Agent;
-use crate::body::Owner;
-use crate::child::Failure;
-use crate::command::{self, Command, Surroundings};
-use crate::exec::Wiring;
+use crate::fault;
 use crate::input::Input;
 use crate::kernel::{self, Hearing};
-use crate::nest::{Inside, Kept};
-use crate::place::HIGH;
-use crate::poll::{Source, Token};
-use crate::process::{Caller, NewProcess, Subjects, is_plain};
+use crate::nest::Kept;
+use crate::poll::Source;
+use crate::process::{Subjects, is_plain};
 use crate::shell::{self, Dialect, Kind};
-use crate::{fault, nester};
-
-/// How many runs may wait for their turn in one session.
-const MOST_QUEUED: usize = 64;
 
 /// How much is taken in at once of what a shell or kernel says. One that never stops must not
 /// keep the agent from everybody else.
@@ -158,34 +152,6 @@ impl Agent {
         Ok(number)
     }
 
-    /// Runs text in a session, now or in its turn.
-    pub(crate) fn run_in_session(&mut self, connection: u64, run: RunInSession) -> Result<(), Fault> {
-        let number = self.session(&run.session)?;
-        self.check_new_name(&run.process)?;
-        let directory = run.directory.iter().map(|directory| &directory.path);
-        if directory.chain(run.env.values()).chain([&run.text]).any(|text| text.contains('\0')) {
-            return Err(fault::plain(FaultKind::Invalid, "run", "a text with a zero byte in it"));
-        }
-        if let Some(wrong) = run.env.keys().find(|name| !shell::is_variable(name)) {
-            return Err(fault::plain(FaultKind::Invalid, "set variable", wrong));
-        }
-        let session = self.sessions.get_mut(&number).expect("it was just found");
-        if session.nest.as_ref().is_some_and(|nest| !nest.is_alive()) {
-            return Err(fault::plain(FaultKind::Other, "run", "the session's namespaces are gone"));
-        }
-        if run.beside {
-            return self.run_beside(number, connection, run);
-        }
-        if session.current.is_none() {
-            return self.begin_run(number, connection, run);
-        }
-        if !run.queue || session.queue.len() >= MOST_QUEUED {
-            return Err(fault::plain(FaultKind::Busy, "run", &run.session));
-        }
-        session.queue.push_back((connection, run));
-        Ok(())
-    }
-
     pub(crate) fn session_statuses(&self) -> Vec<SessionStatus> {
         let status = |session: &Session| {
             let body = session.shell.as_ref().and_then(|shell| self.bodies.get(&shell.body));
@@ -251,204 +217,6 @@ impl Agent {
         if self.sessions.get(&number).is_some_and(over) {
             self.sessions.remove(&number);
         }
-    }
-
-    pub(crate) fn kill_shell(&self, number: u64) {
-        let shell = self.sessions.get(&number).and_then(|session| session.shell.as_ref());
-        if let Some(body) = shell.and_then(|shell| self.bodies.get(&shell.body)) {
-            // A tree that cannot be killed has ended already.
-            body.tree.kill(self.place.commands.as_ref(), body.pid).ok();
-        }
-    }
-
-    fn begin_run(&mut self, number: u64, connection: u64, request: RunInSession) -> Result<(), Fault> {
-        let session = self.sessions.get(&number).expect("the caller has found it");
-        self.check_directory(session, request.directory.as_ref())?;
-        let key = new_key()?;
-        let process = self.add_process(NewProcess {
-            name: request.process.clone(),
-            tag: None,
-            session: Some(request.session.clone()),
-            command: request.text.clone(),
-            retention: request.retention,
-            caller: Some(Caller { connection, follow: request.follow }),
-            subjects: Subjects::default(),
-        });
-        let session = self.sessions.get_mut(&number).expect("it is still there");
-        session.current = Some(Run { process, key, request });
-        self.use_nest(number);
-        let session = self.sessions.get(&number).expect("it is still there");
-        match &session.shell {
-            Some(shell) if shell.started => self.give_order(number),
-            Some(_) => {}
-            None => {
-                let started = self.start_shell(number);
-                started.inspect_err(|_| self.abandon_run(number))?;
-            }
-        }
-        Ok(())
-    }
-
-    fn abandon_run(&mut self, number: u64) {
-        let run = self.sessions.get_mut(&number).and_then(|session| session.current.take());
-        if let Some(run) = run {
-            self.drop_process(run.process);
-        }
-    }
-
-    pub(crate) fn start_shell(&mut self, number: u64) -> Result<(), Fault> {
-        let session = self.sessions.get(&number).expect("the caller has found it");
-        let forgetful = session.directory.is_some() || !session.exports.is_empty();
-        // A shell in the place of another starts where that one was.
-        let last =
-            session.directory.clone().map(|path| Directory { path, missing: Missing::Ignore, expand: false });
-        let directory = last.as_ref().or(session.open.directory.as_ref());
-        let open = &session.open;
-        let around = Surroundings::new(&self.place.config, &open.identity, &open.env, directory)?;
-        let wiring = Wiring { terminal: open.terminal, stdin: false };
-        let failed = |errno| fault::from_errno(errno, "open session", &open.session);
-        let (their_orders, orders) = private_pipe(&around).map_err(failed)?;
-        let (verdicts, their_verdicts) = private_pipe(&around).map_err(failed)?;
-        for ours in [&orders, &verdicts] {
-            rustix::io::ioctl_fionbio(ours, true).map_err(failed)?;
-        }
-        let theirs = [their_orders, their_verdicts];
-        let started = match (&open.nest, session.kernel.as_ref().map(|kernel| &kernel.program)) {
-            (Some(nest), None) => {
-                let path = command::shell_path();
-                let (name, open, nest) = (session.name.clone(), open.clone(), nest.clone());
-                let directory = directory.cloned();
-                let inside = Inside {
-                    identity: &open.identity,
-                    directory: directory.as_ref(),
-                    env: &open.env,
-                    nest: &nest,
-                    program: nester::Program::Shell,
-                    private: &[theirs[0].as_fd(), theirs[1].as_fd()],
-                };
-                let subjects = Subjects { program: path.to_owned(), ..Subjects::of_place(&around) };
-                let body = self.launch_inside(Owner::Session(number), &name, inside, wiring)?;
-                (body, subjects, Tongue::Shell(Dialect::of(path)))
-            }
-            (Some(_), Some(_)) => {
-                return Err(fault::plain(FaultKind::Invalid, "open session", "a kernel in a nest"));
-            }
-            (None, program) => {
-                let (command, tongue) = match program {
-                    None | Some(Program::Shell) => as_shell(around, theirs)?,
-                    Some(program) => {
-                        (Command::kernel(around, program, theirs)?, Tongue::Kernel(Hearing::default()))
-                    }
-                };
-                let body = self.launch(Owner::Session(number), &command, wiring)?;
-                (body, Subjects::of(&command), tongue)
-            }
-        };
-        let (body, subjects, tongue) = started;
-        let watch = |fd, token, interest| {
-            let watched = self.poll.watch(fd, token, interest);
-            watched.map_err(|error| fault::from_io(&error, "open session", &subjects.program))
-        };
-        let shell = Shell {
-            body,
-            tongue,
-            orders: Input::pipe(watch(orders, Token::Orders(number), EventFlags::empty())?),
-            verdicts: watch(verdicts, Token::Verdict(number), EventFlags::IN)?,
-            heard: Vec::new(),
-            started: false,
-            forgetful,
-            subjects,
-        };
-        self.sessions.get_mut(&number).expect("it is still there").shell = Some(shell);
-        Ok(())
-    }
-
-    /// The shell runs, or it is known why not.
-    pub(crate) fn shell_started(&mut self, number: u64, outcome: Result<(), Failure>) {
-        let Some(session) = self.sessions.get_mut(&number) else { return };
-        let Some(shell) = &mut session.shell else { return };
-        match outcome {
-            Ok(()) => {
-                shell.started = true;
-                let opened = session.opens_with_its_shell();
-                if let Some(opener) = session.opener.take_if(|_| opened) {
-                    self.answer(opener, &Reply::Ok);
-                }
-                self.use_nest(number);
-                self.give_order(number);
-            }
-            Err(failure) => {
-                let fault = shell.subjects.fault(failure);
-                session.shell = None;
-                self.shell_failed(number, &fault);
-            }
-        }
-    }
-
-    fn shell_failed(&mut self, number: u64, fault: &Fault) {
-        let Some(session) = self.sessions.get_mut(&number) else { return };
-        if session.opener.is_some() && session.nest.is_some() {
-            self.nest_failed(number, fault);
-            return;
-        }
-        if let Some(opener) = session.opener.take() {
-            self.drop_session(number);
-            self.refuse(opener, fault.clone());
-            return;
-        }
-        if let Some(run) = session.current.take() {
-            let caller = self.processes.get_mut(&run.process).and_then(|process| process.caller.take());
-            self.drop_process(run.process);
-            if let Some(caller) = caller {
-                self.refuse(caller.connection, fault.clone());
-            }
-        }
-        self.begin_next(number);
-    }
-
-    /// Hands the current run to the shell.
-    fn give_order(&mut self, number: u64) {
-        let Some(session) = self.sessions.get(&number) else { return };
-        let (Some(shell), Some(run)) = (&session.shell, &session.current) else { return };
-        let order = match &shell.tongue {
-            Tongue::Shell(dialect) => dialect.order(&self.shell_text(session, shell, run), &run.key),
-            Tongue::Kernel(_) => kernel::order(&run.request.text, &run.key),
-        };
-        let passing: Vec<String> = run.request.env.keys().cloned().collect();
-        let (body, process, deadline) = (shell.body, run.process, run.request.deadline_ms);
-
-        let session = self.sessions.get_mut(&number).expect("it is still there");
-        session.runs += 1;
-        let count = session.kernel.as_ref().filter(|kernel| kernel.program == Program::Shell);
-        let count = count.map(|_| format!("{{\"count\":{}}}\n", session.runs));
-        let shell = session.shell.as_mut().expect("it is still there");
-        shell.forgetful = false;
-        session.passing = passing;
-        shell.orders.add(&order);
-        // A shell that does not read has ended, which is told otherwise.
-        shell.orders.pump().ok();
-        let pid = self.bodies.get(&body).and_then(|body| body.pid);
-        let deadline = self.set_deadline(process, deadline);
-        let Some(begun) = self.processes.get_mut(&process) else { return };
-        begun.body = Some(body);
-        begun.pid = pid;
-        begun.deadline = deadline;
-        begun.begin();
-        let caller = begun.caller.take();
-        if let Some(count) = count {
-            // A kernel counts for itself; for a shell it is done here.
-            self.append_output(process, StreamTag::Tell, count.as_bytes());
-        }
-        self.tell_started(process, caller);
-    }
-
-    /// What a shell is to evaluate for a run.
-    fn shell_text(&self, session: &Session, shell: &Shell, run: &Run) -> String {
-        let directory = run.request.directory.as_ref();
-        let way = directory.and_then(|directory| self.way(session, directory));
-        let exports = if shell.forgetful { session.exports.as_str() } else { "" };
-        let lent = shell::lend(&session.passing, &run.request.env);
-        lent + &shell::compose(exports, way.as_ref(), &run.request.text)
     }
 
     pub(crate) fn on_orders(&mut self, number: u64) {
@@ -530,74 +298,6 @@ impl Agent {
         }
     }
 
-    pub(crate) fn finish_run(&mut self, number: u64, end: End, usage: Usage) {
-        let run = self.sessions.get_mut(&number).and_then(|session| session.current.take());
-        if let Some(run) = run {
-            self.process_ended(run.process, end, usage);
-            // The shell goes on; what it does next is not this run's.
-            if let Some(process) = self.processes.get_mut(&run.process) {
-                process.body = None;
-            }
-            self.use_nest(number);
-        }
-    }
-
-    /// Starts the run that has waited longest.
-    pub(crate) fn begin_next(&mut self, number: u64) {
-        loop {
-            let Some(session) = self.sessions.get_mut(&number) else { return };
-            if session.current.is_some() {
-                return;
-            }
-            let Some((connection, run)) = session.queue.pop_front() else { return };
-            let begun = self.check_new_name(&run.process);
-            match begun.and_then(|()| self.begin_run(number, connection, run)) {
-                Ok(()) => return,
-                Err(fault) => self.refuse(connection, fault),
-            }
-        }
-    }
-
-    /// The shell has ended. Its run ends with it, and the session waits for the next.
-    pub(crate) fn shell_ended(&mut self, number: u64, end: End, usage: Usage) {
-        self.on_verdict(number);
-        let Some(session) = self.sessions.get_mut(&number) else { return };
-        let shell = session.shell.take();
-        session.passing.clear();
-        let opener = session.opener.take();
-        let restarters = std::mem::take(&mut session.restarters);
-        if !restarters.is_empty() {
-            // What the shell may have said last is not for its successor.
-            session.directory = None;
-            session.exports = String::new();
-        }
-        let kernel = matches!(&shell, Some(Shell { tongue: Tongue::Kernel(_), .. }));
-        // A kernel that ends in the middle of a run has failed it, however politely.
-        let end = if kernel && end == End::Code(0) { End::Code(1) } else { end };
-        self.finish_run(number, end, usage);
-        for connection in restarters {
-            self.answer(connection, &Reply::Ok);
-        }
-        if let (Some(Shell { tongue: Tongue::Kernel(hearing), subjects, .. }), Some(opener)) = (shell, opener)
-        {
-            self.refuse(opener, hearing.obituary(&subjects.program, end));
-            self.forsake(number);
-            return;
-        }
-        self.begin_next(number);
-        self.drop_if_closed(number);
-    }
-
-    /// Removes a session that could not be opened, with whoever has come to use it already.
-    fn forsake(&mut self, number: u64) {
-        let Some(session) = self.sessions.get_mut(&number) else { return };
-        let (name, queue) = (session.name.clone(), std::mem::take(&mut session.queue));
-        self.drop_session(number);
-        for (connection, _) in queue {
-            self.refuse(connection, fault::plain(FaultKind::NotFound, "find session", &name));
-        }
-    }
-
     /// What was printed while no run was on. Before a kernel is ready it may say why it never is.
     pub(crate) fn overhear(&mut self, number: u64, stream: StreamTag, bytes: &[u8]) {
         let hearing = self.sessions.get_mut(&number).and_then(Session::hearing);
@@ -614,36 +314,4 @@ impl Agent {
             shell.verdicts.want(interest);
         }
     }
-
-    /// Whose output it is that the shell's pipes carry now.
-    pub(crate) fn current_run(&self, number: u64) -> Option<u64> {
-        self.sessions.get(&number)?.current.as_ref().map(|run| run.process)
-    }
-}
-
-/// The best shell there is, told to obey orders.
-fn as_shell(around: Surroundings, [orders, verdicts]: [OwnedFd; 2]) -> Result<(Command, Tongue), Fault> {
-    let path = command::shell_path();
-    let dialect = Dialect::of(path);
-    let words = dialect.words(path, orders.as_raw_fd(), verdicts.as_raw_fd());
-    Ok((Command::from_words(around, &words, vec![orders, verdicts])?, Tongue::Shell(dialect)))
-}
-
-/// A pipe between us and a shell. The ends have high numbers, since the shell keeps one of them
-/// open under the number it has here. It belongs to the user, so that it may be opened by name.
-fn private_pipe(around: &Surroundings) -> rustix::io::Result<(OwnedFd, OwnedFd)> {
-    let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
-    let read = rustix::io::fcntl_dupfd_cloexec(&read, HIGH)?;
-    let write = rustix::io::fcntl_dupfd_cloexec(&write, HIGH)?;
-    if !around.who.is_root() {
-        rustix::fs::fchown(&read, Some(around.who.uid), Some(around.who.gid))?;
-    }
-    Ok((read, write))
-}
-
-fn new_key() -> Result<String, Fault> {
-    let mut random = [0; 16];
-    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
-        .map_err(|errno| fault::from_errno(errno, "choose key", "a run"))?;
-    Ok(format!("{:032x}", u128::from_le_bytes(random)))
 }
