@@ -21,12 +21,15 @@ pub(crate) fn test() -> Result<bool> {
     });
     let Some(binary) = binary.filter(|_| built) else { return Ok(report.finish()) };
     report.stage("cargo test", |report| {
-        run_watched(cargo(&["test", "--workspace", "--locked"]).env("CORACLE_BIN", &binary), |line| {
-            // Tests say so themselves; see `testkit`.
-            if let Some(skipped) = line.strip_prefix("SKIPPED ") {
-                report.skip_said(skipped);
-            }
-        })
+        run_watched(
+            cargo(&["test", "--workspace", "--locked", "--no-fail-fast"]).env("CORACLE_BIN", &binary),
+            |line| {
+                // Tests say so themselves; see `testkit`.
+                if let Some(skipped) = line.strip_prefix("SKIPPED ") {
+                    report.skip_said(skipped);
+                }
+            },
+        )
     });
     report.stage("SDK tests", |report| sdk::test(&binary, report));
     report.stage("bench", |report| bench::bench(&binary, report));
