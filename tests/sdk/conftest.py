@@ -31,8 +31,8 @@ def pytest_configure(config):
 
 def remember(tokens):
     """Notes tokens that were given out, for whoever searches the server's log for them."""
-    if path := os.environ.get("CORACLE_TEST_SECRETS"):
-        with open(path, "a") as notes:
+    if SECRETS:
+        with open(SECRETS, "a") as notes:
             notes.writelines(f"{token}\n" for token in tokens)
 
 
@@ -95,13 +95,6 @@ class Box:
         self.execd.close()
         answer = self.api.delete(f"/v1/sandboxes/{self.id}")
         assert answer.status_code in (204, 404), answer.text
-
-
-def note_secrets(tokens):
-    """Hands tokens to the runner, which searches the server's log for them."""
-    if SECRETS:
-        with open(SECRETS, "a") as file:
-            file.writelines(f"{token}\n" for token in tokens)
 
 
 def events(text):
