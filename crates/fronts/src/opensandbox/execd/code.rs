@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use service::{Context, ErrorKind, OpenContext, RunCode, ServiceError, default_context};
 
 use super::command::{directory, refuse};
-use super::fault::{Fault, Wish};
+use super::fault::{Fault, Wish, named};
 use super::{Name, Scope, code_run};
 use crate::opensandbox::Front;
 use crate::opensandbox::query::Query;
@@ -112,9 +112,7 @@ pub(super) async fn close_all(
     scope: Scope,
     uri: Uri,
 ) -> Result<StatusCode, Fault> {
-    let query = Query::of(&uri);
-    let name = query.first("language").filter(|name| !name.is_empty());
-    let language = language(Some(name.ok_or_else(|| Fault::missing_query("language"))?))?;
+    let language = language(Some(named(&Query::of(&uri), "language")?))?;
     front.service.close_contexts(&scope.owner, &scope.id, &language).await?;
     Ok(StatusCode::OK)
 }
@@ -169,9 +167,8 @@ pub(super) async fn interrupt(
     scope: Scope,
     uri: Uri,
 ) -> Result<StatusCode, Fault> {
-    let query = Query::of(&uri);
-    let id = query.first("id").filter(|id| !id.is_empty()).ok_or_else(|| Fault::missing_query("id"))?;
-    front.service.interrupt(&scope.owner, &scope.id, &context_id(id)?).await.map_err(refused)?;
+    let id = context_id(named(&Query::of(&uri), "id")?)?;
+    front.service.interrupt(&scope.owner, &scope.id, &id).await.map_err(refused)?;
     Ok(StatusCode::OK)
 }
 

@@ -10,6 +10,7 @@ use service::{ErrorKind, FileFault, ServiceError};
 use crate::opensandbox::Front;
 use crate::opensandbox::access::read_body;
 use crate::opensandbox::problem::{self, Problem};
+use crate::opensandbox::query::Query;
 
 /// As [`Problem`], with this API's codes.
 #[derive(Debug)]
@@ -125,6 +126,11 @@ impl<T: DeserializeOwned> FromRequest<Front> for Wish<T> {
         let parsed = serde_json::from_slice(text);
         parsed.map(Self).map_err(|error| Fault::invalid(format!("the body is not as expected: {error}")))
     }
+}
+
+/// What a query must name.
+pub(super) fn named<'a>(query: &'a Query, name: &str) -> Result<&'a str, Fault> {
+    query.first(name).filter(|value| !value.is_empty()).ok_or_else(|| Fault::missing_query(name))
 }
 
 /// The name of a command from a path. A text that cannot be one is one that is not there.

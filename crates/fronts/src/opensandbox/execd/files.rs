@@ -10,7 +10,7 @@ use http::{StatusCode, Uri};
 use serde::{Deserialize, Serialize};
 use service::{Attributes, Edit, FileFault, FileInfo, FileKind, ServiceError};
 
-use super::fault::{Fault, Wish};
+use super::fault::{Fault, Wish, named};
 use super::mode::{Permissions, to_decimal};
 use super::{Actor, download, upload};
 use crate::opensandbox::Front;
@@ -68,7 +68,7 @@ impl InfoBody {
 
 /// The one path that a query names.
 pub(super) fn path_of(query: &Query) -> Result<&str, Fault> {
-    query.first("path").filter(|path| !path.is_empty()).ok_or_else(|| Fault::missing_query("path"))
+    named(query, "path")
 }
 
 fn paths_of(uri: &Uri) -> Result<Vec<String>, Fault> {

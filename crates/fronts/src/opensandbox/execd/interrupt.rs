@@ -8,7 +8,7 @@ use http::{StatusCode, Uri};
 use service::{ErrorKind, Event, Reach, ServiceError};
 
 use super::Scope;
-use super::fault::{Fault, process_id};
+use super::fault::{Fault, named, process_id};
 use crate::opensandbox::Front;
 use crate::opensandbox::query::Query;
 
@@ -23,9 +23,8 @@ pub(super) async fn interrupt(
     scope: Scope,
     uri: Uri,
 ) -> Result<StatusCode, Fault> {
-    let query = Query::of(&uri);
-    let id = query.first("id").filter(|id| !id.is_empty()).ok_or_else(|| Fault::missing_query("id"))?;
-    let process = running(&front, &scope, process_id(id)?).await?;
+    let id = process_id(named(&Query::of(&uri), "id")?)?;
+    let process = running(&front, &scope, id).await?;
     // The second signal is owed even if this client does not wait for it.
     let ending = tokio::spawn(async move { end(&front, &scope, &process).await });
     match ending.await {
