@@ -2,8 +2,8 @@
 //!
 //! A shell catches SIGINT. So does its child between fork and exec, and forgets with the exec
 //! what it has caught: the program runs on, and the shell waits for it. The same happens at a
-//! terminal, where somebody presses the keys once more. Here it is done for them: whoever
-//! neither catches, blocks nor ignores the signal and is still alive cannot have had it.
+//! terminal, where somebody presses the keys once more. Here it is done for them: whoever was
+//! there, neither catches, blocks nor ignores the signal and is still alive cannot have had it.
 
 use std::time::Duration;
 
@@ -16,10 +16,17 @@ use crate::proc;
 /// A program that is about to catch the signal itself is met before it does.
 const LOOKS: u8 = 10;
 
+/// How many processes are looked after, so that a fork bomb cannot keep us busy.
+const MOST_MEMBERS: usize = 256;
+
 impl Agent {
-    /// Sees to it that nobody in a process's group misses the SIGINT it was just sent.
-    pub(crate) fn insist(&mut self, process: u64) {
-        self.look_later(process, 0);
+    /// Sees to it that nobody in a process's group misses the SIGINT it was just sent. Whoever
+    /// comes later, as to clean up, is left alone.
+    pub(crate) fn insist(&mut self, number: u64, leader: Pid) {
+        if let Some(process) = self.processes.get_mut(&number) {
+            process.interrupted = members(leader);
+            self.look_later(number, 0);
+        }
     }
 
     fn look_later(&mut self, process: u64, look: u8) {
@@ -29,10 +36,10 @@ impl Agent {
     }
 
     pub(crate) fn interrupt_again(&mut self, number: u64, look: u8) {
-        let process = self.processes.get(&number).filter(|process| process.ended.is_none());
-        let body = process.and_then(|process| self.bodies.get(&process.body?));
-        let Some(leader) = body.and_then(|body| body.pid) else { return };
-        for pid in members(leader).filter(|pid| has_missed_it(*pid)) {
+        let Some(process) = self.processes.get(&number).filter(|process| process.ended.is_none()) else {
+            return;
+        };
+        for pid in process.interrupted.iter().copied().filter(|pid| has_missed_it(*pid)) {
             // Some end by themselves, and those in a nest are another process's to signal.
             rustix::process::kill_process(pid, Signal::INT).ok();
         }
@@ -40,11 +47,20 @@ impl Agent {
     }
 }
 
-/// The processes of a group that have not ended.
-fn members(leader: Pid) -> impl Iterator<Item = Pid> {
+/// Those of a group that its leader has started, and itself. They are found from parent to child,
+/// since by the time all of `/proc` was read there would be new ones.
+fn members(leader: Pid) -> Vec<Pid> {
+    let mut found = vec![leader.as_raw_pid()];
+    let mut asked = 0;
+    while asked < found.len() {
+        let new: Vec<i32> = proc::children(found[asked]).filter(|pid| !found.contains(pid)).collect();
+        found.extend(new);
+        found.truncate(MOST_MEMBERS);
+        asked += 1;
+    }
     let group = leader.as_raw_pid();
-    let belongs = move |pid: &i32| proc::living_kin(*pid).is_some_and(|kin| kin.group == group);
-    proc::pids().filter(belongs).filter_map(Pid::from_raw).filter(|pid| !pid.is_init())
+    found.retain(|pid| *pid > 1 && proc::living_kin(*pid).is_some_and(|kin| kin.group == group));
+    found.into_iter().filter_map(Pid::from_raw).collect()
 }
 
 /// Whether SIGINT would end the process, so that one that lives has not had it.
@@ -80,13 +96,22 @@ mod tests {
 
     #[test]
     fn a_group_has_its_members_and_no_others() {
+        use std::io::Read;
         use std::os::unix::process::CommandExt;
-        let mut command = std::process::Command::new("sleep");
-        let mut child = command.arg("60").process_group(0).spawn().expect("every host has it");
-        let pid = Pid::from_child(&child);
-        let found: Vec<_> = members(pid).collect();
-        child.kill().and_then(|()| child.wait()).expect("it can be ended");
-        assert_eq!(found, [pid]);
-        assert_eq!(members(pid).count(), 0);
+        use std::process::{Command, Stdio};
+        let mut command = Command::new("sh");
+        command.args(["-c", "setsid sleep 60 & sleep 60 & echo $!; wait"]);
+        let mut child = command.process_group(0).stdout(Stdio::piped()).spawn().expect("every host has it");
+        let (leader, mut line, mut out) =
+            (Pid::from_child(&child), [0; 32], child.stdout.take().expect("piped"));
+        let length = out.read(&mut line).expect("it prints");
+        let other = std::str::from_utf8(&line[..length]).ok().and_then(|pid| pid.trim().parse().ok());
+        let found = members(leader);
+        for pid in proc::children(leader.as_raw_pid()).filter_map(Pid::from_raw).chain([leader]) {
+            rustix::process::kill_process(pid, Signal::KILL).ok();
+        }
+        child.wait().expect("it was killed");
+        assert_eq!(found, [leader, other.and_then(Pid::from_raw).expect("it prints a pid")]);
+        assert_eq!(members(leader), []);
     }
 }

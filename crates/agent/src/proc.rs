@@ -14,6 +14,13 @@ pub(crate) fn pids() -> impl Iterator<Item = i32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
+/// Whom a process has started. Each of its threads has a list; see proc_tid_children(5).
+pub(crate) fn children(pid: i32) -> impl Iterator<Item = i32> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let lists = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+    lists.flat_map(|list| list.split(' ').filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+}
+
 /// The kin of a process that has not ended. The name in brackets may hold anything, so the
 /// fields are counted from behind it. See proc_pid_stat(5).
 pub(crate) fn living_kin(pid: i32) -> Option<Kin> {

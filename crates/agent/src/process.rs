@@ -49,6 +49,8 @@ pub(crate) struct Process {
     pub(crate) caller: Option<Caller>,
     pub(crate) ended: Option<Ended>,
     pub(crate) deadline: Option<Instant>,
+    /// Who was in its group when it was last interrupted.
+    pub(crate) interrupted: Vec<Pid>,
     deadline_passed: bool,
     started: Instant,
     started_ms: u64,
@@ -227,6 +229,7 @@ impl Agent {
             caller: new.caller,
             ended: None,
             deadline: None,
+            interrupted: Vec::new(),
             deadline_passed: false,
             started: Instant::now(),
             started_ms: now_ms(),

@@ -155,8 +155,8 @@ impl Agent {
             (Reach::Tree | Reach::Group, leader) => body.tree.signal(commands, leader, signal),
         };
         let (number, sent_to) = (process.number, body.pid);
-        if sent.is_ok() && signal == Signal::INT {
-            self.insist(number);
+        if let (Ok(()), Some(leader), Signal::INT) = (&sent, sent_to, signal) {
+            self.insist(number, leader);
         }
         match (sent, sent_to) {
             // What is in a nest is in another Landlock domain than we are.

@@ -12,7 +12,7 @@ use crate::harness::{TestAgent, Trees, both_ways};
 /// Starts a child that has left its process group, its session and its parent, prints its pid,
 /// and ignores what can be ignored.
 const DAEMON: &str =
-    "(setsid sh -c 'trap \"\" TERM INT HUP; (echo $$; exec sleep 1000) &') & wait; read x < /dev/zero";
+    "(setsid sh -c 'trap \"\" TERM INT HUP; (echo $$; exec sleep 1000) &') & wait; exec sleep 1000";
 
 /// Waits for the end of a process that is not ours.
 fn wait_until_gone(pid: i32) {
@@ -34,10 +34,10 @@ fn a_code_a_signal_and_a_deadline_are_told_apart() {
         assert_eq!(agent.run(shell("code", "exit 143")).exit(), Exit::Code(143));
         assert_eq!(agent.run(shell("signal", "kill -TERM $$")).exit(), Exit::Signal(15));
         let mut start = shell("deadline", "echo before; exec sleep 1000");
-        start.deadline_ms = Some(100);
+        start.deadline_ms = Some(1000);
         let output = agent.run(start);
         assert_eq!((output.exit(), output.stdout().as_str()), (Exit::Deadline, "before\n"));
-        assert!((100..5000).contains(&output.ended.duration_ms), "{:?}", output.ended);
+        assert!((1000..20_000).contains(&output.ended.duration_ms), "{:?}", output.ended);
         let mut start = shell("early", "exit 0");
         start.deadline_ms = Some(60_000);
         assert_eq!(agent.run(start).exit(), Exit::Code(0));
@@ -48,7 +48,7 @@ fn a_code_a_signal_and_a_deadline_are_told_apart() {
 fn a_deadline_reaches_a_child_that_has_left_everything() {
     both_ways(|agent| {
         let mut start = shell("daemon", DAEMON);
-        start.deadline_ms = Some(300);
+        start.deadline_ms = Some(1000);
         let output = agent.run(start);
         assert_eq!(output.exit(), Exit::Deadline);
         wait_until_gone(daemon_pid(&output.stdout()));
@@ -78,6 +78,22 @@ fn a_signal_to_the_group_spares_what_has_left_it() {
         assert!(Path::new(&format!("/proc/{pid}")).exists());
         assert_eq!(agent.signal("group", 15, Reach::Tree), Reply::Ok);
         wait_until_gone(pid);
+    });
+}
+
+#[test]
+fn what_is_started_to_clean_up_is_not_interrupted() {
+    both_ways(|agent| {
+        // It takes a moment, so that the agent has long seen who was there.
+        let moment = "n=0; while [ $n -lt 50000 ]; do n=$((n+1)); done";
+        let script = format!(
+            "trap '{moment}; sleep 0.7 && echo clean; exit 9' INT; echo on; while :; do sleep 1000; done"
+        );
+        let mut talk = agent.start(shell("cleaning", &script));
+        assert_eq!(talk.read_text(3), "on\n");
+        assert_eq!(agent.signal("cleaning", 2, Reach::Group), Reply::Ok);
+        let output = talk.output();
+        assert_eq!((output.stdout().as_str(), output.exit()), ("clean\n", Exit::Code(9)));
     });
 }
 
