@@ -63,7 +63,7 @@ for (const useServerProxy of [false, true]) {
 
     test("output arrives while a command runs", async () => {
       const seen = [];
-      for await (const event of sandbox.commands.runStream("echo one; read _ < /dev/zero & echo two")) {
+      for await (const event of sandbox.commands.runStream("echo one; sleep 600 & echo two")) {
         seen.push(event.type);
       }
       assert.equal(seen[0], "init");
@@ -74,10 +74,11 @@ for (const useServerProxy of [false, true]) {
     test("a command in the background", async () => {
       const started = await sandbox.commands.run("echo begun; sleep 600", { background: true });
       assert.equal((await sandbox.commands.getCommandStatus(started.id)).running, true);
+      const printed = async () => (await sandbox.commands.getBackgroundCommandLogs(started.id, 0)).content;
+      while ((await printed()) !== "begun\n");
       await sandbox.commands.interrupt(started.id);
       assert.equal((await sandbox.commands.getCommandStatus(started.id)).running, false);
-      const logs = await sandbox.commands.getBackgroundCommandLogs(started.id, 0);
-      assert.equal(logs.content, "begun\n");
+      assert.equal(await printed(), "begun\n");
     });
 
     test("a session keeps its state", async () => {

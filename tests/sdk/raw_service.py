@@ -124,18 +124,23 @@ def meet(connection):
     connection.close()
 
 
-def listen(family, address, port):
+def listener(family, address, port):
     listener = socket.socket(family, socket.SOCK_STREAM)
     if family == socket.AF_INET6:
         listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((address, port))
     listener.listen(64)
+    return listener
+
+
+def answer(listener):
     while True:
         connection, _ = listener.accept()
         threading.Thread(target=meet, args=(connection,), daemon=True).start()
 
 
-threading.Thread(target=listen, args=(socket.AF_INET6, "::1", 8001), daemon=True).start()
-threading.Timer(0.2, lambda: print("ready", flush=True)).start()
-listen(socket.AF_INET, "127.0.0.1", 8002)
+six, four = listener(socket.AF_INET6, "::1", 8001), listener(socket.AF_INET, "127.0.0.1", 8002)
+threading.Thread(target=answer, args=(six,), daemon=True).start()
+print("ready", flush=True)
+answer(four)

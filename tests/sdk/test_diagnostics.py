@@ -122,6 +122,6 @@ def test_measurements_are_watched_once_a_second_until_the_sandbox_ends(new_box):
                 assert box.api.delete(f"/v1/sandboxes/{box.id}").status_code == 204
     for one in seen[:3]:
         assert 0 <= one["cpu_used_pct"] <= 100 and 0 <= one["mem_used_mib"] <= one["mem_total_mib"] == 512
-    assert 900 <= seen[2]["timestamp"] - seen[1]["timestamp"] <= 3000
+    assert 1000 <= seen[2]["timestamp"] - seen[0]["timestamp"] <= 10_000
     # It ends by itself, saying why.
     assert list(seen[-1]) == ["error"] and len(seen) <= 5

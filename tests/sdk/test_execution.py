@@ -33,7 +33,7 @@ def test_an_unfinished_line_is_shown_when_the_command_pauses(box):
 
 
 def test_a_silent_command_is_kept_alive_by_pings(box):
-    happened = [event["type"] for event in box.run("sleep 3.5")]
+    happened = [event["type"] for event in box.run("sleep 4.5")]
     assert happened == ["init", "ping", "ping", "execution_complete"]
 
 

@@ -143,11 +143,19 @@ fn go(made: &Path) -> Result<()> {
 fn pip(target: &Path, pins: &Path) -> Result<Command> {
     let home = workspace().join("target/pip");
     let python = home.join("bin/python");
-    if !python.exists() {
+    if !home.join("bin/pip").exists() {
         run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&home))?;
     }
     let mut command = Command::new(python);
-    command.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]);
+    command.args([
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--retries=10",
+        "--no-deps",
+    ]);
     command.args(["--root-user-action=ignore", "--target"]).arg(target).arg("--requirement").arg(pins);
     Ok(command)
 }

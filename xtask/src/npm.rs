@@ -44,7 +44,9 @@ fn install() -> Result<PathBuf> {
     if fs::read_to_string(&mark).is_ok_and(|installed| installed == wanted) {
         return Ok(directory);
     }
-    run(Command::new("npm").args(["ci", "--silent"]).current_dir(&directory))?;
+    run(Command::new("npm")
+        .args(["ci", "--silent", "--no-audit", "--no-fund", "--fetch-retries=5", "--fetch-timeout=60000"])
+        .current_dir(&directory))?;
     fs::write(mark, wanted).context("could not note what was installed")?;
     Ok(directory)
 }

@@ -16,6 +16,9 @@ struct Package {
     needed_for: &'static str,
 }
 
+/// Another apt-get may be at work, and a download may fail.
+const PATIENT: [&str; 4] = ["-o", "DPkg::Lock::Timeout=120", "-o", "Acquire::Retries=3"];
+
 const WANTED: &[Package] = &[
     Package {
         name: "python3-venv",
@@ -108,8 +111,9 @@ fn install_one(package: &str) -> bool {
 
 /// Runs apt-get quietly and says whether it succeeded. Installed services are not started: the
 /// tests start what they need themselves.
-fn apt_get(args: &[&str]) -> bool {
+pub(crate) fn apt_get(args: &[&str]) -> bool {
     Command::new("apt-get")
+        .args(PATIENT)
         .args(args)
         .envs([("DEBIAN_FRONTEND", "noninteractive"), ("SYSTEMD_OFFLINE", "1"), ("RUNLEVEL", "1")])
         .stdout(Stdio::null())

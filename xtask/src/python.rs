@@ -21,7 +21,15 @@ pub(crate) fn environment(name: &str, requirements: &str) -> Result<PathBuf> {
     }
     run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&directory))?;
     run(Command::new(&python)
-        .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement"])
+        .args([
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--retries=10",
+            "--requirement",
+        ])
         .arg(requirements)
         .current_dir(&root))?;
     fs::write(mark, wanted).context("could not note what was installed")?;

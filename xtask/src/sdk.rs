@@ -34,7 +34,16 @@ fn libraries(python: &Path) -> Result<PathBuf> {
         return Ok(directory);
     }
     run(Command::new(python)
-        .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--upgrade"])
+        .args([
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-warn-conflicts",
+            "--retries=10",
+            "--upgrade",
+        ])
         .args(["--only-binary=:all:", "--python-version", &version, "--requirement", LIBRARIES, "--target"])
         .arg(&directory)
         .current_dir(&root))?;

@@ -3,10 +3,16 @@
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
 use crate::report::say;
+
+/// How long nothing may be said before it is looked whether a command has ended.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The root of the repository.
 pub(crate) fn workspace() -> PathBuf {
@@ -26,11 +32,23 @@ pub(crate) fn run_watched(command: &mut Command, mut watch: impl FnMut(&str)) ->
     let mut child =
         command.stderr(Stdio::piped()).spawn().with_context(|| format!("could not start {shown}"))?;
     let lines = BufReader::new(child.stderr.take().expect("it is a pipe")).split(b'\n');
-    for line in lines {
-        let line = line.with_context(|| format!("could not read what {shown} says"))?;
-        let line = String::from_utf8_lossy(&line);
-        say(format_args!("{line}"));
-        watch(&line);
+    let (sender, said) = mpsc::channel();
+    thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
+    let mut ended = None;
+    loop {
+        match said.recv_timeout(PATIENCE) {
+            Ok(line) => {
+                let line = String::from_utf8_lossy(&line);
+                say(format_args!("{line}"));
+                watch(&line);
+            }
+            // What it has left running may hold the pipe for ever.
+            Err(RecvTimeoutError::Timeout) if ended.is_some() => break,
+            Err(RecvTimeoutError::Timeout) => {
+                ended = child.try_wait().with_context(|| format!("could not wait for {shown}"))?;
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
     }
     let status = child.wait().with_context(|| format!("could not wait for {shown}"))?;
     if status.success() { Ok(()) } else { bail!("{shown} failed ({status})") }

@@ -20,6 +20,8 @@ use std::process::Command;
 
 use anyhow::{Context, bail};
 
+use crate::packages::apt_get;
+
 /// How a run of the machine ended.
 #[derive(Debug)]
 pub(crate) enum VmOutcome {
@@ -175,17 +177,6 @@ fn install_tools() -> Result<(), Missing> {
         return Ok(());
     }
     Err(Missing(format!("apt-get could not install {} (as root it might)", packages.join(", "))))
-}
-
-/// Runs apt-get quietly and says whether it succeeded.
-pub(crate) fn apt_get(args: &[&str]) -> bool {
-    Command::new("apt-get")
-        .args(args)
-        .env("DEBIAN_FRONTEND", "noninteractive")
-        .stdout(std::process::Stdio::null())
-        .stderr(std::process::Stdio::null())
-        .status()
-        .is_ok_and(|status| status.success())
 }
 
 /// Where a program is, in the usual directories.

@@ -12,7 +12,7 @@ use super::VmOutcome;
 
 /// Emulation is some twenty times slower than the processor, and the host may be busy: the boot
 /// takes some ten seconds, all tests some ten minutes.
-const DEADLINE: Duration = Duration::from_secs(1800);
+const DEADLINE: Duration = Duration::from_secs(1200);
 
 const COMMAND_LINE: &str = "console=ttyS0 quiet loglevel=1 panic=-1 cgroup_no_v1=all mitigations=off";
 

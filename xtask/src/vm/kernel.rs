@@ -9,7 +9,8 @@ use std::process::Command;
 use anyhow::{Context, bail};
 
 use super::cpio::Archive;
-use super::{Missing, apt_get, find};
+use super::{Missing, find};
+use crate::packages::apt_get;
 
 /// The small kernel for virtual machines; it depends on the package of its newest version.
 const PACKAGE: &str = "linux-image-cloud-amd64";
