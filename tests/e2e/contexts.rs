@@ -468,7 +468,7 @@ fn ten_contexts_run_side_by_side() {
         }
     });
     let took = began.elapsed();
-    assert!(took < Duration::from_secs(10), "they waited for each other: {took:?}");
+    assert!(took < Duration::from_secs(18), "they waited for each other: {took:?}");
 }
 
 #[test]

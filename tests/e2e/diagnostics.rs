@@ -32,7 +32,7 @@ fn looking_is_no_use_of_a_sandbox() {
     let server = Server::start();
     let idle = json!({
         "entrypoint": ["sh", "-c", "echo here; exec sleep 1000"],
-        "extensions": {"coracle.idle-timeout": "2"},
+        "extensions": {"coracle.idle-timeout": "5"},
     });
     let mut sandbox = server.create_with(&idle);
     // However often somebody looks, it is removed when nobody uses it.

@@ -121,7 +121,7 @@ fn a_gibibyte_passes_a_port_both_ways_in_flat_memory() {
 
 #[test]
 fn a_silent_service_is_given_up_and_a_slow_client_is_not() {
-    let server = wildcard().env("CORACLE_ANSWER_TIMEOUT", "1s").start();
+    let server = wildcard().env("CORACLE_ANSWER_TIMEOUT", "3s").start();
     let sandbox = serving(&server);
     let name = format!("{}-7000.boxes.test", sandbox.id);
     let answer = ask(&server, &name, "/silent", &[]);
@@ -137,7 +137,7 @@ fn a_silent_service_is_given_up_and_a_slow_client_is_not() {
     assert_eq!(answer.expect("the service answers").text(), "6");
 }
 
-/// A byte every 300 ms.
+/// A byte every 700 ms.
 struct Slow {
     left: usize,
 }
@@ -149,7 +149,7 @@ impl Read for Slow {
         }
         self.left -= 1;
         // There is no event to wait for: slowness is what is tested.
-        std::thread::park_timeout(std::time::Duration::from_millis(300));
+        std::thread::park_timeout(std::time::Duration::from_millis(700));
         buffer[0] = b'x';
         Ok(1)
     }

@@ -130,6 +130,6 @@ fn what_is_due_while_a_sandbox_is_paused_is_not_made_up_for() {
     e2e::eventually("it runs again", || runs(&mut sandbox).len() >= before + 2);
     let times = runs(&mut sandbox);
     let apart: Vec<u64> = times.windows(2).map(|two| two[1] - two[0]).collect();
-    assert!(apart.iter().all(|time| *time >= 500), "several came at once: {apart:?}");
+    assert!(apart.iter().all(|time| *time >= 200), "several came at once: {apart:?}");
     assert!(apart.iter().any(|time| *time >= 3000), "it ran while it was paused: {apart:?}");
 }

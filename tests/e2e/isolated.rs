@@ -269,7 +269,7 @@ fn a_session_ends_with_all_that_is_in_it_and_a_server_may_end_without() {
     let sleeps = |sandbox: &mut Sandbox| {
         sandbox.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -q 'sleep 3141[5]'").code == Some(0)
     };
-    assert!(sleeps(&mut sandbox));
+    e2e::eventually("it sleeps", || sleeps(&mut sandbox));
     server.kill();
     server.start_again(&Start::new());
     let mut again = Sandbox::known(server.client(), &sandbox.id);
@@ -298,8 +298,12 @@ fn a_session_whose_first_process_was_killed_says_so_and_takes_no_more() {
     let session = workspace(&mut sandbox, "/w", "overlay");
     let shell = printed(&mut sandbox, &session, "sleep 27182 > /dev/null 2>&1 & echo on its way");
     assert_eq!(shell, "on its way\n");
-    let below = e2e::host::processes_with("sleep 27182");
-    let holder = e2e::host::first_of_namespace(*below.first().expect("it runs")).expect("it has a holder");
+    let mut below = Vec::new();
+    e2e::eventually("it runs", || {
+        below = e2e::host::processes_with("sleep 27182");
+        !below.is_empty()
+    });
+    let holder = e2e::host::first_of_namespace(below[0]).expect("it has a holder");
     let killed = std::process::Command::new("kill").args(["-9", &holder.to_string()]).status();
     assert!(killed.expect("there is a `kill`").success());
     e2e::eventually("it is dead", || {
@@ -320,10 +324,10 @@ fn a_session_that_nobody_uses_is_closed() {
     }
     let server = Server::start();
     let mut sandbox = nested(&server);
-    let wish = json!({"workspace": {"path": "/w"}, "idle_timeout_seconds": 1});
+    let wish = json!({"workspace": {"path": "/w"}, "idle_timeout_seconds": 3});
     let session = open(&mut sandbox, &wish);
     // A run keeps it, however long it takes.
-    assert_eq!(printed(&mut sandbox, &session, "sleep 1.5; echo here"), "here\n");
+    assert_eq!(printed(&mut sandbox, &session, "sleep 4; echo here"), "here\n");
     e2e::eventually("it is closed", || get(&mut sandbox, &format!("session/{session}")).status == 404);
 }
 

@@ -60,9 +60,13 @@ fn a_sandbox_that_cannot_be_made_ends_with_125_and_says_why() {
     let ended = Run::new(User::Same).flag("--image", "no-such-image").argv(&["true"]);
     assert_eq!(ended.code, Some(125), "{ended:?}");
     assert!(ended.stderr.contains("no-such-image") && ended.stderr.contains("hint:"), "{ended:?}");
-    let ended = Run::new(User::Same).flag("--network", "on").argv(&["true"]);
-    assert_eq!(ended.code, Some(125), "{ended:?}");
-    assert!(ended.stderr.contains("network"), "{ended:?}");
+    // A host that forwards packets could make this one.
+    let forwards = fs::read_to_string("/proc/sys/net/ipv4/ip_forward").expect("every host has it");
+    if forwards.trim() == "0" {
+        let ended = Run::new(User::Same).flag("--network", "on").argv(&["true"]);
+        assert_eq!(ended.code, Some(125), "{ended:?}");
+        assert!(ended.stderr.contains("network"), "{ended:?}");
+    }
 }
 
 #[test]

@@ -40,7 +40,7 @@ const HEALTHY: u32 = 10;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// How long a lock of a killed supervisor may outlive it.
-const LAST_MOMENT: Duration = Duration::from_millis(500);
+const LAST_MOMENT: Duration = Duration::from_secs(2);
 /// How long the parts may take to end when they are asked to.
 const GRACE: Duration = Duration::from_secs(10);
 /// As above, for a server that has to remove its sandboxes first.

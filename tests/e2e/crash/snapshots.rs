@@ -60,7 +60,7 @@ fn killing_while_snapshots_are_taken_restored_or_deleted_leaves_nothing_half() {
 }
 
 /// Written just before, so that flushing it takes a while.
-const LARGE: &str = "head -c 200000000 /dev/zero > /root/large";
+const LARGE: &str = "head -c 600000000 /dev/zero > /root/large";
 
 #[test]
 fn a_launcher_killed_while_a_sandbox_stands_still_is_followed_by_one_that_lets_it_go_on() {

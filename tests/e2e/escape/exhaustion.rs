@@ -31,7 +31,7 @@ fn check_neighbour(attack: impl FnOnce(&mut Sandbox)) {
     let before = usual_time(&mut neighbour);
     attack(&mut attacker);
     let during = usual_time(&mut neighbour);
-    let bound = before * 5 + Duration::from_millis(50) * e2e::slowness();
+    let bound = before * 5 + Duration::from_millis(250) * e2e::slowness();
     assert!(during <= bound, "a neighbour's `true` took {during:?} instead of {before:?}");
     assert!(neighbour.run("echo fine").stdout.contains("fine"));
 }

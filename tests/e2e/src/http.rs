@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 /// How long a server may stay silent.
-const SILENCE: Duration = Duration::from_secs(300);
+const SILENCE: Duration = Duration::from_secs(150);
 
 /// One answer.
 #[derive(Debug)]
@@ -92,10 +92,11 @@ impl Client {
     /// Sends a request and returns as soon as the head of the answer is there.
     pub fn start(&mut self, method: &str, path: &str, kind: &str, body: &[u8]) -> io::Result<Streaming> {
         // A kept connection may have been closed meanwhile; a new one is tried once.
-        if let Some(connection) = self.connection.take()
-            && let Ok(streaming) = self.exchange(connection, method, path, kind, body)
-        {
-            return Ok(streaming);
+        if let Some(connection) = self.connection.take() {
+            match self.exchange(connection, method, path, kind, body) {
+                Err(error) if !is_silence(&error) => {}
+                answered => return answered,
+            }
         }
         let stream = TcpStream::connect(&self.address)?;
         stream.set_nodelay(true)?;
@@ -246,6 +247,10 @@ fn read_at_most(connection: &mut impl Read, buffer: &mut [u8], left: u64) -> io:
         0 if most > 0 => Err(io::ErrorKind::UnexpectedEof.into()),
         taken => Ok(taken),
     }
+}
+
+fn is_silence(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
 fn read_head(connection: &mut impl BufRead) -> io::Result<(u16, Vec<(String, String)>)> {

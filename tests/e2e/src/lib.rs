@@ -30,9 +30,14 @@ pub fn eventually(what: &str, happened: impl FnMut() -> bool) {
 }
 
 /// As [`eventually`], for those who have more to say when it takes too long.
-pub fn happens(mut happened: impl FnMut() -> bool) -> bool {
+pub fn happens(happened: impl FnMut() -> bool) -> bool {
+    happens_within(Duration::from_secs(20), happened)
+}
+
+/// As [`happens`], for what takes long on an ordinary machine already.
+pub fn happens_within(time: Duration, mut happened: impl FnMut() -> bool) -> bool {
     const STEP: Duration = Duration::from_millis(5);
-    let end = Instant::now() + Duration::from_secs(20) * slowness();
+    let end = Instant::now() + time * slowness();
     while !happened() {
         if Instant::now() >= end {
             return false;

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
@@ -240,7 +241,8 @@ impl Server {
     /// Removes every sandbox.
     pub fn remove_all(&self) -> std::io::Result<()> {
         let mut client = self.client();
-        loop {
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(120) {
             let page = client.get("/v1/sandboxes?pageSize=200")?;
             let items = page.json()["items"].as_array().cloned().unwrap_or_default();
             if items.is_empty() {
@@ -254,6 +256,7 @@ impl Server {
                 }
             }
         }
+        Err(std::io::Error::other("some sandboxes stay, however often they are deleted"))
     }
 }
 

@@ -61,9 +61,9 @@ impl World {
         let (sink, count) = (Arc::clone(&heard), Arc::clone(&lasting));
         std::thread::spawn(move || {
             let namespace = own_namespace();
-            tell.send(namespace).expect("the test waits for it");
             // The namespace lives as long as its servers, and they as long as the test.
             serve(sink, count);
+            tell.send(namespace).expect("the test waits for it");
             ended.recv().ok();
         });
         let world = told.recv().expect("the thread lives");

@@ -40,8 +40,8 @@ struct Keeper {
     making: JoinSet<Result<(), ServiceError>>,
     /// When the next may be begun, once one is needed.
     due: Option<Instant>,
-    /// The pause after the last failure.
-    failing: Option<Duration>,
+    /// The pause after the last failure, and when it began.
+    failing: Option<(Duration, Instant)>,
     /// Whether there was no room at the last attempt.
     full: bool,
 }
@@ -67,7 +67,7 @@ impl Keeper {
         match self.need() {
             Need::Fewer => return self.remove_one().await,
             Need::Another if !self.full => {
-                let pause = self.failing.unwrap_or(self.kept.pool.refill.interval());
+                let pause = self.failing.map_or(self.kept.pool.refill.interval(), |(pause, _)| pause);
                 self.due.get_or_insert_with(|| Instant::now() + pause);
             }
             Need::Another | Need::Nothing => self.due = None,
@@ -129,12 +129,18 @@ impl Keeper {
                 self.kept.lock().trouble = None;
             }
             Some(Err(error)) => {
-                let pause = self.failing.map_or(FIRST_PAUSE, |pause| (pause * 2).min(LAST_PAUSE));
+                let now = Instant::now();
+                let (pause, since) = match self.failing {
+                    None => (FIRST_PAUSE, now),
+                    // It was begun before the last failure, and failed for the same reason.
+                    Some((pause, since)) if now < since + pause => (pause, since),
+                    Some((pause, _)) => ((pause * 2).min(LAST_PAUSE), now),
+                };
                 let (pool, text) = (&self.kept.pool.name, chain(&error));
                 tracing::warn!(pool, error = text, again = ?pause, "a pool could not be filled");
                 self.core.failed("fill pool", &Owner::single(), None)(&error);
                 self.kept.lock().trouble = Some(text);
-                self.failing = Some(pause);
+                self.failing = Some((pause, since));
                 self.due = None;
             }
         }
