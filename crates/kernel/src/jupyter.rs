@@ -26,8 +26,9 @@ use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, interval_at, timeout};
 
+use crate::incoming::Incoming;
 use crate::report::{Order, Orders, Reports, Tell};
-use crate::script::{code_of, orders_of};
+use crate::script::code_of;
 use channels::{Channels, Place};
 use message::{Meaning, Message, Stream};
 use specs::Spec;
@@ -62,17 +63,24 @@ async fn run(spec: Spec, orders: Orders, reports: &mut Reports) -> Result<ExitCo
     };
     let mut bridge = Bridge { spec, group: group_of(&kernel)?, channels, reports, run: None };
     bridge.reports.ready()?;
-    let mut orders = orders_of(orders)?;
+    let mut orders = Incoming::read(orders)?;
     loop {
         tokio::select! {
             _ = kernel.wait() => return ended(&mut kernel, words).await,
             () = words.listen() => {}
-            _ = interrupts.recv() => bridge.interrupt().await?,
+            _ = interrupts.recv() => {
+                // What it is meant for was ordered before.
+                if bridge.run.is_none() && orders.has_next() && let Some(order) = orders.next().await {
+                    words.forget();
+                    bridge.begin(&order).await?;
+                }
+                bridge.interrupt().await?;
+            }
             _ = ends.recv() => break,
-            message = bridge.channels.output.recv() => bridge.said(&message.context(HUNG_UP)?)?,
+            message = bridge.channels.output.recv() => bridge.said(&message.context(HUNG_UP)?).await?,
             message = bridge.channels.replies.recv() => bridge.replied(message.context(HUNG_UP)?)?,
             () = overdue(bridge.run.as_ref().and_then(|run| run.deadline)) => bridge.finish()?,
-            order = orders.recv(), if bridge.run.is_none() => match order {
+            order = orders.next(), if bridge.run.is_none() => match order {
                 Some(order) => {
                     words.forget();
                     bridge.begin(&order).await?;
@@ -183,7 +191,10 @@ struct Run {
     key: String,
     /// What messages about it name as their parent.
     id: String,
+    /// The kernel has said that it begins.
     counted: bool,
+    /// It was interrupted before it had begun.
+    interrupted: bool,
     failed: bool,
     /// A run is over when it has been replied to and the kernel has said that it is idle. The
     /// two come on different ways, in either order.
@@ -205,18 +216,31 @@ impl Bridge<'_> {
     async fn begin(&mut self, order: &Order) -> Result<()> {
         let id = self.channels.execute(&order.code).await?;
         let key = order.key.clone();
-        self.run =
-            Some(Run { key, id, counted: false, failed: false, reply: None, idle: false, deadline: None });
+        self.run = Some(Run {
+            key,
+            id,
+            counted: false,
+            interrupted: false,
+            failed: false,
+            reply: None,
+            idle: false,
+            deadline: None,
+        });
         Ok(())
     }
 
     /// Something that the kernel published. Output counts whatever it is about: threads of an
     /// earlier cell may still print.
-    fn said(&mut self, message: &Message) -> Result<()> {
+    async fn said(&mut self, message: &Message) -> Result<()> {
         let current = self.run.as_mut().filter(|run| run.id == message.parent);
         match (message.meaning(), current) {
             (Meaning::Printed(stream, text), _) => print(stream, &text)?,
-            (Meaning::Told(tell), Some(run)) => run.tell(tell, self.reports)?,
+            (Meaning::Told(tell), Some(run)) => {
+                run.tell(tell, self.reports)?;
+                if run.counted && std::mem::take(&mut run.interrupted) {
+                    self.interrupt().await?;
+                }
+            }
             (Meaning::Idle, Some(run)) => {
                 run.idle = true;
                 self.close_in()?;
@@ -256,7 +280,10 @@ impl Bridge<'_> {
     }
 
     async fn interrupt(&mut self) -> Result<()> {
-        if self.run.is_none() {
+        let Some(run) = &mut self.run else { return Ok(()) };
+        if !run.counted {
+            // A kernel that has not begun forgets it.
+            run.interrupted = true;
             return Ok(());
         }
         if self.spec.wants_message() {

@@ -12,6 +12,7 @@
 //! ```
 
 mod group;
+mod incoming;
 mod jupyter;
 mod list;
 mod report;

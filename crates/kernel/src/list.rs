@@ -66,7 +66,8 @@ pub(crate) fn print() -> Result<ExitCode> {
 /// As a kernel: the result of whatever is run is the offer.
 pub(crate) fn serve(mut orders: Orders, reports: &mut Reports) -> Result<ExitCode> {
     reports.ready()?;
-    while let Some(order) = orders.next()? {
+    while let Some(line) = orders.next()? {
+        let Some(order) = line else { continue };
         let offer = serde_json::to_string(&look())?;
         let bundle = Bundle::from([("application/json".to_owned(), offer)]);
         reports.tell(&order.key, Tell::Result(bundle))?;

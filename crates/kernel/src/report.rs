@@ -41,17 +41,26 @@ pub(crate) struct Order {
 pub(crate) struct Orders(BufReader<File>);
 
 impl Orders {
-    /// The next order; `None` when there will be no more. A line that is none is passed over.
-    pub(crate) fn next(&mut self) -> io::Result<Option<Order>> {
-        loop {
-            let mut line = String::new();
-            if self.0.read_line(&mut line)? == 0 {
-                return Ok(None);
-            }
-            if let Some(order) = read_order(line.trim_end_matches('\n')) {
-                return Ok(Some(order));
-            }
-        }
+    #[cfg(test)]
+    pub(crate) fn from_file(file: File) -> Self {
+        Self(BufReader::new(file))
+    }
+
+    /// Reads a line, which may be no order; `None` when there will be no more.
+    pub(crate) fn next(&mut self) -> io::Result<Option<Option<Order>>> {
+        let mut line = String::new();
+        let length = self.0.read_line(&mut line)?;
+        Ok((length > 0).then(|| read_order(line.trim_end_matches('\n'))))
+    }
+
+    /// Whether there is something to read that was not read from the descriptor.
+    pub(crate) fn is_buffered(&self) -> bool {
+        !self.0.buffer().is_empty()
+    }
+
+    /// The descriptor, to look whether something has come.
+    pub(crate) fn descriptor(&self) -> io::Result<OwnedFd> {
+        self.0.get_ref().try_clone().map(OwnedFd::from)
     }
 }
 

@@ -26,9 +26,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 use tokio::process::Child;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
 
 use crate::group;
+use crate::incoming::Incoming;
 use crate::report::{Failure, Order, Orders, Reports, Tell};
 use crate::search;
 use crate::transform::{self, Language, Refused, Script};
@@ -57,18 +57,24 @@ pub(crate) fn serve(language: Language, orders: Orders, reports: &mut Reports) -
         let mut interrupts = signal(SignalKind::interrupt())?;
         let mut node = Node::start(node, reports)?;
         let mut desk = Desk { language, reports, count: 0 };
-        let mut orders = orders_of(orders)?;
+        let mut orders = Incoming::read(orders)?;
         loop {
-            tokio::select! {
+            let (order, interrupted) = tokio::select! {
                 ended = node.child.wait() => return Ok(code_of(ended?)),
-                _ = interrupts.recv() => node.interrupt(),
-                order = orders.recv() => match order {
-                    Some(order) => desk.hand_over(&order, &node)?,
-                    None => {
-                        node.child.kill().await?;
-                        return Ok(ExitCode::SUCCESS);
-                    }
-                },
+                // What it is meant for was ordered before.
+                _ = interrupts.recv() => (if orders.has_next() { Some(orders.next().await) } else { None }, true),
+                order = orders.next() => (Some(order), false),
+            };
+            match order {
+                Some(Some(order)) => desk.hand_over(&order, &node)?,
+                Some(None) => {
+                    node.child.kill().await?;
+                    return Ok(ExitCode::SUCCESS);
+                }
+                None => {}
+            }
+            if interrupted {
+                node.interrupt(desk.count);
             }
         }
     })
@@ -76,18 +82,6 @@ pub(crate) fn serve(language: Language, orders: Orders, reports: &mut Reports) -
 
 fn find_node() -> Option<PathBuf> {
     ["node", "nodejs"].iter().find_map(|name| search::program(OsStr::new(name)))
-}
-
-/// Orders are read by a thread: their descriptor may be of any kind.
-pub(crate) fn orders_of(mut orders: Orders) -> Result<mpsc::Receiver<Order>> {
-    let (sender, receiver) = mpsc::channel(1);
-    let read = move || {
-        while let Ok(Some(order)) = orders.next()
-            && sender.blocking_send(order).is_ok()
-        {}
-    };
-    thread::Builder::new().name("orders".to_owned()).spawn(read).context("could not start a thread")?;
-    Ok(receiver)
 }
 
 /// Prepares cells, and answers those that cannot be run.
@@ -160,10 +154,11 @@ impl Node {
         Ok(Self { child, orders: sender, interrupts: interrupts_in })
     }
 
-    /// Interrupts the cell, and the programs that it has started and may be waiting for.
-    fn interrupt(&self) {
+    /// Interrupts the cell of this number, and the programs that it has started and may be waiting for.
+    fn interrupt(&self, count: u64) {
+        let count = i32::try_from(count).unwrap_or(i32::MAX);
         // A full pipe holds interrupts enough, and a closed one needs none.
-        rustix::io::write(&self.interrupts, b"!").map(drop).unwrap_or_default();
+        rustix::io::write(&self.interrupts, &count.to_le_bytes()).map(drop).unwrap_or_default();
         let Some(node) = self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw) else {
             return;
         };

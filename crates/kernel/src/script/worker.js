@@ -2,7 +2,7 @@
 //
 //   orders      {"key", "count", "source", "code", "names", "waits", "positions", "types"}, a line each
 //   reports     `ready`, `tell KEY JSON`, `done KEY`, straight to whoever wanted the cell run
-//   interrupts  a byte for each, heard by a thread of its own while this one is busy
+//   interrupts  the count of the cell that each is meant for, heard by a thread of its own while this one is busy
 //
 // Cells share this realm, so everything that is needed later is taken out of it first.
 'use strict';
@@ -197,17 +197,18 @@ function complain(error) {
 
 // ---- interrupts
 //
-// They come as bytes to a thread of their own, which raises the flag, and then
+// They come to a thread of their own, which notes the cell that is meant, and then
 //   - has V8 stop the cell, if it runs for the first time (`breakOnSigint`): only then is a signal
 //     sent, and the cell does not leave that state before a signal that was sent has arrived;
 //   - wakes this thread, where the cell may be waiting for something.
-// What goes on after an `await` looks at the flag in its loops.
+// A cell that was meant before it began looks first; what goes on after an `await` looks in its loops.
 
 const INTERRUPTED = new Error('the execution was interrupted');
 INTERRUPTED.name = 'KeyboardInterrupt';
-const [FLAG, PHASE] = [0, 1];
+// The last cell that is to be interrupted, the one that runs or is next, and whether a signal can stop it.
+const [MEANT, ACTIVE, PHASE] = [0, 1, 2];
 const [ELSEWHERE, AT_FIRST, SIGNALLED] = [0, 1, 2];
-const state = new Int32Array(new SharedArrayBuffer(8));
+const state = new Int32Array(new SharedArrayBuffer(12));
 const nothing = new Int32Array(new SharedArrayBuffer(4));
 
 function listen() {
@@ -215,10 +216,11 @@ function listen() {
     const { Socket } = require('net');
     const { parentPort, workerData: { fd, state } } = require('worker_threads');
     const input = new Socket({ fd, readable: true, writable: false });
-    input.on('data', () => {
-      Atomics.store(state, ${FLAG}, 1);
+    input.on('data', (counts) => {
+      Atomics.store(state, ${MEANT}, counts.readInt32LE(counts.length - 4));
       if (Atomics.compareExchange(state, ${PHASE}, ${AT_FIRST}, ${SIGNALLED}) === ${AT_FIRST}) {
-        process.kill(process.pid, 'SIGINT');
+        if (Atomics.load(state, ${MEANT}) >= Atomics.load(state, ${ACTIVE})) process.kill(process.pid, 'SIGINT');
+        else Atomics.store(state, ${PHASE}, ${AT_FIRST});
       }
       parentPort.postMessage(null);
     });
@@ -229,12 +231,14 @@ function listen() {
   listener.unref();
 }
 
+const isMeant = () => Atomics.load(state, MEANT) >= Atomics.load(state, ACTIVE);
+
 function interrupt() {
-  if (Atomics.load(state, FLAG) === 1 && current && current.interrupt) current.interrupt(INTERRUPTED);
+  if (isMeant() && current && current.interrupt) current.interrupt(INTERRUPTED);
 }
 
 process.on('SIGINT', () => {
-  Atomics.store(state, FLAG, 1);
+  Atomics.store(state, MEANT, Atomics.load(state, ACTIVE));
   interrupt();
 });
 
@@ -244,6 +248,7 @@ let entered = null;
 function enter() {
   Atomics.store(state, PHASE, AT_FIRST);
   try {
+    if (isMeant()) throw INTERRUPTED;
     return entered.runInThisContext({ displayErrors: false });
   } finally {
     // A signal that is on its way has to find us here.
@@ -289,7 +294,7 @@ const hidden = (target, name, value) => Object.defineProperty(target, name, {
 Object.defineProperty(globalThis, '__coracle', {
   value: Object.freeze({
     check() {
-      if (Atomics.load(state, FLAG) !== 0) throw INTERRUPTED;
+      if (isMeant()) throw INTERRUPTED;
     },
     enter,
     load,
@@ -376,18 +381,18 @@ async function run(order) {
   cells.set(order.name, { lines: order.source.split('\n'), positions: order.positions, types: order.types });
   cells.delete(`cell[${order.count - KEPT_CELLS}]`);
   order.typed = order.types.length > 0;
-  Atomics.store(state, FLAG, 0);
+  Atomics.store(state, ACTIVE, order.count);
   current = order;
   try {
     const value = await evaluate(order);
     if (value !== undefined) tell(key, 'result', await describe(value));
   } catch (error) {
-    // What the cell left behind may be spinning; it sees the flag before the next turn comes.
+    // What the cell left behind may be spinning; it looks before the next turn comes.
     if (isInterrupt(error)) await turned();
     tell(key, 'error', failure(error));
   }
   current = null;
-  Atomics.store(state, FLAG, 0);
+  Atomics.store(state, ACTIVE, order.count + 1);
   report(`done ${key}`);
 }
 
@@ -396,8 +401,7 @@ let pieces = [];
 
 function take(line) {
   const order = parse(line);
-  // An interrupt that was meant for the run before is heard in between.
-  turn = turn.then(turned).then(() => run(order));
+  turn = turn.then(() => run(order));
 }
 
 process.on('uncaughtException', complain);

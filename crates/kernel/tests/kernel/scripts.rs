@@ -299,6 +299,23 @@ fn interrupts_that_come_at_any_moment_end_one_run() {
     assert_eq!(kernel.run("1").text(), "1");
 }
 
+#[test]
+fn an_interrupt_that_comes_before_the_cell_begins_ends_it_too() {
+    if !has("node") {
+        return;
+    }
+    let mut kernel = javascript();
+    for code in ["for (;;) ;", "await null; for (;;) ;", "await new Promise(() => {})"].repeat(20) {
+        let key = kernel.begin(code);
+        kernel.interrupt();
+        assert_eq!(kernel.finish(&key).error().0, "KeyboardInterrupt", "{code}");
+    }
+    // One for nobody is taken for the next at the most.
+    kernel.interrupt();
+    kernel.run("0");
+    assert_eq!(kernel.run("1").text(), "1");
+}
+
 /// Nobody waits for it, so it can only be said; the kernel goes on.
 #[test]
 fn what_fails_later_is_printed() {

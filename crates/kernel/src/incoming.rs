@@ -1,0 +1,90 @@
+//! Orders as they come, and whether one has come.
+//!
+//! An interrupt is for the order that was given before it, and may overtake it on its way: the two
+//! are heard by different threads. Whoever is interrupted looks here first.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use tokio::sync::mpsc;
+
+use crate::report::{Order, Orders};
+
+pub(crate) struct Incoming {
+    orders: mpsc::UnboundedReceiver<Order>,
+    descriptor: OwnedFd,
+    /// Held by whoever takes an order from the descriptor until others can find it here.
+    taking: Arc<Mutex<()>>,
+}
+
+impl Incoming {
+    /// Orders are read by a thread: their descriptor may be of any kind.
+    pub(crate) fn read(mut orders: Orders) -> Result<Self> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let (descriptor, watched) = (orders.descriptor()?, orders.descriptor()?);
+        let taking = Arc::new(Mutex::new(()));
+        let held = Arc::clone(&taking);
+        let read = move || {
+            while orders.is_buffered() || has_come(&watched, None).is_ok() {
+                let _taking = held.lock().unwrap_or_else(PoisonError::into_inner);
+                match orders.next() {
+                    Ok(Some(order)) => order.into_iter().for_each(|order| drop(sender.send(order))),
+                    Ok(None) | Err(_) => return,
+                }
+            }
+        };
+        thread::Builder::new().name("orders".to_owned()).spawn(read).context("could not start a thread")?;
+        Ok(Self { orders: receiver, descriptor, taking })
+    }
+
+    /// The next order; `None` when there will be no more.
+    pub(crate) async fn next(&mut self) -> Option<Order> {
+        self.orders.recv().await
+    }
+
+    /// Whether [`Self::next`] has something to say at once, or nearly so.
+    pub(crate) fn has_next(&self) -> bool {
+        let _taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
+        !self.orders.is_empty() || has_come(&self.descriptor, Some(&Timespec::default())).unwrap_or(true)
+    }
+}
+
+/// Waits until something can be read, at most for a time, and says whether it can.
+fn has_come(descriptor: &OwnedFd, time: Option<&Timespec>) -> io::Result<bool> {
+    loop {
+        match poll(&mut [PollFd::from_borrowed_fd(descriptor.as_fd(), PollFlags::IN)], time) {
+            Ok(count) => return Ok(count > 0),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Write;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_order_that_was_given_is_known_before_it_is_read() {
+        let (read, write) = rustix::pipe::pipe().expect("a pipe");
+        let mut incoming = Incoming::read(Orders::from_file(File::from(read))).expect("a thread");
+        let mut write = File::from(write);
+        for number in 0..200 {
+            assert!(!incoming.has_next());
+            writeln!(write, "run k{number} {{\"code\":\"1\"}}").expect("it is read");
+            assert!(incoming.has_next(), "{number}");
+            assert_eq!(incoming.next().await.expect("an order").key, format!("k{number}"));
+        }
+        writeln!(write, "no order").expect("it is read");
+        drop(write);
+        assert_eq!(incoming.next().await, None);
+    }
+}
