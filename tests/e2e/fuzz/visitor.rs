@@ -111,7 +111,7 @@ impl<'a> Visitor<'a> {
         if form == Form::Broken && sent.is_ok() && self.dice.chance(50) {
             stream.shutdown(Shutdown::Write).ok();
         }
-        let (mut seen, began) = (Vec::new(), Instant::now());
+        let (mut seen, mut stood_still, began) = (Vec::new(), false, Instant::now());
         loop {
             let mut piece = [0; 16 << 10];
             match stream.read(&mut piece) {
@@ -122,11 +122,15 @@ impl<'a> Visitor<'a> {
                     match form {
                         // It still waits for the rest of something that will never come.
                         Form::Broken => break,
-                        Form::Good if incomplete && began.elapsed() > PATIENCE => {
-                            let still = self.is_paused(bytes);
-                            return if still { Ok(None) } else { Err("no answer in time".to_owned()) };
+                        Form::Good if incomplete => {
+                            // Others pause and resume it meanwhile, as often as they like.
+                            stood_still |= self.is_paused(bytes);
+                            match began.elapsed() > PATIENCE {
+                                true if stood_still => return Ok(None),
+                                true => return Err("no answer in time".to_owned()),
+                                false => continue,
+                            }
                         }
-                        Form::Good if incomplete => continue,
                         Form::Good => break,
                     }
                 }
