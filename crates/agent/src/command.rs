@@ -263,14 +263,17 @@ impl Workdir {
     }
 }
 
-/// The environment of everything that this user starts.
+/// The environment of everything that this user starts. What the sandbox says about its usual user
+/// holds; for anybody else it would be wrong.
 fn account_env(config: &AgentConfig, who: &Who) -> BTreeMap<String, String> {
     let mut env = config.env.clone();
     let shell = if who.shell.is_empty() { "/bin/sh" } else { &who.shell };
     for (name, value) in
         [("HOME", who.home.as_str()), ("USER", &who.name), ("LOGNAME", &who.name), ("SHELL", shell)]
     {
-        env.insert(name.to_owned(), value.to_owned());
+        if !(who.usual && env.contains_key(name)) {
+            env.insert(name.to_owned(), value.to_owned());
+        }
     }
     env
 }

@@ -89,10 +89,10 @@ impl Work<'_> {
         }
         let resolved = match path.strip_prefix('~') {
             Some(rest) if rest.is_empty() || rest.starts_with('/') => format!("{}{rest}", self.who.home),
-            _ if path.starts_with('/') => path.to_owned(),
-            _ => format!("{}/{path}", self.config.default_directory),
+            _ => path.to_owned(),
         };
-        Ok(PathBuf::from(resolved))
+        // An absolute path replaces what it is joined to.
+        Ok(Path::new(&self.config.default_directory).join(resolved))
     }
 }
 

@@ -14,8 +14,11 @@ pub(crate) struct Who {
     pub(crate) gid: Gid,
     pub(crate) groups: Vec<Gid>,
     pub(crate) name: String,
+    /// The account's, unless the sandbox's environment names another for its usual user.
     pub(crate) home: String,
     pub(crate) shell: String,
+    /// Whether it is the user of everything that names none.
+    pub(crate) usual: bool,
 }
 
 impl Who {
@@ -30,6 +33,8 @@ impl Who {
             }
         };
         let gid = gid.unwrap_or(account.gid);
+        let usual = *identity == Identity::Default
+            || usual(&accounts, &config.default_user).is_ok_and(|(usual, _)| usual.uid == account.uid);
         if config.single_user && (account.uid != 0 || gid != 0) {
             let subject = format!("{}: this sandbox has no other user than root", account.name);
             return Err(fault::plain(FaultKind::Permission, "become user", &subject));
@@ -45,8 +50,9 @@ impl Who {
             gid: Gid::from_raw(gid),
             groups: std::iter::once(gid).chain(groups).map(Gid::from_raw).collect(),
             name: account.name,
-            home: account.home,
+            home: config.env.get("HOME").filter(|_| usual).cloned().unwrap_or(account.home),
             shell: account.shell,
+            usual,
         })
     }
 

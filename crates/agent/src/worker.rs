@@ -216,7 +216,7 @@ pub(crate) fn run(
     let entered = entered.map_err(|error| fault::from_io(&error, "enter", "the session"));
     let done = joined
         .and(entered)
-        .and_then(|()| become_user(place, request))
+        .and_then(|()| become_user(place, config, request))
         .and_then(|who| Work { line: &mut line, config, who: &who }.perform(&request.operation));
     if let Err(fault) = done {
         line.fail(fault);
@@ -224,11 +224,11 @@ pub(crate) fn run(
     spawn::exit_now(0)
 }
 
-fn become_user(place: &Place, request: &FileRequest) -> Result<Who, Fault> {
-    let who = Who::find(&place.config, &request.identity)?;
+fn become_user(place: &Place, config: &AgentConfig, request: &FileRequest) -> Result<Who, Fault> {
+    let who = Who::find(config, &request.identity)?;
     let named = |errno| fault::from_errno(errno, "become user", &who.name);
     let dropping = |error: io::Error| fault::from_io(&error, "drop capabilities", &who.name);
-    who.assume(&place.config).map_err(named)?;
+    who.assume(config).map_err(named)?;
     let keep =
         if who.is_root() { CapSet(ROOT_CAPABILITIES.0 & place.own_capabilities.0) } else { CapSet::NONE };
     caps::set(keep).map_err(dropping)?;

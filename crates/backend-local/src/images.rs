@@ -167,9 +167,10 @@ fn exact(state: &Path, host: &HostImage, name: &str) -> Result<Option<Resolved>,
     Ok(Some(Resolved { name: record.name.clone(), trees, env, record: Some(record), alias_of: None }))
 }
 
-/// What every process finds in its environment: the image's own words over the usual ones.
+/// What every process finds in its environment: the image's own words over the usual ones. There
+/// is no usual `HOME`, since that depends on the user.
 fn environment(own: &[(String, String)]) -> Vec<(String, String)> {
-    let usual = [("PATH", PATH), ("HOME", "/root"), ("LANG", "C.UTF-8")];
+    let usual = [("PATH", PATH), ("LANG", "C.UTF-8")];
     let mut env: BTreeMap<String, String> =
         usual.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
     env.extend(own.iter().cloned());

@@ -324,6 +324,7 @@ mod tests {
                 name: "root".to_owned(),
                 home: "/root".to_owned(),
                 shell: "/bin/sh".to_owned(),
+                usual: true,
             };
             let task = Task { store: 1, nest: &nest, who: &who, stores: &Stores { aside: None }, way: &way };
             look(build(&task));

@@ -57,9 +57,10 @@ fn a_name_is_used_once_and_is_no_path() {
 }
 
 #[test]
-fn the_environment_is_the_sandboxes_then_the_accounts_then_the_requests() {
+fn the_environment_is_the_accounts_then_the_sandboxes_then_the_requests() {
     let agent = TestAgent::with_config(Trees::Runners, |config| {
         config.env.insert("HOME".to_owned(), "/overridden".to_owned());
+        config.env.insert("LOGNAME".to_owned(), "somebody".to_owned());
         config.env.insert("SHARED".to_owned(), "config".to_owned());
         config.env.insert("KEPT".to_owned(), "kept".to_owned());
     });
@@ -71,9 +72,9 @@ fn the_environment_is_the_sandboxes_then_the_accounts_then_the_requests() {
     assert_eq!(
         lines,
         [
-            "HOME=/root",
+            "HOME=/overridden",
             "KEPT=kept",
-            "LOGNAME=root",
+            "LOGNAME=somebody",
             "PATH=/usr/local/bin:/usr/bin:/bin",
             "SHARED=request",
             "SHELL=/bin/bash",
@@ -83,6 +84,27 @@ fn the_environment_is_the_sandboxes_then_the_accounts_then_the_requests() {
     let mut wrong = argv("wrong", &["env"]);
     wrong.env = BTreeMap::from([("A=B".to_owned(), String::new())]);
     assert_eq!(agent.fault(Request::Start(wrong)).kind, FaultKind::Invalid);
+}
+
+#[test]
+fn what_a_sandbox_says_of_its_usual_user_holds_for_nobody_else() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let agent = TestAgent::with_config(Trees::Runners, |config| {
+        for (name, value) in [("HOME", "/its"), ("USER", "it"), ("LOGNAME", "it"), ("SHELL", "/it")] {
+            config.env.insert(name.to_owned(), value.to_owned());
+        }
+    });
+    let shown = |name: &str, identity| {
+        let mut start = argv(name, &["printenv", "HOME", "USER", "LOGNAME", "SHELL"]);
+        start.identity = identity;
+        agent.run(start).stdout()
+    };
+    assert_eq!(shown("usual", Identity::Default), "/its\nit\nit\n/it\n");
+    assert_eq!(shown("named", Identity::User("root".to_owned())), "/its\nit\nit\n/it\n");
+    let other = Identity::Ids { uid: 4242, gid: 4343 };
+    assert_eq!(shown("other", other), "/\n4242\n4242\n/bin/sh\n");
 }
 
 #[test]

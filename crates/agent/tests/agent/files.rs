@@ -257,6 +257,22 @@ fn facts_about_files_are_told() {
 }
 
 #[test]
+fn a_path_that_begins_at_home_follows_the_sandboxes_own() {
+    let agent = TestAgent::with_config(Trees::Runners, |config| {
+        let home = format!("{}/its own", config.default_directory);
+        config.env.insert("HOME".to_owned(), home);
+    });
+    assert_eq!(agent.write("~/file", &[b"x"]), Reply::Ok);
+    assert_eq!(std::fs::read(agent.home().join("its own/file")).unwrap(), b"x");
+    assert_eq!(agent.stat("~").path, agent.home().join("its own").to_str().unwrap());
+    let agent = TestAgent::with_config(Trees::Runners, |config| {
+        config.env.insert("HOME".to_owned(), "part".to_owned());
+    });
+    assert_eq!(agent.write("~/file", &[]), Reply::Ok);
+    assert!(agent.home().join("part/file").exists());
+}
+
+#[test]
 fn a_listing_is_depth_first_in_the_order_of_names() {
     let agent = TestAgent::with_trees(Trees::Runners);
     for path in ["b/2/x", "b/1", "a", "c/deep/deeper/file"] {
