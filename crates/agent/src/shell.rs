@@ -5,6 +5,8 @@
 //! agent ◄─ verdicts ─  key kind status\0 directory\0 exports\0
 //! ```
 //! The text is evaluated by the shell itself, so variables, functions and the directory stay.
+//! Options do not: what one text sets for its own sake (`set -eu`) would end the next at its first
+//! command that fails.
 //! While it runs, the two private descriptors are closed in the shell (bash keeps copies that
 //! no child inherits) and the key has not been read, so neither the text nor what it starts
 //! can forge a verdict without reaching into the shell on purpose. If it does, it misleads
@@ -85,6 +87,7 @@ builtin printf "\0"; }} 2>/dev/null >&{verdicts}
 {{ builtin exit "$__coracle_status"; }} 2>/dev/null' EXIT
 while {{ IFS= builtin read -r -u {orders} __coracle_length &&
 LC_ALL=C IFS= builtin read -r -N "$__coracle_length" -u {orders} __coracle_text; }} 2>/dev/null; do
+{{ builtin set +aefkmuvxCET +o pipefail; }} 2>/dev/null
 eval "$__coracle_text" {orders}<&- {verdicts}>&-
 {{ __coracle_status=$?
 builtin read -r -u {orders} __coracle_key
@@ -95,16 +98,20 @@ done"#
     )
 }
 
+/// Not every shell knows `pipefail`, and one that does not would end for being told of it.
 fn sh_script(orders: RawFd, verdicts: RawFd) -> String {
     let (orders, verdicts) = (format!("/proc/self/fd/{orders}"), format!("/proc/self/fd/{verdicts}"));
     format!(
-        r#"trap '{{ __coracle_status=$?; }} 2>/dev/null
+        r#"__coracle_plain='set +aefuvxC'
+if (set +o pipefail) 2>/dev/null; then __coracle_plain="$__coracle_plain +o pipefail"; fi
+trap '{{ __coracle_status=$?; }} 2>/dev/null
 {{ read -r __coracle_key < {orders}
 printf "%s leaving 0\0%s\0" "$__coracle_key" "$PWD"
 export -p
 printf "\0"; }} 2>/dev/null > {verdicts}
 {{ exit "$__coracle_status"; }} 2>/dev/null' EXIT
 while IFS= read -r __coracle_text < {orders}; do
+{{ eval "$__coracle_plain"; }} 2>/dev/null
 eval "$(printf %b "$__coracle_text")"
 {{ __coracle_status=$?
 read -r __coracle_key < {orders}
@@ -240,18 +247,25 @@ mod tests {
         command.args(&words[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut shell = command.spawn().expect("every host has a shell");
         let mut orders = shell.stdin.take().expect("it was piped");
-        for (text, key) in [("cd /usr; A='x y'\nexport A; false", "k1"), ("echo \"$A\" >&2; exit 4", "k2")] {
+        let texts = [
+            ("cd /usr; A='x y'\nexport A; false", "k1"),
+            ("set -eufC", "k2"),
+            ("false; echo /us[r] $NONE \"$A\" >&2; exit 4", "k3"),
+        ];
+        for (text, key) in texts {
             orders.write_all(&Dialect::Sh.order(text, key)).expect("the shell reads");
         }
         let (mut told, mut printed) = (Vec::new(), String::new());
         shell.stdout.take().expect("it was piped").read_to_end(&mut told).expect("the shell ends");
         shell.stderr.take().expect("it was piped").read_to_string(&mut printed).expect("it is text");
         assert_eq!(shell.wait().expect("it has ended").code(), Some(4));
-        assert_eq!(printed, "x y\n");
+        assert_eq!(printed, "/usr x y\n", "no option has outlived its run");
         let first = take_verdict(&mut told).flatten().expect("the first run");
         assert_eq!((first.key.as_str(), first.kind, first.directory.as_str()), ("k1", Kind::Done(1), "/usr"));
         assert!(first.exports.contains("A='x y'"), "{}", first.exports);
         let second = take_verdict(&mut told).flatten().expect("the second run");
-        assert_eq!((second.key.as_str(), second.kind), ("k2", Kind::Leaving));
+        assert_eq!((second.key.as_str(), second.kind), ("k2", Kind::Done(0)));
+        let third = take_verdict(&mut told).flatten().expect("the third run");
+        assert_eq!((third.key.as_str(), third.kind), ("k3", Kind::Leaving));
     }
 }

@@ -115,8 +115,21 @@ fn output_ends_with_the_run_and_streams_stay_apart() {
         output.bytes_from(0);
         let quiet = agent.run_in(run("quiet", "set -x; true"));
         assert_eq!(quiet.of(StreamTag::Stderr), "++ true\n", "our own doings are not traced");
-        let long = agent.run_in(run("long", &format!("set +x; # {}\necho ü end", "ü".repeat(200_000))));
+        let long = agent.run_in(run("long", &format!("# {}\necho ü end", "ü".repeat(200_000))));
         assert_eq!(long.stdout(), "ü end\n");
+    });
+}
+
+#[test]
+fn options_end_with_their_run() {
+    both_ways(|agent| {
+        agent.open(session());
+        let before = agent.run_in(run("r1", "echo $-; set -o | grep pipefail")).stdout();
+        let set = "set -euxvfCa; set -o pipefail; f() { :; }; cd /usr";
+        assert_eq!(agent.run_in(run("r2", set)).exit(), Exit::Code(0));
+        let after = agent.run_in(run("r3", "false; echo $NONE$-; set -o | grep pipefail; f; pwd"));
+        assert_eq!((after.stdout(), after.exit()), (format!("{before}/usr\n"), Exit::Code(0)));
+        assert_eq!(after.of(StreamTag::Stderr), "", "nor is the way back traced");
     });
 }
 
