@@ -66,6 +66,15 @@ def test_the_directory_is_expanded(box):
     assert box.output("pwd", cwd="$PLACE", envs={"PLACE": "/tmp"}) == "/tmp\n"
 
 
+def test_variables_of_a_create_come_before_those_of_the_account(new_box):
+    box = new_box(env={"HOME": "/srv/own", "USER": "me"})
+    assert box.output("echo $HOME $USER $LOGNAME") == "/srv/own me root\n"
+    box.upload("~/file", b"x")
+    assert box.output("cat /srv/own/file; pwd; cd ~; pwd", cwd="~") == "x/srv/own\n/srv/own\n"
+    assert box.output("echo $HOME $USER", uid=65534) == "/nonexistent nobody\n"
+    assert box.output("echo $HOME", envs={"HOME": "/tmp"}) == "/tmp\n"
+
+
 def test_an_end_by_signal_is_minus_one(box):
     failure = box.run("kill -9 $$")[-1]["error"]
     assert failure["ename"] == "CommandExecError" and failure["evalue"] == "-1"
@@ -123,6 +132,13 @@ def test_interrupting_kills_what_does_not_listen(box):
         status = box.execd.get(f"/command/status/{process}").json()
     assert status["exit_code"] == -1
     assert box.execd.delete("/command", params={"id": process}).status_code == 404
+
+
+def test_options_end_with_their_run(box):
+    session = box.execd.post("/session").json()["session_id"]
+    for command, expected in [("set -eu; echo set", "set"), ("false; echo after $NONE", "after")]:
+        happened = events(box.execd.post(f"/session/{session}/run", json={"command": command}).text)
+        assert [text.strip() for text in texts(happened)] == [expected], happened
 
 
 def test_a_session_runs_one_thing_at_a_time(box):
