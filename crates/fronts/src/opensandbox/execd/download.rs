@@ -157,16 +157,18 @@ fn lines(reading: Reading, window: Window) -> impl Stream<Item = Result<Bytes, S
     })
 }
 
-/// Picks lines out of a stream; a line end is given only once another line follows.
+/// Picks lines out of a stream; a line end is given only once another line follows, and a
+/// carriage return once it is seen not to be a part of one.
 struct Picker {
     to_skip: u64,
     wanted: u64,
     owes_end: bool,
+    owes_return: bool,
 }
 
 impl Picker {
     fn new(window: Window) -> Self {
-        Self { to_skip: window.first - 1, wanted: window.count, owes_end: false }
+        Self { to_skip: window.first - 1, wanted: window.count, owes_end: false, owes_return: false }
     }
 
     fn is_done(&self) -> bool {
@@ -183,7 +185,13 @@ impl Picker {
                 if std::mem::take(&mut self.owes_end) {
                     picked.push(b'\n');
                 }
-                picked.extend_from_slice(line.unwrap_or(piece));
+                let text = line.unwrap_or(piece);
+                if std::mem::take(&mut self.owes_return) && !text.is_empty() {
+                    picked.push(b'\r');
+                }
+                let kept = text.strip_suffix(b"\r").unwrap_or(text);
+                picked.extend_from_slice(kept);
+                self.owes_return = line.is_none() && kept != text;
                 self.owes_end = line.is_some();
                 self.wanted -= u64::from(line.is_some());
             }
@@ -228,16 +236,24 @@ mod tests {
         assert_eq!(disposition("x\ny"), "attachment; filename=\"x_y\"; filename*=UTF-8''x%0Ay");
     }
 
+    fn pick(first: u64, count: u64, pieces: &[&[u8]]) -> String {
+        let mut picker = Picker::new(Window { first, count });
+        String::from_utf8(pieces.iter().flat_map(|piece| picker.pick(piece)).collect()).unwrap()
+    }
+
     #[test]
     fn a_window_of_lines_has_no_trailing_line_end() {
-        let pick = |first, count, pieces: &[&[u8]]| {
-            let mut picker = Picker::new(Window { first, count });
-            String::from_utf8(pieces.iter().flat_map(|piece| picker.pick(piece)).collect()).unwrap()
-        };
         assert_eq!(pick(1, 2, &[b"a\nb\nc\n"]), "a\nb");
         assert_eq!(pick(2, 9, &[b"a\nb\n", b"c\n"]), "b\nc");
         assert_eq!(pick(2, u64::MAX, &[b"a", b"a\nb", b"b\n\n"]), "bb\n");
         assert_eq!(pick(3, 1, &[b"a\nb\nc"]), "c");
         assert_eq!(pick(9, 1, &[b"a\nb\nc"]), "");
+    }
+
+    #[test]
+    fn a_carriage_return_before_a_line_end_is_a_part_of_it() {
+        assert_eq!(pick(1, 2, &[b"a\r\nb\r\nc\r\n"]), "a\nb");
+        assert_eq!(pick(1, 9, &[b"a\r", b"\nb\r", b"c\r\n", b"\r\nd\r"]), "a\nb\rc\n\nd");
+        assert_eq!(pick(2, 9, &[b"a\r", b"\n\rb\r", b"\n"]), "\rb");
     }
 }
