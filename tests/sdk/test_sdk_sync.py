@@ -158,6 +158,9 @@ def test_directories(sandbox):
     entries = files.list_directory(DirectoryListEntry(path="/tmp/tree", depth=2))
     assert [entry.path for entry in entries] == ["/tmp/tree/b", "/tmp/tree/b/c", "/tmp/tree/b/file.txt", "/tmp/tree/odd"]
     assert files.get_file_info(["/tmp/tree/odd"])["/tmp/tree/odd"].mode == 644
+    files.create_directories([WriteEntry(path="/tmp/tree/new/secret", mode=700, owner="nobody")])
+    made = files.get_file_info(["/tmp/tree/new", "/tmp/tree/new/secret"])
+    assert [(info.mode, info.owner) for info in made.values()] == [(755, "root"), (700, "nobody")]
     found = files.search(SearchEntry(path="/tmp/tree", pattern="*.txt"))
     assert [entry.path for entry in found] == ["/tmp/tree/b/file.txt"]
     files.delete_directories(["/tmp/tree"])

@@ -62,7 +62,7 @@ pub enum FileOperation {
         path: String,
         recursive: bool,
     },
-    /// With parents; attributes go to what was newly made.
+    /// With parents; attributes go to the directory itself, if it is newly made.
     MakeDirectory {
         path: String,
         attributes: Attributes,

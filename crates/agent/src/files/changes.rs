@@ -48,7 +48,8 @@ pub(super) fn remove(path: &Path, recursive: bool) -> Result<(), Fault> {
     }
 }
 
-/// Makes a directory and those above it. What was there before keeps its attributes.
+/// Makes a directory and those above it, which get no attributes but the usual ones. What was
+/// there before keeps its own.
 pub(super) fn make_directory(path: &Path, attributes: &Attributes) -> Result<(), Fault> {
     let wanted = Wanted::new(attributes)?;
     let missing: Vec<&Path> =
@@ -58,13 +59,16 @@ pub(super) fn make_directory(path: &Path, attributes: &Attributes) -> Result<(),
         let in_the_way = || fault::from_errno(Errno::EXIST, "make directory", &path.to_string_lossy());
         return if there { Ok(()) } else { Err(in_the_way()) };
     }
+    let mut new = false;
     for directory in missing.iter().rev() {
         match std::fs::create_dir(directory) {
             // Somebody else made it in the meantime, so it is not new.
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
-            made => made.named("make directory", directory)?,
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => new = false,
+            made => {
+                made.named("make directory", directory)?;
+                new = true;
+            }
         }
     }
-    // Only now: a mode without the right to search would keep us from making the next one.
-    missing.iter().try_for_each(|directory| wanted.apply(directory))
+    if new { wanted.apply(path) } else { Ok(()) }
 }
