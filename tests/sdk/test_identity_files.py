@@ -53,6 +53,16 @@ def test_every_route_acts_as_that_user(box, files):
     assert box.output(f"ls {home}") == ""
 
 
+def test_a_file_may_be_written_where_its_directory_may_not(box, files):
+    box.output("mkdir -p /srv/fixed; echo long old text > /srv/fixed/f; chmod 666 /srv/fixed/f; chown 0:0 /srv/fixed/f")
+    metadata = ("metadata", ("metadata", json.dumps({"path": "/srv/fixed/f"}), "application/json"))
+    answer = files("POST", "/files/upload", files=[metadata, ("file", ("f", b"an old", "application/octet-stream"))])
+    assert answer.status_code == 200, answer.text
+    assert files("POST", "/files/replace", json={"/srv/fixed/f": {"old": "old", "new": "new"}}).status_code == 200
+    assert box.output("cat /srv/fixed/f; stat -c ' %a %u' /srv/fixed/f; ls -A /srv/fixed") == "an new 666 0\nf\n"
+    assert upload(files, "/srv/fixed/g").status_code == 500
+
+
 def test_the_official_client_can_be_somebody(config):
     sandbox = SandboxSync.create("python:3.12", connection_config=config, resource={"cpu": "1", "memory": "512Mi"})
     try:

@@ -8,6 +8,7 @@
 mod attributes;
 mod changes;
 mod copy;
+mod draft;
 mod info;
 mod listing;
 mod replace;

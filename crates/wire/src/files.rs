@@ -32,7 +32,8 @@ pub enum FileOperation {
         length: Option<u64>,
     },
     /// The server sends `Data` …, `End`; answered `Ok` when the file is in place under its name.
-    /// A connection that breaks before `End` leaves the old file. Missing parents are made.
+    /// A connection that breaks before `End` leaves the old file, unless its directory may not be
+    /// changed: then it is written itself. Missing parents are made.
     Write {
         path: String,
         attributes: Attributes,

@@ -1,6 +1,8 @@
 //! Permission bits and owners.
 
+use std::fs::Metadata;
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::fs::{Gid, Mode, Uid};
@@ -32,6 +34,15 @@ impl Wanted {
         });
         let mode = attributes.mode.map(|bits| Mode::from_raw_mode(bits & 0o7777));
         Ok(Self { mode, uid: uid.transpose()?, gid: gid.transpose()? })
+    }
+
+    /// What a file does not have yet.
+    pub(super) fn beyond(&self, old: &Metadata) -> Self {
+        Self {
+            mode: self.mode.filter(|mode| mode.as_raw_mode() != old.mode() & 0o7777),
+            uid: self.uid.filter(|uid| uid.as_raw() != old.uid()),
+            gid: self.gid.filter(|gid| gid.as_raw() != old.gid()),
+        }
     }
 
     /// The owner goes first, because a change of owner takes set-id bits away.

@@ -1,13 +1,14 @@
 //! Replacing text in files.
 
-use std::io::{Read, Write};
+use std::io::Read;
 
 use memchr::memmem;
 use wire::files::{Attributes, Edit};
 use wire::{Fault, FaultKind, Reply};
 
 use super::attributes::Wanted;
-use super::transfer::{Draft, follow_links, open_regular};
+use super::draft::Draft;
+use super::transfer::{follow_links, open_regular};
 use super::{Named, Work};
 use crate::fault;
 
@@ -39,7 +40,7 @@ impl Work<'_> {
         let (replaced, count) = replace_all(&text, edit.old.as_bytes(), edit.new.as_bytes());
         if count > 0 {
             let mut draft = Draft::new(&path)?;
-            draft.file.write_all(&replaced).named("write", &path)?;
+            draft.add(&replaced)?;
             draft.put_in_place(&Wanted::new(&Attributes::default())?)?;
         }
         Ok(count)

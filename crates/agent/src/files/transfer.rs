@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -14,10 +13,11 @@ use wire::frame::{CHUNK, MAX_PAYLOAD};
 use wire::{Fault, FaultKind, Reply};
 
 use super::attributes::Wanted;
-use super::{Named, Work, make_parents, temporary_name};
+use super::draft::Draft;
+use super::{Named, Work, make_parents};
 use crate::fault;
 
-const NEW_FILE: Mode = Mode::from_raw_mode(0o644);
+pub(super) const NEW_FILE: Mode = Mode::from_raw_mode(0o644);
 
 /// How many links are followed, as in the kernel.
 const MOST_LINKS: usize = 40;
@@ -66,15 +66,15 @@ impl Work<'_> {
         Ok(count as u64)
     }
 
-    /// Writes under another name and gives it the right one at the end, so that nobody ever
-    /// sees half a file and the old one stays if the sender goes away.
+    /// Writes under another name, where that is possible, and gives it the right one at the end,
+    /// so that nobody ever sees half a file and the old one stays if the sender goes away.
     pub(super) fn write(&mut self, path: &Path, attributes: &Attributes) -> Result<(), Fault> {
         let wanted = Wanted::new(attributes)?;
         make_parents(path)?;
         let target = follow_links(path)?;
         let mut draft = Draft::new(&target)?;
         while let Some(bytes) = self.line.receive_data()? {
-            draft.file.write_all(bytes).named("write", &target)?;
+            draft.add(bytes)?;
         }
         draft.put_in_place(&wanted)?;
         self.done()
@@ -137,56 +137,6 @@ impl Work<'_> {
     }
 }
 
-/// A file that is being written and has not got its name yet.
-pub(super) struct Draft {
-    pub(super) file: File,
-    name: PathBuf,
-    target: PathBuf,
-    placed: bool,
-}
-
-impl Draft {
-    /// A draft for a target that is a regular file or does not exist.
-    pub(super) fn new(target: &Path) -> Result<Self, Fault> {
-        match target.symlink_metadata() {
-            Ok(old) if old.is_dir() => {
-                return Err(fault::from_errno(Errno::ISDIR, "write", &target.to_string_lossy()));
-            }
-            Ok(old) if !old.is_file() => return Err(not_regular(target)),
-            _ => {}
-        }
-        let name = temporary_name(target)?;
-        let file = File::options().write(true).create_new(true).mode(0o600).open(&name);
-        Ok(Self { file: file.named("create", target)?, name, target: target.to_owned(), placed: false })
-    }
-
-    /// Gives the file its attributes, those of the old one where none are asked for, and its
-    /// name.
-    pub(super) fn put_in_place(mut self, wanted: &Wanted) -> Result<(), Fault> {
-        let old = self.target.metadata().ok();
-        if let Some(old) = &old {
-            // Only root may give a file away; for others the new file simply is theirs.
-            let owner = rustix::fs::Uid::from_raw(old.uid());
-            let group = rustix::fs::Gid::from_raw(old.gid());
-            rustix::fs::fchown(&self.file, Some(owner), Some(group)).ok();
-        }
-        let mode = old.map_or(NEW_FILE, |old| Mode::from_raw_mode(old.mode() & 0o7777));
-        let wanted = Wanted { mode: wanted.mode.or(Some(mode)), ..*wanted };
-        wanted.apply_to(&self.file, &self.target)?;
-        std::fs::rename(&self.name, &self.target).named("rename", &self.target)?;
-        self.placed = true;
-        Ok(())
-    }
-}
-
-impl Drop for Draft {
-    fn drop(&mut self) {
-        if !self.placed {
-            std::fs::remove_file(&self.name).ok();
-        }
-    }
-}
-
 /// Opens a file for reading, without waiting for the other end of a pipe.
 pub(super) fn open_regular(path: &Path) -> Result<File, Fault> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
@@ -195,7 +145,7 @@ pub(super) fn open_regular(path: &Path) -> Result<File, Fault> {
     Ok(file)
 }
 
-fn check_regular(file: &File, path: &Path) -> Result<(), Fault> {
+pub(super) fn check_regular(file: &File, path: &Path) -> Result<(), Fault> {
     let metadata = file.metadata().named("stat", path)?;
     if metadata.is_dir() {
         return Err(fault::from_errno(Errno::ISDIR, "open", &path.to_string_lossy()));
@@ -203,7 +153,7 @@ fn check_regular(file: &File, path: &Path) -> Result<(), Fault> {
     if metadata.is_file() { Ok(()) } else { Err(not_regular(path)) }
 }
 
-fn not_regular(path: &Path) -> Fault {
+pub(super) fn not_regular(path: &Path) -> Fault {
     fault::plain(FaultKind::Invalid, "open", &format!("{}: it is no regular file", path.display()))
 }
 

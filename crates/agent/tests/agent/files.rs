@@ -448,6 +448,93 @@ fn an_ordinary_user_is_held_to_its_permissions() {
     });
 }
 
+impl TestAgent {
+    /// Opens the way to its home for others, which they still may not change.
+    fn admit_others(&self) {
+        for place in [self.home(), self.home().parent().unwrap().to_owned()] {
+            std::fs::set_permissions(place, PermissionsExt::from_mode(0o755)).unwrap();
+        }
+    }
+
+    fn file_as_nobody(&self, operation: FileOperation) -> Talk {
+        let identity = Identity::User("nobody".to_owned());
+        self.ask(Request::File(FileRequest { identity, nest: None, operation }))
+    }
+
+    fn write_as_nobody(&self, path: &str, mode: Option<u32>, pieces: &[&[u8]]) -> Reply {
+        let attributes = Attributes { mode, ..Attributes::default() };
+        self.file_as_nobody(FileOperation::Write { path: path.to_owned(), attributes }).upload(pieces)
+    }
+}
+
+#[test]
+fn a_file_is_written_where_its_directory_may_not_be_changed() {
+    if !testkit::needs_root() {
+        return;
+    }
+    both_ways(|agent| {
+        agent.admit_others();
+        agent.write("shared", &[b"something long"]);
+        let shared = agent.home().join("shared");
+        std::fs::set_permissions(&shared, PermissionsExt::from_mode(0o666)).unwrap();
+        assert_eq!(agent.write_as_nobody("shared", None, &[b"one ", b"two"]), Reply::Ok);
+        assert_eq!(std::fs::read(&shared).unwrap(), b"one two");
+        let edits = vec![Edit { path: "shared".to_owned(), old: "one ".to_owned(), new: String::new() }];
+        let reply = agent.file_as_nobody(FileOperation::Replace { edits }).reply();
+        assert_eq!(
+            (reply, std::fs::read(&shared).unwrap().as_slice()),
+            (Reply::Replaced(vec![1]), &b"two"[..])
+        );
+        assert_eq!(agent.write_as_nobody("shared", Some(0o666), &[]), Reply::Ok, "it has that mode");
+        let info = agent.stat("shared");
+        assert_eq!((info.size, info.mode, info.owner.as_str()), (0, 0o666, "root"));
+        assert_eq!(names_in(&agent.home()), BTreeSet::from(["shared".to_owned()]));
+    });
+}
+
+#[test]
+fn a_file_of_somebody_else_is_written_in_a_sticky_directory() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let agent = TestAgent::with_trees(Trees::Runners);
+    agent.admit_others();
+    agent.write("shared", &[b"something long"]);
+    let shared = agent.home().join("shared");
+    std::fs::set_permissions(&shared, PermissionsExt::from_mode(0o666)).unwrap();
+    std::fs::set_permissions(agent.home(), PermissionsExt::from_mode(0o1777)).unwrap();
+    assert_eq!(agent.write_as_nobody("shared", None, &[b"short"]), Reply::Ok);
+    assert_eq!(std::fs::read(&shared).unwrap(), b"short");
+    assert_eq!(agent.stat("shared").owner, "root");
+    assert_eq!(names_in(&agent.home()), BTreeSet::from(["shared".to_owned()]));
+}
+
+#[test]
+fn a_file_that_may_not_be_written_stays_as_it_is() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let agent = TestAgent::with_trees(Trees::Runners);
+    agent.admit_others();
+    agent.write("theirs", &[b"old"]);
+    let shared = agent.home().join("shared");
+    std::fs::write(&shared, b"old").unwrap();
+    std::fs::set_permissions(&shared, PermissionsExt::from_mode(0o666)).unwrap();
+    let write = |path: &str| {
+        let (path, attributes) = (path.to_owned(), Attributes::default());
+        agent.file_as_nobody(FileOperation::Write { path, attributes })
+    };
+    for path in ["theirs", "none"] {
+        let Reply::Fault(fault) = write(path).reply() else { panic!("a fault") };
+        assert_eq!((fault.kind, fault.errno), (FaultKind::Permission, Some(13)), "{path}");
+    }
+    assert_eq!(std::fs::read(agent.home().join("theirs")).unwrap(), b"old");
+    let mut talk = write("shared");
+    talk.send(&Frame::message(&Request::Ping));
+    assert!(matches!(talk.reply(), Reply::Fault(_)), "nonsense came in the place of bytes");
+    assert_eq!(std::fs::read(&shared).unwrap(), b"old");
+}
+
 #[test]
 fn more_operations_than_workers_wait_and_disturb_nobody() {
     both_ways(|agent| {

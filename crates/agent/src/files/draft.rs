@@ -1,0 +1,126 @@
+//! A file that is being written and does not have its name yet.
+//!
+//! It lies beside the file that it will replace. Who may write a file but may not change the
+//! directory it is in has no place for a draft, and writes into the file itself, as any program
+//! would; half of it is seen then, and stays if the sender goes away.
+
+use std::fs::File;
+use std::io::{self, Seek, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use wire::Fault;
+
+use super::attributes::Wanted;
+use super::transfer::{NEW_FILE, check_regular, not_regular};
+use super::{Named, temporary_name};
+use crate::fault;
+
+pub(super) struct Draft {
+    file: File,
+    target: PathBuf,
+    /// Its own name. Without one it is the target itself.
+    name: Option<PathBuf>,
+    emptied: bool,
+}
+
+impl Draft {
+    /// A draft for a target that is a regular file or does not exist.
+    pub(super) fn new(target: &Path) -> Result<Self, Fault> {
+        let there = match target.symlink_metadata() {
+            Ok(old) if old.is_dir() => {
+                return Err(fault::from_errno(Errno::ISDIR, "write", &target.to_string_lossy()));
+            }
+            Ok(old) if !old.is_file() => return Err(not_regular(target)),
+            looked => looked.is_ok(),
+        };
+        let name = temporary_name(target)?;
+        let (file, name) =
+            match File::options().read(true).write(true).create_new(true).mode(0o600).open(&name) {
+                Err(error) if there && is_refused(&error) => (open_target(target)?, None),
+                file => (file.named("create", target)?, Some(name)),
+            };
+        Ok(Self { file, target: target.to_owned(), name, emptied: false })
+    }
+
+    pub(super) fn add(&mut self, bytes: &[u8]) -> Result<(), Fault> {
+        self.empty()?;
+        self.file.write_all(bytes).named("write", &self.target)
+    }
+
+    /// The old bytes stay until there is something to replace them.
+    fn empty(&mut self) -> Result<(), Fault> {
+        let first = !std::mem::replace(&mut self.emptied, true);
+        if first && self.name.is_none() {
+            self.file.set_len(0).named("truncate", &self.target)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the file its attributes, those of the old one where none are asked for, and its
+    /// name.
+    pub(super) fn put_in_place(mut self, wanted: &Wanted) -> Result<(), Fault> {
+        self.empty()?;
+        let Some(name) = &self.name else { return change(&self.file, &self.target, wanted) };
+        self.dress(wanted)?;
+        match std::fs::rename(name, &self.target) {
+            // In a sticky directory only its owner may replace a file.
+            Err(error) if is_refused(&error) => self.copy_to_target(wanted),
+            renamed => {
+                renamed.named("rename", &self.target)?;
+                self.name = None;
+                Ok(())
+            }
+        }
+    }
+
+    fn dress(&self, wanted: &Wanted) -> Result<(), Fault> {
+        let old = self.target.metadata().ok();
+        if let Some(old) = &old {
+            // Only root may give a file away; for others the new file simply is theirs.
+            let owner = rustix::fs::Uid::from_raw(old.uid());
+            let group = rustix::fs::Gid::from_raw(old.gid());
+            rustix::fs::fchown(&self.file, Some(owner), Some(group)).ok();
+        }
+        let mode = old.map_or(NEW_FILE, |old| Mode::from_raw_mode(old.mode() & 0o7777));
+        let wanted = Wanted { mode: wanted.mode.or(Some(mode)), ..*wanted };
+        wanted.apply_to(&self.file, &self.target)
+    }
+
+    fn copy_to_target(&mut self, wanted: &Wanted) -> Result<(), Fault> {
+        let mut file = open_target(&self.target)?;
+        self.file.rewind().named("seek", &self.target)?;
+        file.set_len(0).named("truncate", &self.target)?;
+        io::copy(&mut self.file, &mut file).named("write", &self.target)?;
+        change(&file, &self.target, wanted)
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        if let Some(name) = &self.name {
+            std::fs::remove_file(name).ok();
+        }
+    }
+}
+
+/// Whether it is the directory that may not be changed.
+fn is_refused(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::ACCESS | Errno::PERM | Errno::ROFS))
+}
+
+/// Opens what lies there, which may be something else by now.
+fn open_target(target: &Path) -> Result<File, Fault> {
+    let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(target, flags, Mode::empty()).named("open", target)?);
+    check_regular(&file, target)?;
+    Ok(file)
+}
+
+/// Changes a file that stays. What it has already, only its owner could ask for.
+fn change(file: &File, path: &Path, wanted: &Wanted) -> Result<(), Fault> {
+    let old = file.metadata().named("stat", path)?;
+    wanted.beyond(&old).apply_to(file, path)
+}
