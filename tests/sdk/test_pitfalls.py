@@ -153,6 +153,14 @@ def test_modes_are_octal_digits_in_a_decimal_number(box):
     assert box.execd.post("/files/permissions", json={"/tmp/mode": {"mode": 689}}).status_code == 400
 
 
+def test_a_new_file_without_a_mode_can_be_executed(box):
+    box.upload("/tmp/unsaid", b"#!/bin/sh\necho ran")
+    assert box.output("stat -c %a /tmp/unsaid; /tmp/unsaid") == "755\nran\n"
+    box.run("chmod 600 /tmp/unsaid")
+    box.upload("/tmp/unsaid", b"y", mode=0)
+    assert box.output("stat -c %a /tmp/unsaid; cat /tmp/unsaid") == "600\ny"
+
+
 def test_many_files_come_in_one_chunked_upload(box):
     def body():
         for n in range(10):

@@ -42,6 +42,8 @@ pub enum FileKind {
 pub struct Attributes {
     /// Permission bits, such as `0o644`.
     pub mode: Option<u32>,
+    /// Those of a file that is newly written, where `mode` is left out.
+    pub new_mode: Option<u32>,
     /// The name of an account or a decimal uid.
     pub owner: Option<String>,
     pub group: Option<String>,

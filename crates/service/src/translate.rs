@@ -103,8 +103,8 @@ pub(crate) fn reach(reach: Reach) -> wire::process::Reach {
 }
 
 pub(crate) fn attributes(attributes: Attributes) -> wire::files::Attributes {
-    let Attributes { mode, owner, group } = attributes;
-    wire::files::Attributes { mode, owner, group }
+    let Attributes { mode, new_mode, owner, group } = attributes;
+    wire::files::Attributes { mode, new_mode, owner, group }
 }
 
 pub(crate) fn edit(edit: Edit) -> wire::files::Edit {

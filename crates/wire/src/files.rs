@@ -89,6 +89,9 @@ pub struct Attributes {
     /// Permission bits, such as `0o644`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<u32>,
+    /// Those of a file that is newly written, where `mode` is left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub new_mode: Option<u32>,
     /// The name of an account or a decimal uid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,

@@ -17,6 +17,8 @@ use crate::fault;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
     pub(super) mode: Option<Mode>,
+    /// Of a file that is newly made, where `mode` says nothing.
+    pub(super) new_mode: Option<Mode>,
     pub(super) uid: Option<Uid>,
     pub(super) gid: Option<Gid>,
 }
@@ -32,8 +34,9 @@ impl Wanted {
             let known = accounts.gid_of(name);
             number(known, name).map(Gid::from_raw).ok_or_else(|| unknown("find group", name))
         });
-        let mode = attributes.mode.map(|bits| Mode::from_raw_mode(bits & 0o7777));
-        Ok(Self { mode, uid: uid.transpose()?, gid: gid.transpose()? })
+        let mode = |bits: u32| Mode::from_raw_mode(bits & 0o7777);
+        let (mode, new_mode) = (attributes.mode.map(mode), attributes.new_mode.map(mode));
+        Ok(Self { mode, new_mode, uid: uid.transpose()?, gid: gid.transpose()? })
     }
 
     /// What a file does not have yet.
@@ -42,6 +45,7 @@ impl Wanted {
             mode: self.mode.filter(|mode| mode.as_raw_mode() != old.mode() & 0o7777),
             uid: self.uid.filter(|uid| uid.as_raw() != old.uid()),
             gid: self.gid.filter(|gid| gid.as_raw() != old.gid()),
+            ..*self
         }
     }
 

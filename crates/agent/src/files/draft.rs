@@ -84,7 +84,8 @@ impl Draft {
             let group = rustix::fs::Gid::from_raw(old.gid());
             rustix::fs::fchown(&self.file, Some(owner), Some(group)).ok();
         }
-        let mode = old.map_or(NEW_FILE, |old| Mode::from_raw_mode(old.mode() & 0o7777));
+        let new = wanted.new_mode.unwrap_or(NEW_FILE);
+        let mode = old.map_or(new, |old| Mode::from_raw_mode(old.mode() & 0o7777));
         let wanted = Wanted { mode: wanted.mode.or(Some(mode)), ..*wanted };
         wanted.apply_to(&self.file, &self.target)
     }

@@ -86,7 +86,7 @@ impl Work<'_> {
         let wanted = Wanted::new(attributes)?;
         make_parents(path)?;
         let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = rustix::fs::open(path, flags, NEW_FILE).named("open", path)?;
+        let file = rustix::fs::open(path, flags, wanted.new_mode.unwrap_or(NEW_FILE)).named("open", path)?;
         let mut file = File::from(file);
         check_regular(&file, path)?;
         self.lock(&file, path)?;

@@ -163,8 +163,12 @@ fn attributes_are_those_asked_for_or_those_of_the_old_file() {
     let fault = agent.file_fault(FileOperation::Write { path: "file".to_owned(), attributes });
     assert_eq!((fault.kind, fault.operation.as_str()), (FaultKind::NotFound, "find user"));
     if rustix::process::geteuid().is_root() {
-        let attributes =
-            Attributes { owner: Some("nobody".to_owned()), group: Some("7".to_owned()), mode: Some(0o600) };
+        let attributes = Attributes {
+            owner: Some("nobody".to_owned()),
+            group: Some("7".to_owned()),
+            mode: Some(0o600),
+            new_mode: None,
+        };
         let set = FileOperation::SetAttributes { path: "file".to_owned(), attributes };
         assert_eq!(agent.file_reply(set), Reply::Ok);
         let info = agent.stat("file");
@@ -172,6 +176,24 @@ fn attributes_are_those_asked_for_or_those_of_the_old_file() {
     }
     let missing = FileOperation::SetAttributes { path: "none".to_owned(), attributes: Attributes::default() };
     assert_eq!(agent.file_fault(missing).kind, FaultKind::NotFound);
+}
+
+#[test]
+fn a_mode_for_new_files_changes_no_old_one() {
+    let agent = TestAgent::with_trees(Trees::Runners);
+    let mode = |path: &str, mode| {
+        let attributes = Attributes { mode, new_mode: Some(0o755), ..Attributes::default() };
+        let mut talk = agent.file(FileOperation::Write { path: path.to_owned(), attributes });
+        assert_eq!(talk.upload(&[b"x"]), Reply::Ok);
+        agent.stat(path).mode
+    };
+    assert_eq!(mode("new", None), 0o755);
+    assert_eq!(mode("other", Some(0o640)), 0o640);
+    assert_eq!(mode("other", None), 0o640);
+    let attributes = Attributes { new_mode: Some(0o755), ..Attributes::default() };
+    let mut talk = agent.file(FileOperation::Append { path: "log".to_owned(), attributes });
+    assert_eq!(talk.upload(&[b"x"]), Reply::Ok);
+    assert_eq!(agent.stat("log").mode, 0o755);
 }
 
 #[test]

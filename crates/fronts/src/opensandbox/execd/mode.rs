@@ -29,7 +29,7 @@ impl Permissions {
         let wrong = |written: u32| format!("`{written}` is not a mode: write its octal digits, such as 644");
         let mode = mode.map(|written| from_decimal(written).ok_or_else(|| wrong(written))).transpose()?;
         let named = |name: Option<String>| name.filter(|name| !name.is_empty());
-        Ok(Attributes { mode, owner: named(self.owner), group: named(self.group) })
+        Ok(Attributes { mode, new_mode: None, owner: named(self.owner), group: named(self.group) })
     }
 }
 

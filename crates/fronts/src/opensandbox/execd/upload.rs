@@ -21,6 +21,8 @@ use crate::opensandbox::Front;
 const LARGEST_METADATA: usize = 64 << 10;
 /// Metadata that may come before its files.
 const MOST_AHEAD: usize = 1024;
+/// What a file gets that is new and comes without a mode, as in the reference.
+const NEW_FILE: u32 = 0o755;
 /// How long the rest of a body is read after it was refused. A client that still sends would
 /// otherwise see a broken connection instead of the reason.
 const DRAIN_TIME: Duration = Duration::from_secs(10);
@@ -93,7 +95,8 @@ where
     if metadata.path.is_empty() {
         return Err(wrong("`path` is empty".to_owned()));
     }
-    Ok((metadata.path, metadata.permissions.attributes().map_err(wrong)?))
+    let attributes = metadata.permissions.attributes().map_err(wrong)?;
+    Ok((metadata.path, Attributes { new_mode: Some(NEW_FILE), ..attributes }))
 }
 
 /// Dropping the writing half-way, as an error does, leaves the old file.
