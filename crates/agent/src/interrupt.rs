@@ -96,22 +96,24 @@ mod tests {
 
     #[test]
     fn a_group_has_its_members_and_no_others() {
-        use std::io::Read;
+        use std::io::{BufRead, BufReader};
         use std::os::unix::process::CommandExt;
         use std::process::{Command, Stdio};
+        // The second has left the group when it says so.
+        let script = "sleep 60 & echo $!; setsid sh -c 'echo away; exec sleep 60' & wait";
         let mut command = Command::new("sh");
-        command.args(["-c", "setsid sleep 60 & sleep 60 & echo $!; wait"]);
-        let mut child = command.process_group(0).stdout(Stdio::piped()).spawn().expect("every host has it");
-        let (leader, mut line, mut out) =
-            (Pid::from_child(&child), [0; 32], child.stdout.take().expect("piped"));
-        let length = out.read(&mut line).expect("it prints");
-        let other = std::str::from_utf8(&line[..length]).ok().and_then(|pid| pid.trim().parse().ok());
+        command.args(["-c", script]).process_group(0).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("every host has it");
+        let lines = BufReader::new(child.stdout.take().expect("it is a pipe")).lines();
+        let printed: Vec<String> = lines.take(2).map_while(Result::ok).collect();
+        let leader = Pid::from_child(&child);
         let found = members(leader);
         for pid in proc::children(leader.as_raw_pid()).filter_map(Pid::from_raw).chain([leader]) {
             rustix::process::kill_process(pid, Signal::KILL).ok();
         }
         child.wait().expect("it was killed");
-        assert_eq!(found, [leader, other.and_then(Pid::from_raw).expect("it prints a pid")]);
+        let inside = printed.iter().find_map(|line| line.parse().ok()).and_then(Pid::from_raw);
+        assert_eq!(found, [leader, inside.expect("it prints a pid")]);
         assert_eq!(members(leader), []);
     }
 }

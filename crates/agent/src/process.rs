@@ -128,6 +128,7 @@ impl Process {
             started_ms: self.started_ms,
             written: self.journal.written(),
             ended: self.ended.clone(),
+            left: false,
         }
     }
 
