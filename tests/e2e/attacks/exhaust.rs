@@ -88,6 +88,10 @@ fn number(text: &str) -> Result<u64, String> {
 /// Touches memory until it is refused, the kernel ends this process, or it has so many MiB.
 pub(crate) fn memory(enough: &str) -> Attempt {
     const PIECE: usize = 1 << 20;
+    // Its own code must stay: without room for that beside its data it would read it again and again
+    // from the disk, which the kernel takes for progress, and kill nobody. Who may not lock pages
+    // takes that chance.
+    call(libc::SYS_mlockall, &[constant(libc::MCL_CURRENT)]).ok();
     let enough = number(enough)?;
     let mut kept: Vec<Vec<u8>> = Vec::new();
     loop {
