@@ -11,7 +11,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use backend::BackendError;
 use domain::{Cause, Key, Owner, Phase};
 use tokio::task::JoinHandle;
 
@@ -88,10 +87,7 @@ impl Core {
             })) => ask().await,
             answer => answer,
         };
-        match answer {
-            Ok(Err(ServiceError::Backend { source, .. })) => !matches!(*source, BackendError::Gone),
-            _ => true,
-        }
+        !matches!(answer, Ok(Err(error)) if error.is_gone())
     }
 
     /// Has what is left of a dead sandbox removed. Nobody waits for it: a removal that fails is
@@ -109,15 +105,33 @@ impl Core {
         }))
     }
 
-    /// Takes away parked sandboxes until there is room below the soft limit, or none is parked.
+    /// Takes away what has died and then what is parked, until there is room below the soft limit
+    /// or none is left. One that lives never goes for the number of the dead.
     pub(crate) async fn make_room(&self) {
         let Some(soft) = self.config.soft_sandboxes else { return };
-        while self.registry.count() >= soft && self.evict(None).await {}
+        while self.registry.count() >= soft && self.evict_dead(None).await {}
+        while self.registry.living() >= soft && self.evict_parked(None).await {}
     }
 
-    /// Takes away the sandbox, of this owner if one is named, that nobody has needed for the
-    /// longest time; `false` if all are needed.
+    /// Takes away one sandbox, of this owner if one is named, that nobody can use or nobody needs;
+    /// `false` if all are needed.
     pub(crate) async fn evict(&self, owner: Option<&Owner>) -> bool {
+        self.evict_dead(owner).await || self.evict_parked(owner).await
+    }
+
+    /// Takes away the sandbox that has been dead for the longest time. Nobody can take or use it
+    /// any more, so neither its key's turn nor its hold matters.
+    pub(crate) async fn evict_dead(&self, owner: Option<&Owner>) -> bool {
+        for handle in self.dead(owner) {
+            if self.end_evicted(&handle).await || self.registry.find(&handle.id).is_none() {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Takes away the sandbox that nobody has needed for the longest time.
+    pub(crate) async fn evict_parked(&self, owner: Option<&Owner>) -> bool {
         for handle in self.parked(owner) {
             if self.take_away(&handle).await {
                 return true;
@@ -126,9 +140,22 @@ impl Core {
         false
     }
 
+    /// Whether a sandbox, of this owner if one is named, may be taken away.
+    pub(crate) fn has_evictable(&self, owner: Option<&Owner>) -> bool {
+        !self.dead(owner).is_empty() || !self.parked(owner).is_empty()
+    }
+
+    /// The sandboxes, of this owner if one is named, that have died, the first of them first.
+    fn dead(&self, owner: Option<&Owner>) -> Vec<Arc<Handle>> {
+        let mut dead = self.registry.all();
+        dead.retain(|handle| handle.is_dead() && owner.is_none_or(|owner| *owner == handle.owner));
+        dead.sort_by_key(|handle| handle.state.borrow().phase_since);
+        dead
+    }
+
     /// The sandboxes, of this owner if one is named, that nobody seems to need, beginning with the
     /// one that was parked first.
-    pub(crate) fn parked(&self, owner: Option<&Owner>) -> Vec<Arc<Handle>> {
+    fn parked(&self, owner: Option<&Owner>) -> Vec<Arc<Handle>> {
         let now = self.clock.now().boot;
         let mut parked: Vec<_> = self
             .registry
@@ -164,6 +191,10 @@ impl Core {
         if !handle.hold.close(&handle.activity, now, self.config.park_after) {
             return false;
         }
+        self.end_evicted(handle).await
+    }
+
+    async fn end_evicted(&self, handle: &Handle) -> bool {
         let ended = self.order(handle, |answer| Command::End(Cause::Evicted, answer)).await;
         ended.inspect_err(|error| tracing::warn!(error = %chain(error), "it is removed later")).is_ok()
     }

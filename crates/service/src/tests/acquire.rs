@@ -274,3 +274,87 @@ async fn n94_acquire_and_eviction_at_once_never_give_a_dead_sandbox_or_two() {
         }
     }
 }
+
+impl Bench {
+    /// Has a sandbox die, and waits until that is known.
+    async fn kill(&self, sandbox: &crate::Sandbox) {
+        self.backend.kill(&sandbox.id, Cause::AgentDied);
+        self.until(sandbox, |phase| matches!(phase, Phase::Failed(_))).await;
+    }
+
+    fn has(&self, sandbox: &crate::Sandbox) -> bool {
+        self.service.get(&self.owner, &sandbox.id).is_ok()
+    }
+}
+
+#[tokio::test]
+async fn the_dead_make_room_at_the_hard_limit_named_or_not() {
+    let bench = Bench::limited(3, 3).await;
+    let released = bench.acquire("released").await.sandbox;
+    bench.release("released");
+    let all = [released, bench.acquire("held").await.sandbox, bench.create().await];
+    for sandbox in &all {
+        bench.kill(sandbox).await;
+    }
+    for name in ["a", "b", "c"] {
+        assert!(bench.acquire(name).await.fresh);
+    }
+    assert!(all.iter().all(|dead| !bench.has(dead)));
+    let error = bench.service.acquire(&bench.key("d"), plain()).await.unwrap_err();
+    assert!(matches!(error, ServiceError::TooManySandboxes { limit: 3 }), "{error:?}");
+}
+
+#[tokio::test]
+async fn none_that_lives_goes_where_the_dead_make_room() {
+    let bench = Bench::limited(4, 20).await;
+    let parked = [bench.acquire("a").await.sandbox, bench.acquire("b").await.sandbox];
+    let dead = [bench.create().await, bench.create().await];
+    for sandbox in &dead {
+        bench.kill(sandbox).await;
+    }
+    bench.release("a");
+    bench.release("b");
+    bench.create().await;
+    assert!(parked.iter().all(|parked| bench.has(parked)));
+    assert_eq!((bench.has(&dead[0]), bench.has(&dead[1])), (false, true), "the first dead goes first");
+}
+
+#[tokio::test]
+async fn the_dead_that_cannot_be_removed_cost_no_living_one_its_place() {
+    let bench = Bench::limited(2, 20).await;
+    let parked = bench.acquire("a").await.sandbox;
+    let dead = bench.create().await;
+    bench.backend.fail("destroy", 1000);
+    bench.kill(&dead).await;
+    bench.release("a");
+    bench.create().await;
+    assert!(bench.has(&parked));
+}
+
+#[tokio::test]
+async fn what_the_dead_of_an_owner_may_use_is_free_for_its_others() {
+    let (backend, state) = (Pretend::new(), tempfile::tempdir().unwrap());
+    let others = crate::Quota { sandboxes: Some(2), ..crate::Quota::default() };
+    let quotas = crate::Quotas { others, ..crate::Quotas::default() };
+    let bench = Bench::configured(Config { quotas, ..config(&state) }, backend, state).await;
+    let stranger = bench.service.create(&Owner::named("stranger"), plain()).await.unwrap();
+    bench.kill(&stranger).await;
+    for dead in [bench.create().await, bench.create().await] {
+        bench.kill(&dead).await;
+    }
+    bench.create().await;
+    bench.create().await;
+    let error = bench.service.create(&bench.owner, plain()).await.unwrap_err();
+    assert!(matches!(error, ServiceError::OverQuota { what: "sandboxes", .. }), "{error:?}");
+    assert!(bench.service.get(&Owner::named("stranger"), &stranger.id).is_ok(), "it is another's");
+}
+
+#[tokio::test]
+async fn a_parked_sandbox_whose_death_nobody_told_of_runs_nothing() {
+    let bench = Bench::limited(1, 1).await;
+    let dead = bench.acquire("a").await.sandbox;
+    bench.release("a");
+    bench.backend.take_away(&dead.id);
+    assert!(bench.acquire("b").await.fresh);
+    assert!(!bench.has(&dead));
+}

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use domain::process::Process;
-use domain::{Phase, Position, ProcessId};
+use domain::{Cause, Phase, Position, ProcessId};
 use tokio::time::Instant;
 
 use super::pretend::{Pretend, running};
@@ -169,6 +169,16 @@ async fn a_paused_sandbox_is_not_ended_for_idleness_but_still_expires() {
     let made = create(&bench, Some(1000), Some(100)).await;
     bench.service.pause(&bench.owner, &made.id).await.unwrap();
     check_due(ending(&bench, &hands, &made).await, 1000);
+}
+
+#[tokio::test]
+async fn a_dead_sandbox_is_ended_for_idleness_too() {
+    let hands = Hands::new();
+    let bench = bench(&hands).await;
+    let made = create(&bench, None, Some(120)).await;
+    bench.backend.kill(&made.id, Cause::AgentDied);
+    bench.until(&made, |phase| matches!(phase, Phase::Failed(_))).await;
+    check_due(ending(&bench, &hands, &made).await, 120);
 }
 
 #[tokio::test]

@@ -502,3 +502,16 @@ async fn a_warm_one_that_comes_back_to_a_closed_pool_is_removed() {
     drop(taken);
     bench.until_population(0).await;
 }
+
+#[tokio::test]
+async fn a_dead_sandbox_makes_room_before_a_warm_one() {
+    let bench = Bench::pooled(vec![pool("p", 1)], 2).await;
+    let mut wish = plain();
+    wish.spec.image = "another".to_owned();
+    let dead = bench.make(wish.clone()).await;
+    bench.backend.kill(&dead.id, Cause::AgentDied);
+    bench.until(&dead, |phase| matches!(phase, Phase::Failed(_))).await;
+    bench.make(wish).await;
+    assert!(bench.service.get(&bench.owner, &dead.id).is_err());
+    assert_eq!(bench.warm("p"), 1);
+}
