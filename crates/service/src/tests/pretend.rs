@@ -26,6 +26,8 @@ pub(super) struct Pretend {
     pub(super) resizes: Semaphore,
     /// Snapshots wait for a permit.
     pub(super) snapshot_gate: Semaphore,
+    /// Making, removing and attaching a volume waits for a permit.
+    pub(super) volume_gate: Semaphore,
     /// How the main processes ended; `None` while they run.
     pub(super) entrypoint_end: watch::Sender<Option<Exit>>,
 }
@@ -61,6 +63,7 @@ impl Pretend {
             gate: Semaphore::new(Semaphore::MAX_PERMITS),
             resizes: Semaphore::new(Semaphore::MAX_PERMITS),
             snapshot_gate: Semaphore::new(Semaphore::MAX_PERMITS),
+            volume_gate: Semaphore::new(Semaphore::MAX_PERMITS),
             entrypoint_end: watch::Sender::new(None),
         })
     }
@@ -222,16 +225,21 @@ impl Backend for Pretend {
 
     async fn attach(&self, _id: &SandboxId, mounts: &[Mount]) -> Result<Measures, BackendError> {
         self.called("attach")?;
+        self.volume_gate.acquire().await.unwrap().forget();
         Ok(mounts.iter().map(|mount| (format!("mount {}", mount.target), "yes".to_owned())).collect())
     }
 
     async fn make_volume(&self, volume: &Volume) -> Result<(), BackendError> {
+        self.called("make volume asked")?;
+        self.volume_gate.acquire().await.unwrap().forget();
         self.called("make volume")?;
         self.world.lock().unwrap().volumes.insert(volume.id.clone(), volume.clone());
         Ok(())
     }
 
     async fn remove_volume(&self, id: &VolumeId) -> Result<(), BackendError> {
+        self.called("remove volume asked")?;
+        self.volume_gate.acquire().await.unwrap().forget();
         self.called("remove volume")?;
         self.world.lock().unwrap().volumes.remove(id);
         Ok(())

@@ -35,6 +35,12 @@ async fn until_names(bench: &Bench, expected: &[&str]) {
     }
 }
 
+async fn asked(backend: &Pretend, call: &str) {
+    while !backend.was_asked_to(call) {
+        tokio::task::yield_now().await;
+    }
+}
+
 #[tokio::test]
 async fn a_claim_becomes_a_volume_that_stays_when_its_sandbox_ends() {
     let bench = Bench::new().await;
@@ -178,4 +184,45 @@ async fn an_owner_has_so_many_volumes_and_no_more() {
     bench.service.create_volume(&Owner::named("other"), &name("v0"), None).await.unwrap();
     let there = bench.service.volumes(&bench.owner).await.unwrap();
     assert_eq!(there.iter().map(|status| status.used).collect::<Vec<_>>(), [Some(Bytes::mib(1)); 3]);
+}
+
+#[tokio::test]
+async fn who_goes_while_a_volume_is_made_does_not_use_it() {
+    for (lifetime, left) in [(Lifetime::WithSandboxes, &[][..]), (Lifetime::Kept, &["data"][..])] {
+        let bench = Bench::new().await;
+        bench.backend.volume_gate.forget_permits(usize::MAX >> 3);
+        let (service, owner) = (bench.service.clone(), bench.owner.clone());
+        let asking =
+            tokio::spawn(async move { service.create(&owner, claiming("data", make(lifetime))).await });
+        asked(&bench.backend, "make volume asked").await;
+        asking.abort();
+        asking.await.unwrap_err();
+        bench.backend.volume_gate.add_permits(100);
+        asked(&bench.backend, "make volume").await;
+        // Whoever makes it has the turn until it is there.
+        drop(bench.service.0.volumes.turn.lock().await);
+        until_names(&bench, left).await;
+        while bench.service.volumes(&bench.owner).await.unwrap().iter().any(|it| !it.sandboxes.is_empty()) {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn who_goes_while_a_volume_is_attached_leaves_it_in_use() {
+    let bench = Bench::new().await;
+    let sandbox = bench.create().await;
+    bench.service.create_volume(&bench.owner, &name("data"), None).await.unwrap();
+    bench.backend.volume_gate.forget_permits(usize::MAX >> 3);
+    let (service, owner, id) = (bench.service.clone(), bench.owner.clone(), sandbox.id.clone());
+    let mounts = claiming("data", Absent::Refuse).spec.mounts;
+    let asking = tokio::spawn(async move { service.attach(&owner, &id, mounts).await });
+    asked(&bench.backend, "attach").await;
+    asking.abort();
+    asking.await.unwrap_err();
+    bench.backend.volume_gate.add_permits(100);
+    let mut state = bench.handle(&sandbox).state.clone();
+    state.wait_for(|sandbox| !sandbox.spec.mounts.is_empty()).await.unwrap();
+    let in_use = bench.service.remove_volume(&bench.owner, &name("data")).await.unwrap_err();
+    assert!(matches!(in_use, ServiceError::VolumeInUse { sandboxes: 1, .. }), "{in_use}");
 }
