@@ -28,11 +28,11 @@ const PROBE: Duration = Duration::from_secs(2);
 impl Core {
     pub(crate) async fn acquire(self: &Arc<Self>, key: &Key, wish: Create) -> Result<Acquired, ServiceError> {
         let place = self.names.place(key);
-        if let Some(sandbox) = self.reuse(&place).await {
+        if let Some(sandbox) = self.reuse(&place).await? {
             return Ok(Acquired { sandbox, fresh: false });
         }
         let _turn = place.turn.lock().await;
-        if let Some(sandbox) = self.reuse(&place).await {
+        if let Some(sandbox) = self.reuse(&place).await? {
             return Ok(Acquired { sandbox, fresh: false });
         }
         let retired = self.retire(&place);
@@ -61,20 +61,29 @@ impl Core {
     }
 
     /// The sandbox that is there, if it lives and is not being taken away.
-    async fn reuse(&self, slot: &Slot) -> Option<Sandbox> {
-        let handle = self.registry.find(&slot.sandbox()?)?;
+    async fn reuse(&self, slot: &Slot) -> Result<Option<Sandbox>, ServiceError> {
+        let Some(handle) = slot.sandbox().and_then(|id| self.registry.find(&id)) else { return Ok(None) };
         if !handle.hold.take(&handle.activity) {
-            return None;
+            return Ok(None);
         }
-        match handle.phase() {
-            Phase::Running | Phase::Exited(_) => self.lives(&handle).await.then(|| handle.current()),
-            Phase::Pausing | Phase::Paused | Phase::Resuming => {
-                let resumed = self.order(&handle, Command::Resume).await;
-                resumed.inspect_err(|error| tracing::warn!(error = %chain(error), "it is replaced")).ok()?;
-                Some(handle.current())
-            }
-            Phase::Starting | Phase::Stopping | Phase::Stopped | Phase::Failed(_) => None,
+        let lives = match handle.phase() {
+            Phase::Running | Phase::Exited(_) => self.lives(&handle).await,
+            Phase::Pausing | Phase::Paused | Phase::Resuming => self.wake(&handle).await?,
+            Phase::Starting | Phase::Stopping | Phase::Stopped | Phase::Failed(_) => false,
+        };
+        Ok(lives.then(|| handle.current()))
+    }
+
+    /// Resumes a sandbox; `false` if it lives no more. One that only could not be resumed now has
+    /// all its files, so it is no reason for another.
+    async fn wake(&self, handle: &Handle) -> Result<bool, ServiceError> {
+        let Err(error) = self.order(handle, Command::Resume).await else { return Ok(true) };
+        let ended = matches!(handle.phase(), Phase::Stopping | Phase::Stopped | Phase::Failed(_));
+        if error.is_gone() || ended {
+            tracing::warn!(sandbox = %handle.id, error = %chain(&error), "it is replaced");
+            return Ok(false);
         }
+        Err(error)
     }
 
     /// Whether there is an agent. One that is slow or answers nonsense is alive all the same. One

@@ -155,6 +155,30 @@ async fn a_paused_sandbox_is_resumed_for_who_acquires_it() {
 }
 
 #[tokio::test]
+async fn a_paused_sandbox_that_cannot_be_resumed_now_is_kept() {
+    let bench = Bench::new().await;
+    let made = bench.acquire("a").await.sandbox;
+    bench.service.pause(&bench.owner, &made.id).await.unwrap();
+    bench.backend.fail("resume", 1);
+    let error = bench.service.acquire(&bench.key("a"), plain()).await.unwrap_err();
+    assert!(matches!(error, ServiceError::Backend { action: "resume", .. }), "{error:?}");
+    let again = bench.acquire("a").await;
+    assert_eq!((again.sandbox.id, again.fresh), (made.id, false));
+}
+
+#[tokio::test]
+async fn a_paused_sandbox_that_is_gone_is_replaced() {
+    let bench = Bench::new().await;
+    let made = bench.acquire("a").await.sandbox;
+    bench.service.pause(&bench.owner, &made.id).await.unwrap();
+    bench.backend.take_away(&made.id);
+    let again = bench.acquire("a").await;
+    assert!(again.fresh && again.sandbox.id != made.id);
+    bench.gone(&made).await;
+    assert_eq!((bench.all().total, bench.backend.count()), (1, 1));
+}
+
+#[tokio::test]
 async fn n71_who_goes_away_leaves_the_turn_to_the_next() {
     let bench = Bench::new().await;
     bench.backend.gate.forget_permits(usize::MAX >> 3);

@@ -182,6 +182,7 @@ impl Backend for Pretend {
 
     async fn resume(&self, id: &SandboxId) -> Result<(), BackendError> {
         self.called("resume")?;
+        self.condition(id).ok_or(BackendError::Gone)?;
         self.put(id, Condition::Alive);
         Ok(())
     }
