@@ -33,6 +33,9 @@ use shelf::{Found, Free};
 /// How long a backend may take to make or remove a volume.
 const WORK: Duration = Duration::from_secs(60);
 
+/// How long whoever claims a volume waits for one of its name to go.
+const GOES: Duration = Duration::from_secs(10);
+
 /// A volume as it is at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeStatus {
@@ -115,7 +118,7 @@ impl Core {
         uses: &mut Uses,
     ) -> Result<VolumeId, ServiceError> {
         loop {
-            if let Found::Used { id, new } = self.volumes.take(owner, &claim.name, &uses.sandbox)? {
+            if let Found::Used { id, new } = self.take_volume(owner, &claim.name, &uses.sandbox).await? {
                 if new {
                     uses.volumes.push(id.clone());
                 }
@@ -130,6 +133,25 @@ impl Core {
                 return Ok(made.volume.id);
             }
             // Somebody else made it meanwhile.
+        }
+    }
+
+    /// Has a sandbox use the volume of this name, if there is one. One that is being removed is
+    /// waited for, but not for long: a new one can take its name then.
+    async fn take_volume(
+        &self,
+        owner: &Owner,
+        name: &VolumeName,
+        sandbox: &SandboxId,
+    ) -> Result<Found, ServiceError> {
+        match self.volumes.take(owner, name, sandbox) {
+            Err(going @ ServiceError::VolumeGoes(_)) => {
+                // Whoever removes it has the turn. One that goes even now could not be removed.
+                let turn = tokio::time::timeout(GOES, self.volumes.turn.lock()).await;
+                let _turn = turn.map_err(|_elapsed| going)?;
+                self.volumes.take(owner, name, sandbox)
+            }
+            taken => taken,
         }
     }
 

@@ -226,3 +226,23 @@ async fn who_goes_while_a_volume_is_attached_leaves_it_in_use() {
     let in_use = bench.service.remove_volume(&bench.owner, &name("data")).await.unwrap_err();
     assert!(matches!(in_use, ServiceError::VolumeInUse { sandboxes: 1, .. }), "{in_use}");
 }
+
+#[tokio::test]
+async fn a_claim_waits_for_the_volume_of_its_name_that_goes() {
+    let bench = Bench::new().await;
+    let wish = claiming("data", make(Lifetime::WithSandboxes));
+    let first = bench.service.create(&bench.owner, wish.clone()).await.unwrap();
+    bench.backend.volume_gate.forget_permits(usize::MAX >> 3);
+    bench.service.destroy(&bench.owner, &first.id).await.unwrap();
+    asked(&bench.backend, "remove volume asked").await;
+    let (sandbox, mut mounts) = (domain::SandboxId::from_entropy([1; 20]), wish.spec.mounts);
+    let core = &bench.service.0;
+    let mut claiming = Box::pin(core.claim_volumes(&bench.owner, &sandbox, &mut mounts));
+    assert!(futures_util::poll!(&mut claiming).is_pending(), "it did not wait");
+    bench.backend.volume_gate.add_permits(100);
+    let uses = claiming.await.unwrap();
+    assert_ne!(mounts[0].source, first.spec.mounts[0].source);
+    assert_eq!(bench.service.volumes(&bench.owner).await.unwrap()[0].sandboxes, [sandbox]);
+    drop(uses);
+    until_names(&bench, &[]).await;
+}
