@@ -6,7 +6,8 @@
 //!              └► wait for the key's turn ─► look again ─► make ┘
 //! ```
 //! Whoever finds the sandbox waits for nobody. A turn is one key's alone, so no key ever waits
-//! for another, and a caller that goes away while waiting leaves nothing behind.
+//! for another, and a caller that goes away while waiting leaves nothing behind. One that goes away
+//! while its sandbox is made leaves that: its next attempt finds it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use crate::agent_client::AgentError;
 use crate::core::Core;
 use crate::driver::Command;
 use crate::error::chain;
-use crate::names::Slot;
+use crate::names::{Place, Slot};
 use crate::registry::Handle;
 use crate::{Acquired, Create, ErrorKind, Outcome, Sandbox, ServiceError};
 
@@ -31,11 +32,31 @@ impl Core {
         if let Some(sandbox) = self.reuse(&place).await? {
             return Ok(Acquired { sandbox, fresh: false });
         }
-        let _turn = place.turn.lock().await;
+        let turn = Arc::clone(&place.turn).lock_owned().await;
         if let Some(sandbox) = self.reuse(&place).await? {
             return Ok(Acquired { sandbox, fresh: false });
         }
-        let retired = self.retire(&place);
+        let (core, key) = (Arc::clone(self), key.clone());
+        let work = self.tasks.spawn(async move {
+            let _turn = turn;
+            tokio::select! {
+                made = core.make_for(&key, &place, wish) => made,
+                () = core.stop.cancelled() => Err(ServiceError::Stopping),
+            }
+        });
+        let sandbox = work.await.unwrap_or(Err(ServiceError::Stopping))?;
+        Ok(Acquired { sandbox, fresh: true })
+    }
+
+    /// Makes the sandbox that a key leads to from now on. Whoever asked may go away meanwhile: with
+    /// the key the sandbox is found again, and one who asks impatiently, over and over, gets one.
+    async fn make_for(
+        self: &Arc<Self>,
+        key: &Key,
+        place: &Place,
+        wish: Create,
+    ) -> Result<Sandbox, ServiceError> {
+        let retired = self.retire(place);
         let sandbox = match (self.create(key.owner(), Some(key), wish.clone()).await, retired) {
             // The dead one may still take up the room that its successor needs.
             (Err(error), Some(retired)) if matches!(error.kind(), ErrorKind::Exhausted { .. }) => {
@@ -51,7 +72,7 @@ impl Core {
             // It has ended already, before there was anything to forget.
             self.names.forget(key, &sandbox.id);
         }
-        Ok(Acquired { sandbox, fresh: true })
+        Ok(sandbox)
     }
 
     pub(crate) fn release(&self, key: &Key) -> Outcome {
@@ -68,7 +89,10 @@ impl Core {
         }
         let lives = match handle.phase() {
             Phase::Running | Phase::Exited(_) => self.lives(&handle).await,
-            Phase::Pausing | Phase::Paused | Phase::Resuming => self.wake(&handle).await?,
+            // One that was killed while it stood still dies only now.
+            Phase::Pausing | Phase::Paused | Phase::Resuming => {
+                self.wake(&handle).await? && self.lives(&handle).await
+            }
             Phase::Starting | Phase::Stopping | Phase::Stopped | Phase::Failed(_) => false,
         };
         Ok(lives.then(|| handle.current()))
@@ -79,7 +103,7 @@ impl Core {
     async fn wake(&self, handle: &Handle) -> Result<bool, ServiceError> {
         let Err(error) = self.order(handle, Command::Resume).await else { return Ok(true) };
         let ended = matches!(handle.phase(), Phase::Stopping | Phase::Stopped | Phase::Failed(_));
-        if error.is_gone() || ended {
+        if error.is_gone() || ended || !self.lives(handle).await {
             tracing::warn!(sandbox = %handle.id, error = %chain(&error), "it is replaced");
             return Ok(false);
         }

@@ -7,6 +7,7 @@ use backend::Condition;
 use domain::{Cause, Key, Owner, Phase};
 use futures_util::future::join_all;
 use tempfile::TempDir;
+use tokio::task::JoinHandle;
 
 use super::pretend::{Pretend, running};
 use super::{Bench, config, plain};
@@ -33,6 +34,12 @@ impl Bench {
 
     pub(super) async fn acquire(&self, name: &str) -> Acquired {
         self.service.acquire(&self.key(name), plain()).await.unwrap()
+    }
+
+    /// Somebody who asks for the sandbox of a key, and may go away.
+    fn asking(&self, name: &str) -> JoinHandle<Result<Acquired, ServiceError>> {
+        let (service, key) = (self.service.clone(), self.key(name));
+        tokio::spawn(async move { service.acquire(&key, plain()).await })
     }
 
     pub(super) fn release(&self, name: &str) -> Outcome {
@@ -167,30 +174,55 @@ async fn a_paused_sandbox_that_cannot_be_resumed_now_is_kept() {
 }
 
 #[tokio::test]
-async fn a_paused_sandbox_that_is_gone_is_replaced() {
-    let bench = Bench::new().await;
-    let made = bench.acquire("a").await.sandbox;
-    bench.service.pause(&bench.owner, &made.id).await.unwrap();
-    bench.backend.take_away(&made.id);
-    let again = bench.acquire("a").await;
-    assert!(again.fresh && again.sandbox.id != made.id);
-    bench.gone(&made).await;
-    assert_eq!((bench.all().total, bench.backend.count()), (1, 1));
+async fn a_paused_sandbox_that_is_gone_is_replaced_whatever_a_resume_says() {
+    for failures in [0, 1] {
+        let bench = Bench::new().await;
+        let made = bench.acquire("a").await.sandbox;
+        bench.service.pause(&bench.owner, &made.id).await.unwrap();
+        bench.backend.take_away(&made.id);
+        bench.backend.fail("resume", failures);
+        let again = bench.acquire("a").await;
+        assert!(again.fresh && again.sandbox.id != made.id);
+        bench.gone(&made).await;
+        assert_eq!((bench.all().total, bench.backend.count()), (1, 1));
+    }
 }
 
 #[tokio::test]
-async fn n71_who_goes_away_leaves_the_turn_to_the_next() {
+async fn n71_who_goes_away_while_waiting_leaves_the_turn_to_the_next() {
     let bench = Bench::new().await;
     bench.backend.gate.forget_permits(usize::MAX >> 3);
-    let (service, key) = (bench.service.clone(), bench.key("a"));
-    let first = tokio::spawn(async move { service.acquire(&key, plain()).await });
+    let first = bench.asking("a");
     while bench.all().total == 0 {
         tokio::task::yield_now().await;
     }
-    first.abort();
+    let mut waiter = Box::pin(bench.acquire("a"));
+    assert!(futures_util::poll!(&mut waiter).is_pending());
+    let successor = bench.acquire("a");
+    drop(waiter);
     bench.backend.gate.add_permits(100);
-    assert!(bench.acquire("a").await.fresh);
-    bench.until_count(1).await;
+    let (first, successor) = (first.await.unwrap().unwrap(), successor.await);
+    assert_eq!((successor.sandbox.id, successor.fresh), (first.sandbox.id, false));
+    assert_eq!(bench.backend.count(), 1);
+}
+
+#[tokio::test]
+async fn who_is_impatient_and_asks_again_gets_the_one_that_was_begun() {
+    let bench = Bench::new().await;
+    bench.backend.gate.forget_permits(usize::MAX >> 3);
+    for _ in 0..5 {
+        let asking = bench.asking("a");
+        while bench.all().total == 0 {
+            tokio::task::yield_now().await;
+        }
+        asking.abort();
+        asking.await.unwrap_err();
+    }
+    let begun = bench.all().items.remove(0);
+    bench.backend.gate.add_permits(100);
+    let found = bench.acquire("a").await;
+    assert_eq!((found.sandbox.id, found.fresh), (begun.id, false));
+    assert_eq!((bench.backend.times_asked_to("create"), bench.all().total), (1, 1));
 }
 
 #[tokio::test]
