@@ -96,16 +96,15 @@ impl Kept {
 }
 
 impl Core {
-    /// Adds to a wish that names a pool what the pool decides: the image, and limits that are left
-    /// open.
+    /// Adds to a wish that names a pool what the pool decides: the image, unless its files are those
+    /// of a snapshot, and limits that are left open.
     pub(crate) fn complete(&self, wish: &mut Create) -> Result<(), ServiceError> {
         let Some(name) = &wish.pool else { return Ok(()) };
         let kept = self.pools.find(name).ok_or_else(|| ServiceError::NoPool(name.clone()))?;
-        if !kept.pool.fits(&wish.spec) {
-            return Err(ServiceError::Invalid(format!("pool `{name}` has sandboxes of another kind")));
-        }
         let (own, template) = (&mut wish.spec.resources, &kept.pool.template);
-        wish.spec.image = template.image.clone();
+        if wish.spec.snapshot.is_none() {
+            wish.spec.image = template.image.clone();
+        }
         own.memory = own.memory.or(template.resources.memory);
         own.cpus = own.cpus.or(template.resources.cpus);
         own.pids = own.pids.or(template.resources.pids);
@@ -120,7 +119,7 @@ impl Core {
             Some(name) => self.pools.find(name)?,
             None => self.fitting(wish).await?,
         };
-        if !self.can_be_bound(&kept, wish) {
+        if !kept.pool.fits(&wish.spec) || !self.can_be_bound(&kept, wish) {
             kept.count_cold();
             return None;
         }
@@ -154,8 +153,7 @@ impl Core {
         // A network can be given late, but not be taken away.
         let network = wanted == there || (there == Network::Off && self.capabilities.network);
         let mounts = wish.spec.mounts.is_empty() || self.capabilities.attach;
-        // Its files are what they are.
-        wish.spec.snapshot.is_none() && network && mounts
+        network && mounts
     }
 
     /// Removes a warm sandbox, because somebody needs its room; waits for one that is being made.

@@ -203,12 +203,28 @@ async fn a_pool_is_taken_from_by_its_name_or_by_its_image() {
     let named = bench.make(of("small")).await;
     assert_eq!((named.pool.as_deref(), named.spec.image.as_str()), (Some("small"), "other"));
     assert_eq!(named.spec.resources.memory, Some(Bytes::mib(64)));
-    for (wish, kind) in [
-        (of("none"), ErrorKind::NoPool),
-        (Create { pool: Some("p".to_owned()), ..guest }, ErrorKind::Invalid),
-    ] {
-        assert_eq!(bench.service.create(&bench.owner, wish).await.unwrap_err().kind(), kind);
+    let error = bench.service.create(&bench.owner, of("none")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoPool);
+}
+
+#[tokio::test]
+async fn a_named_pool_of_another_kind_gives_one_that_is_made() {
+    let mut small = pool("small", 1);
+    small.template.resources.memory = Some(Bytes::mib(64));
+    small.template.image = "other".to_owned();
+    let bench = Bench::pooled(vec![small], 20).await;
+    let mut guest = of("small");
+    guest.spec.guest.default_directory = "/home".to_owned();
+    let mut nesting = of("small");
+    nesting.spec.nesting = domain::Nesting::On;
+    for wish in [guest, nesting] {
+        let made = bench.make(wish.clone()).await;
+        assert_eq!((made.pool, made.spec.image.as_str()), (None, "other"));
+        assert_eq!(made.spec.resources.memory, Some(Bytes::mib(64)), "the limits are the pool's");
+        assert_eq!((made.spec.guest, made.spec.nesting), (wish.spec.guest, wish.spec.nesting));
     }
+    let report = bench.service.pool("small").unwrap();
+    assert_eq!((report.cold, report.claims, report.warm), (2, 0, 1));
 }
 
 #[tokio::test]
