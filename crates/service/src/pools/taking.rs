@@ -149,11 +149,19 @@ impl Core {
 
     /// Whether the backend can add what a warm sandbox lacks.
     fn can_be_bound(&self, kept: &Kept, wish: &Create) -> bool {
-        let (wanted, there) = (wish.spec.network, kept.pool.template.network);
-        // A network can be given late, but not be taken away.
-        let network = wanted == there || (there == Network::Off && self.capabilities.network);
         let mounts = wish.spec.mounts.is_empty() || self.capabilities.attach;
-        network && mounts
+        mounts && self.can_connect(kept.pool.template.network, wish.spec.network)
+    }
+
+    /// Whether a sandbox that was made with one network can have another. A network can be given
+    /// late, but not be taken away.
+    fn can_connect(&self, there: Network, wanted: Network) -> bool {
+        match (there, wanted) {
+            (Network::Off | Network::Auto, Network::On) => self.capabilities.network,
+            // It gets one if it can, and stays without otherwise.
+            (Network::Off | Network::On, Network::Auto) => true,
+            (there, wanted) => there == wanted,
+        }
     }
 
     /// Removes a warm sandbox, because somebody needs its room; waits for one that is being made.

@@ -1,6 +1,7 @@
 //! Pools: filling, taking, binding, crashing.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -163,6 +164,42 @@ async fn a_network_and_mounts_are_added_late_but_no_network_is_taken_away() {
     let without = bench.make(of("connected")).await;
     assert_eq!((without.pool, without.spec.network), (None, Network::Off));
     assert_eq!(bench.service.pool("connected").unwrap().cold, 1);
+}
+
+/// Whether a wish for a network is met by a warm sandbox that was made with another, on a host that
+/// has one or has none.
+async fn check_network(there: Network, wanted: Network, host: bool, expected: bool) {
+    let (backend, state) = (Pretend::new(), tempfile::tempdir().unwrap());
+    backend.network.store(host, Ordering::Relaxed);
+    let mut warm = pool("p", 1);
+    warm.template.network = there;
+    let bench = Bench::over(vec![warm], 20, backend, state).await;
+    bench.until_warm("p", 1).await;
+    let mut wish = plain();
+    wish.spec.network = wanted;
+    let made = bench.make(wish).await;
+    let words = format!("{there:?} and {wanted:?}, host {host}");
+    assert_eq!((made.pool.is_some(), made.spec.network), (expected, wanted), "{words}");
+    assert_eq!(bench.backend.was_asked_to("connect"), expected && there != wanted, "{words}");
+}
+
+#[tokio::test]
+async fn a_warm_one_is_taken_whenever_it_has_or_can_get_the_network() {
+    use Network::{Auto, Off, On};
+    for host in [true, false] {
+        for same in [Off, On, Auto] {
+            check_network(same, same, host, true).await;
+        }
+        for there in [Off, On] {
+            check_network(there, Auto, host, true).await;
+        }
+        for there in [Off, Auto] {
+            check_network(there, On, host, host).await;
+        }
+        for there in [On, Auto] {
+            check_network(there, Off, host, false).await;
+        }
+    }
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 //! It proves nothing about isolation or about the real agent; other tests do that.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use backend::{
@@ -28,6 +29,8 @@ pub(super) struct Pretend {
     pub(super) snapshot_gate: Semaphore,
     /// Making, removing and attaching a volume waits for a permit.
     pub(super) volume_gate: Semaphore,
+    /// Whether sandboxes can have a network.
+    pub(super) network: AtomicBool,
     /// How the main processes ended; `None` while they run.
     pub(super) entrypoint_end: watch::Sender<Option<Exit>>,
 }
@@ -64,6 +67,7 @@ impl Pretend {
             resizes: Semaphore::new(Semaphore::MAX_PERMITS),
             snapshot_gate: Semaphore::new(Semaphore::MAX_PERMITS),
             volume_gate: Semaphore::new(Semaphore::MAX_PERMITS),
+            network: AtomicBool::new(true),
             entrypoint_end: watch::Sender::new(None),
         })
     }
@@ -163,7 +167,7 @@ impl Backend for Pretend {
 
     async fn probe(&self) -> Result<Capabilities, BackendError> {
         let most = Capabilities { pause: true, attach: true, snapshot: true, ..Capabilities::default() };
-        Ok(Capabilities { volumes: true, network: true, ..most })
+        Ok(Capabilities { volumes: true, network: self.network.load(Ordering::Relaxed), ..most })
     }
 
     async fn create(&self, id: &SandboxId, spec: &Spec) -> Result<InForce, BackendError> {
