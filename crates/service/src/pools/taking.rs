@@ -197,8 +197,10 @@ impl Kept {
         None
     }
 
-    /// The image that the warm ones really have.
+    /// The image that the warm ones really have, or the next would.
     fn image(&self) -> Option<String> {
-        self.lock().ready.front().map(|warm| warm.in_force.image.clone())
+        let state = self.lock();
+        let ready = state.ready.front().map(|warm| &warm.in_force.image);
+        ready.or(state.image.as_ref()).cloned()
     }
 }

@@ -275,6 +275,28 @@ async fn a_named_pool_that_is_empty_gives_one_that_is_made() {
 }
 
 #[tokio::test]
+async fn who_asks_by_another_name_of_the_image_is_counted_while_none_is_warm() {
+    let (backend, state) = (Pretend::new(), tempfile::tempdir().unwrap());
+    backend.gate.forget_permits(usize::MAX >> 3);
+    let mut other = pool("p", 1);
+    other.template.image = "other".to_owned();
+    let bench = Bench::over(vec![other], 20, backend, state).await;
+    while !bench.backend.was_asked_to("create asked") {
+        a_moment().await;
+    }
+    let (service, owner) = (bench.service.clone(), bench.owner.clone());
+    let mut wish = plain();
+    wish.spec.image = "alias of other".to_owned();
+    let asking = tokio::spawn(async move { service.create(&owner, wish).await });
+    while bench.all().total == 0 {
+        a_moment().await;
+    }
+    assert_eq!(bench.service.pool("p").unwrap().cold, 1);
+    bench.backend.gate.add_permits(100);
+    assert_eq!(asking.await.unwrap().unwrap().pool, None);
+}
+
+#[tokio::test]
 async fn what_cannot_be_bound_is_removed_and_another_is_made() {
     let bench = Bench::pooled(vec![pool("p", 1)], 20).await;
     let warm = bench.backend.ids().remove(0);
