@@ -270,7 +270,7 @@ impl Core {
             sandbox,
             key: key.cloned(),
             expires_boot: expires.map(|moment| moment.boot),
-            idle_timeout: wish.idle_timeout,
+            idle_timeout: wish.idle_timeout.filter(|limit| !limit.is_zero()),
             entrypoint,
             epoch: 0,
             boot_id: self.boot_id.clone(),

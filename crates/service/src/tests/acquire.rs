@@ -108,13 +108,22 @@ async fn n60_n61_a_dead_sandbox_is_replaced_under_its_key() {
 }
 
 #[tokio::test]
-async fn n54_a_death_that_nobody_told_of_is_noticed_at_the_next_use() {
+async fn n54_a_death_that_nobody_told_of_is_noticed_at_the_next_use_and_leaves_nothing() {
     let bench = Bench::new().await;
-    let dead = bench.acquire("a").await.sandbox;
+    let wish = crate::Create { idle_timeout: Some(Duration::from_secs(3600)), ..plain() };
+    let dead = bench.service.acquire(&bench.key("a"), wish).await.unwrap().sandbox;
     bench.backend.take_away(&dead.id);
     let new = bench.acquire("a").await;
     assert!(new.fresh && new.sandbox.id != dead.id);
     bench.gone(&dead).await;
+    bench.until_count(1).await;
+    assert!(!bench.has(&dead));
+    assert_eq!(bench.service.find(&bench.key("a")).unwrap().id, new.sandbox.id);
+    assert_eq!(bench.service.0.schedule.count(), 0, "nobody waits for it to be idle");
+    assert_eq!(bench.backend.times_asked_to("destroy"), 1);
+    let bench = bench.restarted().await;
+    assert!(!bench.has(&dead));
+    assert_eq!(bench.backend.times_asked_to("destroy"), 1);
 }
 
 #[tokio::test]

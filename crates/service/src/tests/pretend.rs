@@ -129,6 +129,11 @@ impl Pretend {
         self.world.lock().unwrap().calls.iter().filter(|made| **made == call).count()
     }
 
+    /// Every call so far, in order.
+    pub(super) fn calls(&self) -> Vec<&'static str> {
+        self.world.lock().unwrap().calls.clone()
+    }
+
     pub(super) fn kill(&self, id: &SandboxId, cause: Cause) {
         self.put(id, Condition::Dead);
         self.deaths.0.send(Death { id: id.clone(), cause }).unwrap();
