@@ -6,12 +6,12 @@
 //!              └► wait for the key's turn ─► look again ─► make ┘
 //! ```
 //! Whoever finds the sandbox waits for nobody. A turn is one key's alone, so no key ever waits
-//! for another, and a caller that goes away while waiting leaves nothing behind.
+//! for another, and a caller that goes away while waiting leaves nothing behind. One that goes away
+//! while its sandbox is made leaves that: its next attempt finds it.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use backend::BackendError;
 use domain::{Cause, Key, Owner, Phase};
 use tokio::task::JoinHandle;
 
@@ -19,7 +19,7 @@ use crate::agent_client::AgentError;
 use crate::core::Core;
 use crate::driver::Command;
 use crate::error::chain;
-use crate::names::Slot;
+use crate::names::{Place, Slot};
 use crate::registry::Handle;
 use crate::{Acquired, Create, ErrorKind, Outcome, Sandbox, ServiceError};
 
@@ -29,14 +29,34 @@ const PROBE: Duration = Duration::from_secs(2);
 impl Core {
     pub(crate) async fn acquire(self: &Arc<Self>, key: &Key, wish: Create) -> Result<Acquired, ServiceError> {
         let place = self.names.place(key);
-        if let Some(sandbox) = self.reuse(&place).await {
+        if let Some(sandbox) = self.reuse(&place).await? {
             return Ok(Acquired { sandbox, fresh: false });
         }
-        let _turn = place.turn.lock().await;
-        if let Some(sandbox) = self.reuse(&place).await {
+        let turn = Arc::clone(&place.turn).lock_owned().await;
+        if let Some(sandbox) = self.reuse(&place).await? {
             return Ok(Acquired { sandbox, fresh: false });
         }
-        let retired = self.retire(&place);
+        let (core, key) = (Arc::clone(self), key.clone());
+        let work = self.tasks.spawn(async move {
+            let _turn = turn;
+            tokio::select! {
+                made = core.make_for(&key, &place, wish) => made,
+                () = core.stop.cancelled() => Err(ServiceError::Stopping),
+            }
+        });
+        let sandbox = work.await.unwrap_or(Err(ServiceError::Stopping))?;
+        Ok(Acquired { sandbox, fresh: true })
+    }
+
+    /// Makes the sandbox that a key leads to from now on. Whoever asked may go away meanwhile: with
+    /// the key the sandbox is found again, and one who asks impatiently, over and over, gets one.
+    async fn make_for(
+        self: &Arc<Self>,
+        key: &Key,
+        place: &Place,
+        wish: Create,
+    ) -> Result<Sandbox, ServiceError> {
+        let retired = self.retire(place);
         let sandbox = match (self.create(key.owner(), Some(key), wish.clone()).await, retired) {
             // The dead one may still take up the room that its successor needs.
             (Err(error), Some(retired)) if matches!(error.kind(), ErrorKind::Exhausted { .. }) => {
@@ -52,7 +72,7 @@ impl Core {
             // It has ended already, before there was anything to forget.
             self.names.forget(key, &sandbox.id);
         }
-        Ok(Acquired { sandbox, fresh: true })
+        Ok(sandbox)
     }
 
     pub(crate) fn release(&self, key: &Key) -> Outcome {
@@ -62,20 +82,32 @@ impl Core {
     }
 
     /// The sandbox that is there, if it lives and is not being taken away.
-    async fn reuse(&self, slot: &Slot) -> Option<Sandbox> {
-        let handle = self.registry.find(&slot.sandbox()?)?;
+    async fn reuse(&self, slot: &Slot) -> Result<Option<Sandbox>, ServiceError> {
+        let Some(handle) = slot.sandbox().and_then(|id| self.registry.find(&id)) else { return Ok(None) };
         if !handle.hold.take(&handle.activity) {
-            return None;
+            return Ok(None);
         }
-        match handle.phase() {
-            Phase::Running | Phase::Exited(_) => self.lives(&handle).await.then(|| handle.current()),
+        let lives = match handle.phase() {
+            Phase::Running | Phase::Exited(_) => self.lives(&handle).await,
+            // One that was killed while it stood still dies only now.
             Phase::Pausing | Phase::Paused | Phase::Resuming => {
-                let resumed = self.order(&handle, Command::Resume).await;
-                resumed.inspect_err(|error| tracing::warn!(error = %chain(error), "it is replaced")).ok()?;
-                Some(handle.current())
+                self.wake(&handle).await? && self.lives(&handle).await
             }
-            Phase::Starting | Phase::Stopping | Phase::Stopped | Phase::Failed(_) => None,
+            Phase::Starting | Phase::Stopping | Phase::Stopped | Phase::Failed(_) => false,
+        };
+        Ok(lives.then(|| handle.current()))
+    }
+
+    /// Resumes a sandbox; `false` if it lives no more. One that only could not be resumed now has
+    /// all its files, so it is no reason for another.
+    async fn wake(&self, handle: &Handle) -> Result<bool, ServiceError> {
+        let Err(error) = self.order(handle, Command::Resume).await else { return Ok(true) };
+        let ended = matches!(handle.phase(), Phase::Stopping | Phase::Stopped | Phase::Failed(_));
+        if error.is_gone() || ended || !self.lives(handle).await {
+            tracing::warn!(sandbox = %handle.id, error = %chain(&error), "it is replaced");
+            return Ok(false);
         }
+        Err(error)
     }
 
     /// Whether there is an agent. One that is slow or answers nonsense is alive all the same. One
@@ -88,10 +120,7 @@ impl Core {
             })) => ask().await,
             answer => answer,
         };
-        match answer {
-            Ok(Err(ServiceError::Backend { source, .. })) => !matches!(*source, BackendError::Gone),
-            _ => true,
-        }
+        !matches!(answer, Ok(Err(error)) if error.is_gone())
     }
 
     /// Has what is left of a dead sandbox removed. Nobody waits for it: a removal that fails is
@@ -109,15 +138,33 @@ impl Core {
         }))
     }
 
-    /// Takes away parked sandboxes until there is room below the soft limit, or none is parked.
+    /// Takes away what has died and then what is parked, until there is room below the soft limit
+    /// or none is left. One that lives never goes for the number of the dead.
     pub(crate) async fn make_room(&self) {
         let Some(soft) = self.config.soft_sandboxes else { return };
-        while self.registry.count() >= soft && self.evict(None).await {}
+        while self.registry.count() >= soft && self.evict_dead(None).await {}
+        while self.registry.living() >= soft && self.evict_parked(None).await {}
     }
 
-    /// Takes away the sandbox, of this owner if one is named, that nobody has needed for the
-    /// longest time; `false` if all are needed.
+    /// Takes away one sandbox, of this owner if one is named, that nobody can use or nobody needs;
+    /// `false` if all are needed.
     pub(crate) async fn evict(&self, owner: Option<&Owner>) -> bool {
+        self.evict_dead(owner).await || self.evict_parked(owner).await
+    }
+
+    /// Takes away the sandbox that has been dead for the longest time. Nobody can take or use it
+    /// any more, so neither its key's turn nor its hold matters.
+    pub(crate) async fn evict_dead(&self, owner: Option<&Owner>) -> bool {
+        for handle in self.dead(owner) {
+            if self.end_evicted(&handle).await || self.registry.find(&handle.id).is_none() {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Takes away the sandbox that nobody has needed for the longest time.
+    pub(crate) async fn evict_parked(&self, owner: Option<&Owner>) -> bool {
         for handle in self.parked(owner) {
             if self.take_away(&handle).await {
                 return true;
@@ -126,9 +173,22 @@ impl Core {
         false
     }
 
+    /// Whether a sandbox, of this owner if one is named, may be taken away.
+    pub(crate) fn has_evictable(&self, owner: Option<&Owner>) -> bool {
+        !self.dead(owner).is_empty() || !self.parked(owner).is_empty()
+    }
+
+    /// The sandboxes, of this owner if one is named, that have died, the first of them first.
+    fn dead(&self, owner: Option<&Owner>) -> Vec<Arc<Handle>> {
+        let mut dead = self.registry.all();
+        dead.retain(|handle| handle.is_dead() && owner.is_none_or(|owner| *owner == handle.owner));
+        dead.sort_by_key(|handle| handle.state.borrow().phase_since);
+        dead
+    }
+
     /// The sandboxes, of this owner if one is named, that nobody seems to need, beginning with the
     /// one that was parked first.
-    pub(crate) fn parked(&self, owner: Option<&Owner>) -> Vec<Arc<Handle>> {
+    fn parked(&self, owner: Option<&Owner>) -> Vec<Arc<Handle>> {
         let now = self.clock.now().boot;
         let mut parked: Vec<_> = self
             .registry
@@ -164,6 +224,10 @@ impl Core {
         if !handle.hold.close(&handle.activity, now, self.config.park_after) {
             return false;
         }
+        self.end_evicted(handle).await
+    }
+
+    async fn end_evicted(&self, handle: &Handle) -> bool {
         let ended = self.order(handle, |answer| Command::End(Cause::Evicted, answer)).await;
         ended.inspect_err(|error| tracing::warn!(error = %chain(error), "it is removed later")).is_ok()
     }

@@ -166,7 +166,7 @@ impl Core {
     }
 
     /// Puts a new sandbox on the list if there is room for it, here and in its owner's quota; one
-    /// that is warm, or else one that is parked, may have to make room.
+    /// that has died, or is warm, or else is parked, may have to make room.
     async fn admit(self: &Arc<Self>, handle: &Arc<Handle>, room: Room) -> Result<(), ServiceError> {
         let limit = self.config.sandboxes;
         let quota = self.quota_left_by_disks(&handle.owner);
@@ -176,7 +176,9 @@ impl Core {
                 Ok(()) => return Ok(()),
                 Err(NoRoom::Full) => {
                     waiting.get_or_insert_with(|| WaitsForRoom::begin(self));
-                    let evicted = self.give_up_warm().await || self.evict(None).await;
+                    let evicted = self.evict_dead(None).await
+                        || self.give_up_warm().await
+                        || self.evict_parked(None).await;
                     (evicted, ServiceError::TooManySandboxes { limit })
                 }
                 Err(NoRoom::OverQuota(what)) => {
@@ -199,15 +201,15 @@ impl Core {
     }
 
     /// Whether another sandbox would find room now, before work is done for it. Nothing is
-    /// reserved; one that is parked may make room.
+    /// reserved; one that has died or is parked may make room.
     pub(crate) fn check_room_for(&self, owner: &Owner, resources: &Resources) -> Result<(), ServiceError> {
         let limit = self.config.sandboxes;
-        if self.registry.count() >= limit && self.parked(None).is_empty() {
+        if self.registry.count() >= limit && !self.has_evictable(None) {
             return Err(ServiceError::TooManySandboxes { limit });
         }
         let cost = self.registry.cost(owner).and(Cost::of(resources, &self.config.usual));
         match cost.exceeds(&self.quota_left_by_disks(owner)) {
-            Some(what) if self.parked(Some(owner)).is_empty() => {
+            Some(what) if !self.has_evictable(Some(owner)) => {
                 Err(ServiceError::OverQuota { owner: owner.clone(), what })
             }
             _ => Ok(()),
@@ -268,7 +270,7 @@ impl Core {
             sandbox,
             key: key.cloned(),
             expires_boot: expires.map(|moment| moment.boot),
-            idle_timeout: wish.idle_timeout,
+            idle_timeout: wish.idle_timeout.filter(|limit| !limit.is_zero()),
             entrypoint,
             epoch: 0,
             boot_id: self.boot_id.clone(),
@@ -346,13 +348,19 @@ impl Core {
     }
 
     /// Whether anything but its main process runs in a sandbox. An agent that does not answer is
-    /// given the benefit of the doubt.
+    /// given the benefit of the doubt; one that is dead runs nothing.
     pub(crate) async fn runs_something(&self, handle: &Handle) -> bool {
-        let running = self.ask_what_runs(handle).await;
-        running.unwrap_or_else(|error| {
-            tracing::debug!(sandbox = %handle.id, %error, "nobody knows whether it is idle");
-            true
-        })
+        if handle.is_dead() {
+            return false;
+        }
+        match self.ask_what_runs(handle).await {
+            Ok(running) => running,
+            Err(error) if error.is_gone() => false,
+            Err(error) => {
+                tracing::debug!(sandbox = %handle.id, %error, "nobody knows whether it is idle");
+                true
+            }
+        }
     }
 
     /// What commands have left running counts, and so do jobs of sessions.

@@ -190,7 +190,7 @@ impl Driver {
     /// Drives a sandbox that a former server has made.
     pub(crate) async fn adopt(mut self) {
         measure::moved(None, Some(self.phase()));
-        self.tell(if let Phase::Failed(cause) = self.phase() { Some(cause) } else { None });
+        self.tell_if_new();
         self.schedule();
         self.meter(false);
         if matches!(self.phase(), Phase::Running | Phase::Paused) {
@@ -409,6 +409,15 @@ impl Driver {
     fn tell(&self, cause: Option<Cause>) {
         let (time, handle) = (self.core.clock.now().wall, &self.handle);
         self.core.events.tell(time, &handle.owner, &handle.id, self.phase(), cause);
+    }
+
+    /// Notes a phase that a former server left, unless it was told: the last words before a crash may
+    /// not have been kept.
+    fn tell_if_new(&self) {
+        let told = self.core.events.of(&self.handle.owner, &self.handle.id, 1).pop();
+        if told.is_none_or(|event| event.phase != self.phase()) {
+            self.tell(if let Phase::Failed(cause) = self.phase() { Some(cause) } else { None });
+        }
     }
 
     fn publish(&self) -> Sandbox {

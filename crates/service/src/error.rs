@@ -172,6 +172,11 @@ pub enum ErrorKind {
 }
 
 impl ServiceError {
+    /// Whether the backend says that the sandbox lives no more.
+    pub(crate) fn is_gone(&self) -> bool {
+        matches!(self, Self::Backend { source, .. } if matches!(**source, BackendError::Gone))
+    }
+
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::NoSandbox(_) => ErrorKind::NotFound,

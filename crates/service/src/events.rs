@@ -95,6 +95,12 @@ impl Feed {
         *self.newest.borrow()
     }
 
+    /// The highest number that any event can have had until now. Those of the last before a crash may
+    /// be higher than the newest that was kept.
+    fn last_given(&self) -> u64 {
+        self.lock().next - 1
+    }
+
     /// What stands after `after`, at most so many.
     fn read(&self, after: u64, most: usize) -> Vec<Told> {
         let ring = self.lock();
@@ -134,8 +140,11 @@ pub struct Events {
 const BATCH: usize = 256;
 
 impl Events {
+    /// A place after an event. After one that never was, as of another server's, comes what happens
+    /// from now on.
     pub(crate) fn new(core: &Arc<Core>, owner: Option<Owner>, after: u64) -> Self {
         let newest = core.events.newest.subscribe();
+        let after = after.min(core.events.last_given());
         Self { core: Arc::clone(core), newest, after, owner }
     }
 

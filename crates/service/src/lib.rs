@@ -139,6 +139,7 @@ pub struct Create {
     /// Bytes that the front stores and alone understands.
     pub notes: Vec<u8>,
     pub timeout: Option<Duration>,
+    /// After how long without use it ends; zero is never, as is none.
     pub idle_timeout: Option<Duration>,
     /// The pool to take it from. Without one it is taken from any that fits.
     pub pool: Option<String>,

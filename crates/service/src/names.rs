@@ -6,18 +6,18 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use domain::{Key, SandboxId};
 
 /// All keys in use, in memory; the store has the durable copy.
-#[derive(Default)]
-pub(crate) struct Names(Mutex<HashMap<Key, Arc<Slot>>>);
+#[derive(Clone, Default)]
+pub(crate) struct Names(Arc<Mutex<HashMap<Key, Arc<Slot>>>>);
 
 /// The place of a key for somebody who works with it; a key that leads nowhere is forgotten with
 /// the last of them.
-pub(crate) struct Place<'a> {
-    names: &'a Names,
-    key: &'a Key,
+pub(crate) struct Place {
+    names: Names,
+    key: Key,
     slot: Option<Arc<Slot>>,
 }
 
-impl std::ops::Deref for Place<'_> {
+impl std::ops::Deref for Place {
     type Target = Slot;
 
     fn deref(&self) -> &Slot {
@@ -25,10 +25,10 @@ impl std::ops::Deref for Place<'_> {
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for Place {
     fn drop(&mut self) {
         self.slot = None;
-        self.names.tidy(self.key);
+        self.names.tidy(&self.key);
     }
 }
 
@@ -37,7 +37,7 @@ impl Drop for Place<'_> {
 pub(crate) struct Slot {
     /// Held by who makes or takes away the sandbox of this key, so that there is one at a time.
     /// Whoever only wants the sandbox that is there does not wait for it.
-    pub(crate) turn: tokio::sync::Mutex<()>,
+    pub(crate) turn: Arc<tokio::sync::Mutex<()>>,
     sandbox: Mutex<Option<SandboxId>>,
 }
 
@@ -57,9 +57,9 @@ impl Slot {
 
 impl Names {
     /// The place of a key, whether it leads anywhere or not.
-    pub(crate) fn place<'a>(&'a self, key: &'a Key) -> Place<'a> {
+    pub(crate) fn place(&self, key: &Key) -> Place {
         let slot = Arc::clone(self.lock().entry(key.clone()).or_default());
-        Place { names: self, key, slot: Some(slot) }
+        Place { names: self.clone(), key: key.clone(), slot: Some(slot) }
     }
 
     pub(crate) fn find(&self, key: &Key) -> Option<SandboxId> {

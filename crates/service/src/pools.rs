@@ -84,6 +84,8 @@ pub(crate) struct Kept {
 
 struct State {
     capacity: Capacity,
+    /// What the name of its image stood for when it was last filled.
+    image: Option<String>,
     /// The longest waiting first.
     ready: VecDeque<Warm>,
     /// One that died before it was ready is missing here.
@@ -132,6 +134,7 @@ impl Kept {
     fn new(pool: Pool, source: PoolSource, created: SystemTime) -> Arc<Self> {
         let state = State {
             capacity: pool.capacity,
+            image: None,
             ready: VecDeque::new(),
             making: HashSet::new(),
             claims: 0,

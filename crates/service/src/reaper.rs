@@ -64,6 +64,11 @@ impl Schedule {
         dates.remove(id, Why::Idle);
     }
 
+    #[cfg(test)]
+    pub(crate) fn count(&self) -> usize {
+        self.lock().order.len()
+    }
+
     /// Takes one date that has come.
     fn take_due(&self, now: Duration) -> Option<(SandboxId, Why)> {
         let mut dates = self.lock();

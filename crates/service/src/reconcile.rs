@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use backend::Condition;
+use backend::{BackendError, Condition, Found};
 use domain::{Cause, Phase, SandboxId};
 use futures_util::StreamExt;
 
@@ -18,6 +18,9 @@ use crate::{Quota, ServiceError, entrypoint};
 
 /// How many sandboxes are looked after at the same time.
 const AT_ONCE: usize = 16;
+
+/// The pauses after looks that failed.
+const LOOKS: [Duration; 3] = [Duration::from_millis(100), Duration::from_millis(300), Duration::from_secs(1)];
 
 /// How long to wait before what could not be removed is tried again.
 const RETRY: Duration = Duration::from_secs(30);
@@ -35,7 +38,7 @@ enum Plan {
 
 /// Takes over from the server that was here before.
 pub(crate) async fn reconcile(core: &Arc<Core>, records: Vec<Record>) -> Result<(), ServiceError> {
-    let found = core.backend.list().await.map_err(|source| ServiceError::Host {
+    let found = look(core).await.map_err(|source| ServiceError::Host {
         backend: core.backend.name(),
         action: "list what it has",
         source: Box::new(source),
@@ -50,6 +53,20 @@ pub(crate) async fn reconcile(core: &Arc<Core>, records: Vec<Record>) -> Result<
         .for_each_concurrent(AT_ONCE, |id| remove_stranger(core, id))
         .await;
     Ok(())
+}
+
+/// Asks the backend what it has, more than once: a host that has just started may not know yet.
+async fn look(core: &Core) -> Result<Vec<Found>, BackendError> {
+    for pause in LOOKS {
+        match core.backend.list().await {
+            Ok(found) => return Ok(found),
+            Err(error) => {
+                tracing::warn!(error = %chain(&error), again = ?pause, "it cannot list what it has")
+            }
+        }
+        tokio::time::sleep(pause).await;
+    }
+    core.backend.list().await
 }
 
 async fn settle(core: &Arc<Core>, mut record: Record, condition: Option<Condition>) {

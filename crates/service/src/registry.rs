@@ -87,6 +87,11 @@ impl Handle {
         self.state.borrow().phase
     }
 
+    /// Whether there is only its name left, and why it died.
+    pub(crate) fn is_dead(&self) -> bool {
+        matches!(self.phase(), Phase::Failed(_))
+    }
+
     pub(crate) fn current(&self) -> Sandbox {
         self.state.borrow().clone()
     }
@@ -177,6 +182,13 @@ impl Registry {
 
     pub(crate) fn count(&self) -> usize {
         self.read().by_id.len()
+    }
+
+    /// How many there are without those that have died or are going.
+    pub(crate) fn living(&self) -> usize {
+        let goes = |entry: &&Entry| matches!(entry.phase, Phase::Failed(_) | Phase::Stopping);
+        let shelf = self.read();
+        shelf.by_id.len() - shelf.by_age.values().flatten().filter(goes).count()
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<Handle>> {

@@ -20,6 +20,7 @@ use domain::{Bytes, Mount, Owner, SandboxId, Source, Volume, VolumeId, VolumeNam
 
 use crate::clock;
 use crate::core::Core;
+use crate::driver::Command;
 use crate::error::chain;
 use crate::store::{KeptVolume, VolumeChange};
 use crate::tokens::random;
@@ -32,6 +33,9 @@ use shelf::{Found, Free};
 /// How long a backend may take to make or remove a volume.
 const WORK: Duration = Duration::from_secs(60);
 
+/// How long whoever claims a volume waits for one of its name to go.
+const GOES: Duration = Duration::from_secs(10);
+
 /// A volume as it is at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeStatus {
@@ -41,6 +45,15 @@ pub struct VolumeStatus {
     pub sandboxes: Vec<SandboxId>,
     /// What it holds, if the backend says so.
     pub used: Option<Bytes>,
+}
+
+/// What became of the wish for a volume.
+struct Made {
+    volume: Volume,
+    outcome: Outcome,
+    /// The use of a volume that was made for a sandbox. It travels with the answer, so that it ends
+    /// where nobody waits for that any more.
+    uses: Option<Uses>,
 }
 
 /// The volumes that a sandbox is about to use. They are let go with this, unless it came to be.
@@ -55,6 +68,11 @@ impl Uses {
     /// From here on they are let go when the sandbox ends.
     pub(crate) fn keep(mut self) {
         self.volumes.clear();
+    }
+
+    /// Takes over what another, of the same sandbox, would let go.
+    fn absorb(&mut self, mut other: Self) {
+        self.volumes.append(&mut other.volumes);
     }
 }
 
@@ -77,16 +95,18 @@ impl Core {
     ) -> Result<Uses, ServiceError> {
         let mut uses = Uses { core: Arc::clone(self), sandbox: sandbox.clone(), volumes: Vec::new() };
         for mount in mounts {
-            let (id, new) = match &mount.source {
-                Source::Host(_) => continue,
-                Source::Claim(claim) => self.claim(owner, sandbox, claim.clone()).await?,
+            match &mount.source {
+                Source::Host(_) => {}
+                Source::Claim(claim) => {
+                    mount.source = Source::Volume(self.claim(owner, claim.clone(), &mut uses).await?);
+                }
                 // That of another sandbox whose spec was taken over.
-                Source::Volume(id) => (id.clone(), self.volumes.take_known(owner, id, sandbox)?),
-            };
-            if new {
-                uses.volumes.push(id.clone());
+                Source::Volume(id) => {
+                    if self.volumes.take_known(owner, id, sandbox)? {
+                        uses.volumes.push(id.clone());
+                    }
+                }
             }
-            mount.source = Source::Volume(id);
         }
         Ok(uses)
     }
@@ -94,21 +114,44 @@ impl Core {
     async fn claim(
         self: &Arc<Self>,
         owner: &Owner,
-        sandbox: &SandboxId,
         claim: Claim,
-    ) -> Result<(VolumeId, bool), ServiceError> {
+        uses: &mut Uses,
+    ) -> Result<VolumeId, ServiceError> {
         loop {
-            if let Found::Used { id, new } = self.volumes.take(owner, &claim.name, sandbox)? {
-                return Ok((id, new));
+            if let Found::Used { id, new } = self.take_volume(owner, &claim.name, &uses.sandbox).await? {
+                if new {
+                    uses.volumes.push(id.clone());
+                }
+                return Ok(id);
             }
             let Absent::Make { size, lifetime } = claim.absent else {
                 return Err(no_volume(&claim.name));
             };
-            let made = self.make_volume(owner, &claim.name, size, lifetime, Some(sandbox)).await?;
-            if let (volume, Outcome::Done) = made {
-                return Ok((volume.id, true));
+            let made = self.make_volume(owner, &claim.name, size, lifetime, Some(&uses.sandbox)).await?;
+            if let Some(own) = made.uses {
+                uses.absorb(own);
+                return Ok(made.volume.id);
             }
             // Somebody else made it meanwhile.
+        }
+    }
+
+    /// Has a sandbox use the volume of this name, if there is one. One that is being removed is
+    /// waited for, but not for long: a new one can take its name then.
+    async fn take_volume(
+        &self,
+        owner: &Owner,
+        name: &VolumeName,
+        sandbox: &SandboxId,
+    ) -> Result<Found, ServiceError> {
+        match self.volumes.take(owner, name, sandbox) {
+            Err(going @ ServiceError::VolumeGoes(_)) => {
+                // Whoever removes it has the turn. One that goes even now could not be removed.
+                let turn = tokio::time::timeout(GOES, self.volumes.turn.lock()).await;
+                let _turn = turn.map_err(|_elapsed| going)?;
+                self.volumes.take(owner, name, sandbox)
+            }
+            taken => taken,
         }
     }
 
@@ -120,7 +163,7 @@ impl Core {
         size: Option<Bytes>,
         lifetime: Lifetime,
         user: Option<&SandboxId>,
-    ) -> Result<(Volume, Outcome), ServiceError> {
+    ) -> Result<Made, ServiceError> {
         if !self.capabilities.volumes {
             return Err(self.without_volumes());
         }
@@ -137,10 +180,10 @@ impl Core {
         self: Arc<Self>,
         volume: Volume,
         user: Option<SandboxId>,
-    ) -> Result<(Volume, Outcome), ServiceError> {
+    ) -> Result<Made, ServiceError> {
         let _turn = self.volumes.turn.lock().await;
         if let Some(there) = self.volumes.find(&volume.owner, &volume.name) {
-            return Ok((there, Outcome::AlreadySo));
+            return Ok(Made { volume: there, outcome: Outcome::AlreadySo, uses: None });
         }
         self.check_volume_quota(&volume)?;
         let created = clock::whole_micros(self.clock.now().wall);
@@ -154,8 +197,10 @@ impl Core {
             return Err(error);
         }
         tracing::info!(volume = %volume.id, name = %volume.name, size = %volume.size, "a volume was made");
-        self.volumes.add(volume.clone(), created, user);
-        Ok((volume, Outcome::Done))
+        self.volumes.add(volume.clone(), created, user.clone());
+        let volumes = vec![volume.id.clone()];
+        let uses = user.map(|sandbox| Uses { core: Arc::clone(&self), sandbox, volumes });
+        Ok(Made { volume, outcome: Outcome::Done, uses })
     }
 
     /// Removes a volume that nobody uses, and finishes it whoever goes away.
@@ -263,7 +308,7 @@ impl crate::Service {
         size: Option<Bytes>,
     ) -> Result<(VolumeStatus, Outcome), ServiceError> {
         let made = self.0.make_volume(owner, name, size, Lifetime::Kept, None).await;
-        let (volume, outcome) = made.inspect_err(self.0.failed("create a volume", owner, None))?;
+        let Made { volume, outcome, .. } = made.inspect_err(self.0.failed("create a volume", owner, None))?;
         if size.is_some_and(|size| size != volume.size) {
             return Err(ServiceError::VolumeExists(name.clone()));
         }
@@ -310,9 +355,13 @@ impl crate::Service {
     ) -> Result<crate::Sandbox, ServiceError> {
         let handle = self.0.find(owner, id)?;
         let uses = self.0.claim_volumes(owner, id, &mut mounts).await?;
-        let attached = self.0.order(&handle, |answer| crate::driver::Command::Attach(mounts, answer)).await;
-        let sandbox = attached.inspect_err(self.0.failed("attach", owner, Some(id)))?;
-        uses.keep();
-        Ok(sandbox)
+        let core = Arc::clone(&self.0);
+        // Once ordered it is done, and then the volumes are in use, whoever goes away.
+        let work = self.0.tasks.spawn(async move {
+            let attached = core.order(&handle, |answer| Command::Attach(mounts, answer)).await;
+            attached.inspect(|_| uses.keep())
+        });
+        let attached = work.await.unwrap_or(Err(ServiceError::Stopping));
+        attached.inspect_err(self.0.failed("attach", owner, Some(id)))
     }
 }

@@ -132,7 +132,9 @@ impl Driver {
         let Some(limit) = self.record.idle_timeout else { return };
         let now = self.core.clock.now().boot;
         let due = match (self.phase(), self.handle.activity.idle_since()) {
-            (Phase::Running | Phase::Exited(_), Some(since)) => since.saturating_add(limit),
+            (Phase::Running | Phase::Exited(_) | Phase::Failed(_), Some(since)) => {
+                since.saturating_add(limit)
+            }
             // A paused one cannot be used, and one in use is looked at again later.
             _ => now.saturating_add(limit),
         };

@@ -103,8 +103,16 @@ impl Keeper {
 
     fn fetch(&mut self) {
         self.due = None;
-        let (core, image) = (Arc::clone(&self.core), self.kept.pool.template.image.clone());
-        self.fetching.spawn(async move { core.ensure_warm_image(&image).await });
+        let (core, kept) = (Arc::clone(&self.core), Arc::clone(&self.kept));
+        self.fetching.spawn(async move {
+            let image = &kept.pool.template.image;
+            core.ensure_warm_image(image).await?;
+            // Whoever asks for it by another name is counted even while none is ready.
+            let resolved = core.backend.resolve(image).await.ok();
+            let mut state = kept.lock();
+            state.image = resolved.or_else(|| state.image.take());
+            Ok(())
+        });
     }
 
     fn begin(&mut self) {

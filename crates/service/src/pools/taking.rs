@@ -96,16 +96,15 @@ impl Kept {
 }
 
 impl Core {
-    /// Adds to a wish that names a pool what the pool decides: the image, and limits that are left
-    /// open.
+    /// Adds to a wish that names a pool what the pool decides: the image, unless its files are those
+    /// of a snapshot, and limits that are left open.
     pub(crate) fn complete(&self, wish: &mut Create) -> Result<(), ServiceError> {
         let Some(name) = &wish.pool else { return Ok(()) };
         let kept = self.pools.find(name).ok_or_else(|| ServiceError::NoPool(name.clone()))?;
-        if !kept.pool.fits(&wish.spec) {
-            return Err(ServiceError::Invalid(format!("pool `{name}` has sandboxes of another kind")));
-        }
         let (own, template) = (&mut wish.spec.resources, &kept.pool.template);
-        wish.spec.image = template.image.clone();
+        if wish.spec.snapshot.is_none() {
+            wish.spec.image = template.image.clone();
+        }
         own.memory = own.memory.or(template.resources.memory);
         own.cpus = own.cpus.or(template.resources.cpus);
         own.pids = own.pids.or(template.resources.pids);
@@ -120,7 +119,7 @@ impl Core {
             Some(name) => self.pools.find(name)?,
             None => self.fitting(wish).await?,
         };
-        if !self.can_be_bound(&kept, wish) {
+        if !kept.pool.fits(&wish.spec) || !self.can_be_bound(&kept, wish) {
             kept.count_cold();
             return None;
         }
@@ -150,12 +149,19 @@ impl Core {
 
     /// Whether the backend can add what a warm sandbox lacks.
     fn can_be_bound(&self, kept: &Kept, wish: &Create) -> bool {
-        let (wanted, there) = (wish.spec.network, kept.pool.template.network);
-        // A network can be given late, but not be taken away.
-        let network = wanted == there || (there == Network::Off && self.capabilities.network);
         let mounts = wish.spec.mounts.is_empty() || self.capabilities.attach;
-        // Its files are what they are.
-        wish.spec.snapshot.is_none() && network && mounts
+        mounts && self.can_connect(kept.pool.template.network, wish.spec.network)
+    }
+
+    /// Whether a sandbox that was made with one network can have another. A network can be given
+    /// late, but not be taken away.
+    fn can_connect(&self, there: Network, wanted: Network) -> bool {
+        match (there, wanted) {
+            (Network::Off | Network::Auto, Network::On) => self.capabilities.network,
+            // It gets one if it can, and stays without otherwise.
+            (Network::Off | Network::On, Network::Auto) => true,
+            (there, wanted) => there == wanted,
+        }
     }
 
     /// Removes a warm sandbox, because somebody needs its room; waits for one that is being made.
@@ -191,8 +197,10 @@ impl Kept {
         None
     }
 
-    /// The image that the warm ones really have.
+    /// The image that the warm ones really have, or the next would.
     fn image(&self) -> Option<String> {
-        self.lock().ready.front().map(|warm| warm.in_force.image.clone())
+        let state = self.lock();
+        let ready = state.ready.front().map(|warm| &warm.in_force.image);
+        ready.or(state.image.as_ref()).cloned()
     }
 }

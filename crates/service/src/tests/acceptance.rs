@@ -10,6 +10,7 @@ use domain::{Cause, Phase, SandboxId};
 use futures_util::future::join_all;
 
 use super::pretend::Pretend;
+use super::restart::snapshot_of;
 use super::{Bench, config, plain};
 use crate::clock::Clock;
 use crate::{Config, Create, ErrorKind, Outcome, Service, ServiceError};
@@ -57,9 +58,34 @@ async fn n49_a_destroy_needs_no_answer_from_the_agent() {
 }
 
 #[tokio::test]
-async fn n52_n53_n56_n57_a_look_asks_nobody() {
+async fn n52_one_that_lives_is_found_and_asked_once_whether_it_does() {
+    let bench = Bench::new().await;
+    let made = bench.acquire("a").await.sandbox;
+    let asked = bench.backend.times_asked_to("dial");
+    assert_eq!(bench.acquire("a").await.sandbox.id, made.id);
+    assert_eq!(bench.backend.times_asked_to("dial"), asked + 1);
+}
+
+#[tokio::test]
+async fn n53_a_look_shows_the_dead_too_and_changes_nothing() {
+    let bench = Bench::new().await;
+    let made = bench.acquire("a").await.sandbox;
+    bench.backend.kill(&made.id, Cause::AgentDied);
+    bench.until(&made, |phase| matches!(phase, Phase::Failed(_))).await;
+    let asked = bench.backend.times_asked_to("dial");
+    for _ in 0..2 {
+        let shown = bench.service.get(&bench.owner, &made.id).unwrap();
+        assert_eq!(shown.phase, Phase::Failed(Cause::AgentDied));
+        assert_eq!(bench.service.find(&bench.key("a")).unwrap().id, made.id, "its key still leads to it");
+    }
+    assert_eq!(bench.backend.times_asked_to("dial"), asked);
+}
+
+#[tokio::test]
+async fn n56_n57_a_look_asks_nobody_whatever_the_backend_knows() {
     let bench = Bench::new().await;
     let made = bench.create().await;
+    bench.backend.take_away(&made.id);
     let asked = bench.backend.times_asked_to("dial");
     assert_eq!(bench.service.get(&bench.owner, &made.id).unwrap().phase, Phase::Running);
     let unknown = SandboxId::from_entropy([9; 20]);
@@ -143,12 +169,25 @@ async fn n65_keys_are_compared_whole() {
 }
 
 #[tokio::test]
-async fn n82_a_server_that_cannot_look_does_not_start_and_loses_nothing() {
-    let bench = Bench::new().await;
+async fn n82_a_look_that_fails_is_not_fatal_and_nothing_found_is_nothing_to_do() {
+    let bench = Bench::new().await.restarted().await;
+    assert_eq!((bench.all().total, bench.backend.was_asked_to("destroy")), (0, false));
     let made = bench.acquire("a").await.sandbox;
     let (backend, state) = bench.crash().await;
     backend.fail("list", 1);
+    let bench = Bench::with(backend, state, Clock::host()).await;
+    assert_eq!(bench.acquire("a").await.sandbox.id, made.id);
+    assert_eq!(bench.backend.count(), 1);
+}
+
+#[tokio::test]
+async fn a_server_that_can_never_look_does_not_start_and_loses_nothing() {
+    let bench = Bench::new().await;
+    let made = bench.acquire("a").await.sandbox;
+    let (backend, state) = bench.crash().await;
+    backend.fail("list", 1000);
     assert!(Service::start_at(config(&state), backend.clone(), Clock::host()).await.is_err());
+    backend.fail("list", 0);
     let bench = Bench::with(backend, state, Clock::host()).await;
     assert_eq!(bench.acquire("a").await.sandbox.id, made.id);
     assert_eq!(bench.backend.count(), 1);
@@ -193,19 +232,71 @@ async fn n98_what_is_taken_again_is_parked_no_more() {
 }
 
 #[tokio::test]
-async fn n100_a_sandbox_that_never_answers_is_removed_and_nobody_saw_it() {
+async fn n100_one_that_never_answers_is_removed_before_anybody_gets_its_key() {
     let bench = Bench::new().await;
-    bench.backend.answers(|request| matches!(request, wire::Request::Ping).then(Vec::new));
-    let (service, key) = (bench.service.clone(), bench.key("a"));
-    let asking = tokio::spawn(async move { service.acquire(&key, plain()).await });
+    let pings = AtomicUsize::new(0);
+    bench.backend.answers(move |request| {
+        let first = matches!(request, wire::Request::Ping) && pings.fetch_add(1, Ordering::SeqCst) == 0;
+        first.then(Vec::new)
+    });
+    let acquire = || {
+        let (service, key) = (bench.service.clone(), bench.key("a"));
+        tokio::spawn(async move { service.acquire(&key, plain()).await })
+    };
+    let asking = acquire();
     asked(&bench.backend, "dial", 1).await;
+    let unready = bench.all().items.remove(0);
     assert!(bench.service.find(&bench.key("a")).is_none(), "it was handed out before it answered");
+    let next = acquire();
     // Nothing but the agent is waited for now, so time may fly.
     tokio::time::pause();
     asking.await.unwrap().unwrap_err();
     tokio::time::resume();
-    bench.until_count(0).await;
-    assert_eq!((bench.backend.count(), bench.service.0.names.count()), (0, 0));
+    let made = next.await.unwrap().unwrap();
+    assert!(made.fresh && made.sandbox.id != unready.id);
+    let calls = bench.backend.calls();
+    let place = |call: &str| calls.iter().position(|made| *made == call).unwrap();
+    let second = calls.iter().skip(place("create") + 1).position(|call| *call == "create asked").unwrap();
+    assert!(place("destroy") < place("create") + 1 + second, "two were there at once: {calls:?}");
+    bench.until_count(1).await;
+    assert_eq!((bench.backend.count(), bench.service.0.names.count()), (1, 1));
+}
+
+#[tokio::test]
+async fn n100_a_server_that_comes_meanwhile_does_not_take_over_what_is_torn_down() {
+    let bench = Bench::new().await;
+    bench.backend.answers(|request| matches!(request, wire::Request::Ping).then(Vec::new));
+    bench.backend.fail("destroy", 1000);
+    let (service, key) = (bench.service.clone(), bench.key("a"));
+    let asking = tokio::spawn(async move { service.acquire(&key, plain()).await });
+    asked(&bench.backend, "dial", 1).await;
+    tokio::time::pause();
+    asking.await.unwrap().unwrap_err();
+    tokio::time::resume();
+    bench.backend.answers(|_| None);
+    let (backend, state) = bench.crash().await;
+    assert_eq!(backend.count(), 1, "it could not be removed");
+    backend.fail("destroy", 0);
+    let bench = Bench::with(backend, state, Clock::host()).await;
+    assert_eq!((bench.all().total, bench.backend.count()), (0, 0));
+    assert!(bench.service.find(&bench.key("a")).is_none());
+}
+
+#[tokio::test]
+async fn n100_one_that_nobody_tears_down_is_taken_over() {
+    let bench = Bench::new().await;
+    shut(&bench.backend);
+    let (service, key) = (bench.service.clone(), bench.key("a"));
+    let asking = tokio::spawn(async move { service.acquire(&key, plain()).await });
+    asked(&bench.backend, "create asked", 1).await;
+    // The server dies when the sandbox is there and it has not yet said so.
+    let copy = snapshot_of(&bench);
+    bench.backend.gate.add_permits(100);
+    let made = asking.await.unwrap().unwrap().sandbox;
+    let (backend, _state) = bench.crash().await;
+    let bench = Bench::with(backend, copy, Clock::host()).await;
+    let found = bench.acquire("a").await;
+    assert_eq!((found.sandbox.id, found.fresh), (made.id, false));
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ use backend::Condition;
 use domain::{Cause, Key, Owner, Phase};
 use futures_util::future::join_all;
 use tempfile::TempDir;
+use tokio::task::JoinHandle;
 use wire::process::{Exit, ProcessStatus};
 
 use super::pretend::{Pretend, ended, running};
@@ -34,6 +35,12 @@ impl Bench {
 
     pub(super) async fn acquire(&self, name: &str) -> Acquired {
         self.service.acquire(&self.key(name), plain()).await.unwrap()
+    }
+
+    /// Somebody who asks for the sandbox of a key, and may go away.
+    fn asking(&self, name: &str) -> JoinHandle<Result<Acquired, ServiceError>> {
+        let (service, key) = (self.service.clone(), self.key(name));
+        tokio::spawn(async move { service.acquire(&key, plain()).await })
     }
 
     pub(super) fn release(&self, name: &str) -> Outcome {
@@ -102,13 +109,22 @@ async fn n60_n61_a_dead_sandbox_is_replaced_under_its_key() {
 }
 
 #[tokio::test]
-async fn n54_a_death_that_nobody_told_of_is_noticed_at_the_next_use() {
+async fn n54_a_death_that_nobody_told_of_is_noticed_at_the_next_use_and_leaves_nothing() {
     let bench = Bench::new().await;
-    let dead = bench.acquire("a").await.sandbox;
+    let wish = crate::Create { idle_timeout: Some(Duration::from_secs(3600)), ..plain() };
+    let dead = bench.service.acquire(&bench.key("a"), wish).await.unwrap().sandbox;
     bench.backend.take_away(&dead.id);
     let new = bench.acquire("a").await;
     assert!(new.fresh && new.sandbox.id != dead.id);
     bench.gone(&dead).await;
+    bench.until_count(1).await;
+    assert!(!bench.has(&dead));
+    assert_eq!(bench.service.find(&bench.key("a")).unwrap().id, new.sandbox.id);
+    assert_eq!(bench.service.0.schedule.count(), 0, "nobody waits for it to be idle");
+    assert_eq!(bench.backend.times_asked_to("destroy"), 1);
+    let bench = bench.restarted().await;
+    assert!(!bench.has(&dead));
+    assert_eq!(bench.backend.times_asked_to("destroy"), 1);
 }
 
 #[tokio::test]
@@ -156,18 +172,67 @@ async fn a_paused_sandbox_is_resumed_for_who_acquires_it() {
 }
 
 #[tokio::test]
-async fn n71_who_goes_away_leaves_the_turn_to_the_next() {
+async fn a_paused_sandbox_that_cannot_be_resumed_now_is_kept() {
+    let bench = Bench::new().await;
+    let made = bench.acquire("a").await.sandbox;
+    bench.service.pause(&bench.owner, &made.id).await.unwrap();
+    bench.backend.fail("resume", 1);
+    let error = bench.service.acquire(&bench.key("a"), plain()).await.unwrap_err();
+    assert!(matches!(error, ServiceError::Backend { action: "resume", .. }), "{error:?}");
+    let again = bench.acquire("a").await;
+    assert_eq!((again.sandbox.id, again.fresh), (made.id, false));
+}
+
+#[tokio::test]
+async fn a_paused_sandbox_that_is_gone_is_replaced_whatever_a_resume_says() {
+    for failures in [0, 1] {
+        let bench = Bench::new().await;
+        let made = bench.acquire("a").await.sandbox;
+        bench.service.pause(&bench.owner, &made.id).await.unwrap();
+        bench.backend.take_away(&made.id);
+        bench.backend.fail("resume", failures);
+        let again = bench.acquire("a").await;
+        assert!(again.fresh && again.sandbox.id != made.id);
+        bench.gone(&made).await;
+        assert_eq!((bench.all().total, bench.backend.count()), (1, 1));
+    }
+}
+
+#[tokio::test]
+async fn n71_who_goes_away_while_waiting_leaves_the_turn_to_the_next() {
     let bench = Bench::new().await;
     bench.backend.gate.forget_permits(usize::MAX >> 3);
-    let (service, key) = (bench.service.clone(), bench.key("a"));
-    let first = tokio::spawn(async move { service.acquire(&key, plain()).await });
+    let first = bench.asking("a");
     while bench.all().total == 0 {
         tokio::task::yield_now().await;
     }
-    first.abort();
+    let mut waiter = Box::pin(bench.acquire("a"));
+    assert!(futures_util::poll!(&mut waiter).is_pending());
+    let successor = bench.acquire("a");
+    drop(waiter);
     bench.backend.gate.add_permits(100);
-    assert!(bench.acquire("a").await.fresh);
-    bench.until_count(1).await;
+    let (first, successor) = (first.await.unwrap().unwrap(), successor.await);
+    assert_eq!((successor.sandbox.id, successor.fresh), (first.sandbox.id, false));
+    assert_eq!(bench.backend.count(), 1);
+}
+
+#[tokio::test]
+async fn who_is_impatient_and_asks_again_gets_the_one_that_was_begun() {
+    let bench = Bench::new().await;
+    bench.backend.gate.forget_permits(usize::MAX >> 3);
+    for _ in 0..5 {
+        let asking = bench.asking("a");
+        while bench.all().total == 0 {
+            tokio::task::yield_now().await;
+        }
+        asking.abort();
+        asking.await.unwrap_err();
+    }
+    let begun = bench.all().items.remove(0);
+    bench.backend.gate.add_permits(100);
+    let found = bench.acquire("a").await;
+    assert_eq!((found.sandbox.id, found.fresh), (begun.id, false));
+    assert_eq!((bench.backend.times_asked_to("create"), bench.all().total), (1, 1));
 }
 
 #[tokio::test]
@@ -280,4 +345,88 @@ async fn n94_acquire_and_eviction_at_once_never_give_a_dead_sandbox_or_two() {
             bench.release(name);
         }
     }
+}
+
+impl Bench {
+    /// Has a sandbox die, and waits until that is known.
+    async fn kill(&self, sandbox: &crate::Sandbox) {
+        self.backend.kill(&sandbox.id, Cause::AgentDied);
+        self.until(sandbox, |phase| matches!(phase, Phase::Failed(_))).await;
+    }
+
+    fn has(&self, sandbox: &crate::Sandbox) -> bool {
+        self.service.get(&self.owner, &sandbox.id).is_ok()
+    }
+}
+
+#[tokio::test]
+async fn the_dead_make_room_at_the_hard_limit_named_or_not() {
+    let bench = Bench::limited(3, 3).await;
+    let released = bench.acquire("released").await.sandbox;
+    bench.release("released");
+    let all = [released, bench.acquire("held").await.sandbox, bench.create().await];
+    for sandbox in &all {
+        bench.kill(sandbox).await;
+    }
+    for name in ["a", "b", "c"] {
+        assert!(bench.acquire(name).await.fresh);
+    }
+    assert!(all.iter().all(|dead| !bench.has(dead)));
+    let error = bench.service.acquire(&bench.key("d"), plain()).await.unwrap_err();
+    assert!(matches!(error, ServiceError::TooManySandboxes { limit: 3 }), "{error:?}");
+}
+
+#[tokio::test]
+async fn none_that_lives_goes_where_the_dead_make_room() {
+    let bench = Bench::limited(4, 20).await;
+    let parked = [bench.acquire("a").await.sandbox, bench.acquire("b").await.sandbox];
+    let dead = [bench.create().await, bench.create().await];
+    for sandbox in &dead {
+        bench.kill(sandbox).await;
+    }
+    bench.release("a");
+    bench.release("b");
+    bench.create().await;
+    assert!(parked.iter().all(|parked| bench.has(parked)));
+    assert_eq!((bench.has(&dead[0]), bench.has(&dead[1])), (false, true), "the first dead goes first");
+}
+
+#[tokio::test]
+async fn the_dead_that_cannot_be_removed_cost_no_living_one_its_place() {
+    let bench = Bench::limited(2, 20).await;
+    let parked = bench.acquire("a").await.sandbox;
+    let dead = bench.create().await;
+    bench.backend.fail("destroy", 1000);
+    bench.kill(&dead).await;
+    bench.release("a");
+    bench.create().await;
+    assert!(bench.has(&parked));
+}
+
+#[tokio::test]
+async fn what_the_dead_of_an_owner_may_use_is_free_for_its_others() {
+    let (backend, state) = (Pretend::new(), tempfile::tempdir().unwrap());
+    let others = crate::Quota { sandboxes: Some(2), ..crate::Quota::default() };
+    let quotas = crate::Quotas { others, ..crate::Quotas::default() };
+    let bench = Bench::configured(Config { quotas, ..config(&state) }, backend, state).await;
+    let stranger = bench.service.create(&Owner::named("stranger"), plain()).await.unwrap();
+    bench.kill(&stranger).await;
+    for dead in [bench.create().await, bench.create().await] {
+        bench.kill(&dead).await;
+    }
+    bench.create().await;
+    bench.create().await;
+    let error = bench.service.create(&bench.owner, plain()).await.unwrap_err();
+    assert!(matches!(error, ServiceError::OverQuota { what: "sandboxes", .. }), "{error:?}");
+    assert!(bench.service.get(&Owner::named("stranger"), &stranger.id).is_ok(), "it is another's");
+}
+
+#[tokio::test]
+async fn a_parked_sandbox_whose_death_nobody_told_of_runs_nothing() {
+    let bench = Bench::limited(1, 1).await;
+    let dead = bench.acquire("a").await.sandbox;
+    bench.release("a");
+    bench.backend.take_away(&dead.id);
+    assert!(bench.acquire("b").await.fresh);
+    assert!(!bench.has(&dead));
 }

@@ -71,10 +71,42 @@ async fn a_reader_goes_on_where_it_was_after_a_restart() {
     let (backend, state) = bench.crash().await;
     let bench = Bench::with(backend, state, Clock::host()).await;
     let mut events = bench.service.events(None, Some(seen.id));
-    let told = next(&mut events, 2).await;
-    // What came after it before the restart, and that it was found again.
-    assert_eq!(told.iter().map(|event| event.phase).collect::<Vec<_>>(), [Phase::Running, Phase::Running]);
+    let told = next(&mut events, 1).await;
+    assert_eq!(told.iter().map(|event| event.phase).collect::<Vec<_>>(), [Phase::Running]);
     assert!(told.iter().all(|event| event.sandbox == made.id && event.id > seen.id));
+}
+
+#[tokio::test]
+async fn a_restart_tells_only_what_changed() {
+    let bench = Bench::new().await;
+    let (lives, dies) = (bench.create().await, bench.create().await);
+    bench.backend.take_away(&dies.id);
+    let bench = bench.restarted().await.restarted().await;
+    for sandbox in [&lives, &dies] {
+        bench.service.destroy(&bench.owner, &sandbox.id).await.unwrap();
+    }
+    let told = bench.service.events(None, Some(0)).ready();
+    let phases = |sandbox: &crate::Sandbox| -> Vec<Phase> {
+        let own = told.iter().filter_map(|told| match told {
+            Told::Event(event) if event.sandbox == sandbox.id => Some(event.phase),
+            _ => None,
+        });
+        own.collect()
+    };
+    let died = Phase::Failed(Cause::AgentDied);
+    assert_eq!(phases(&lives), [Phase::Starting, Phase::Running, Phase::Stopping, Phase::Stopped]);
+    assert_eq!(phases(&dies), [Phase::Starting, Phase::Running, died, Phase::Stopping, Phase::Stopped]);
+}
+
+#[tokio::test]
+async fn who_asks_for_what_comes_after_an_event_that_never_was_begins_now() {
+    let bench = Bench::new().await;
+    bench.create().await;
+    let mut events = bench.service.events(None, Some(99_999_999));
+    assert_eq!(events.ready(), []);
+    let made = bench.create().await;
+    let told = next(&mut events, 2).await;
+    assert!(told.iter().all(|event| event.sandbox == made.id), "{told:?}");
 }
 
 #[tokio::test]

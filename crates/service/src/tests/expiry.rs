@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use domain::process::Process;
-use domain::{Phase, Position, ProcessId};
+use domain::{Cause, Phase, Position, ProcessId};
 use tokio::time::Instant;
 
 use super::pretend::{Pretend, running};
@@ -142,6 +142,22 @@ async fn n68_an_idle_sandbox_ends_and_one_in_use_does_not() {
 }
 
 #[tokio::test]
+async fn n68_one_that_is_released_ends_too_and_a_time_out_of_nothing_is_never() {
+    let hands = Hands::new();
+    let bench = bench(&hands).await;
+    let never = [create(&bench, None, None).await, create(&bench, None, Some(0)).await];
+    let wish = Create { idle_timeout: Some(Duration::from_secs(120)), ..plain() };
+    let released = bench.service.acquire(&bench.key("a"), wish).await.unwrap().sandbox;
+    bench.release("a");
+    check_due(ending(&bench, &hands, &released).await, 120);
+    let last = create(&bench, None, Some(1800)).await;
+    ending(&bench, &hands, &last).await;
+    for sandbox in never {
+        assert_eq!(bench.service.get(&bench.owner, &sandbox.id).unwrap().phase, Phase::Running);
+    }
+}
+
+#[tokio::test]
 async fn asking_for_the_state_is_not_a_use_and_a_background_process_is() {
     let hands = Hands::new();
     let bench = bench(&hands).await;
@@ -169,6 +185,16 @@ async fn a_paused_sandbox_is_not_ended_for_idleness_but_still_expires() {
     let made = create(&bench, Some(1000), Some(100)).await;
     bench.service.pause(&bench.owner, &made.id).await.unwrap();
     check_due(ending(&bench, &hands, &made).await, 1000);
+}
+
+#[tokio::test]
+async fn a_dead_sandbox_is_ended_for_idleness_too() {
+    let hands = Hands::new();
+    let bench = bench(&hands).await;
+    let made = create(&bench, None, Some(120)).await;
+    bench.backend.kill(&made.id, Cause::AgentDied);
+    bench.until(&made, |phase| matches!(phase, Phase::Failed(_))).await;
+    check_due(ending(&bench, &hands, &made).await, 120);
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! Pools: filling, taking, binding, crashing.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -165,6 +166,42 @@ async fn a_network_and_mounts_are_added_late_but_no_network_is_taken_away() {
     assert_eq!(bench.service.pool("connected").unwrap().cold, 1);
 }
 
+/// Whether a wish for a network is met by a warm sandbox that was made with another, on a host that
+/// has one or has none.
+async fn check_network(there: Network, wanted: Network, host: bool, expected: bool) {
+    let (backend, state) = (Pretend::new(), tempfile::tempdir().unwrap());
+    backend.network.store(host, Ordering::Relaxed);
+    let mut warm = pool("p", 1);
+    warm.template.network = there;
+    let bench = Bench::over(vec![warm], 20, backend, state).await;
+    bench.until_warm("p", 1).await;
+    let mut wish = plain();
+    wish.spec.network = wanted;
+    let made = bench.make(wish).await;
+    let words = format!("{there:?} and {wanted:?}, host {host}");
+    assert_eq!((made.pool.is_some(), made.spec.network), (expected, wanted), "{words}");
+    assert_eq!(bench.backend.was_asked_to("connect"), expected && there != wanted, "{words}");
+}
+
+#[tokio::test]
+async fn a_warm_one_is_taken_whenever_it_has_or_can_get_the_network() {
+    use Network::{Auto, Off, On};
+    for host in [true, false] {
+        for same in [Off, On, Auto] {
+            check_network(same, same, host, true).await;
+        }
+        for there in [Off, On] {
+            check_network(there, Auto, host, true).await;
+        }
+        for there in [Off, Auto] {
+            check_network(there, On, host, host).await;
+        }
+        for there in [On, Auto] {
+            check_network(there, Off, host, false).await;
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_sandbox_like_the_warm_ones_needs_no_other_limits() {
     let bench = Bench::pooled(vec![pool("p", 1)], 20).await;
@@ -203,12 +240,28 @@ async fn a_pool_is_taken_from_by_its_name_or_by_its_image() {
     let named = bench.make(of("small")).await;
     assert_eq!((named.pool.as_deref(), named.spec.image.as_str()), (Some("small"), "other"));
     assert_eq!(named.spec.resources.memory, Some(Bytes::mib(64)));
-    for (wish, kind) in [
-        (of("none"), ErrorKind::NoPool),
-        (Create { pool: Some("p".to_owned()), ..guest }, ErrorKind::Invalid),
-    ] {
-        assert_eq!(bench.service.create(&bench.owner, wish).await.unwrap_err().kind(), kind);
+    let error = bench.service.create(&bench.owner, of("none")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoPool);
+}
+
+#[tokio::test]
+async fn a_named_pool_of_another_kind_gives_one_that_is_made() {
+    let mut small = pool("small", 1);
+    small.template.resources.memory = Some(Bytes::mib(64));
+    small.template.image = "other".to_owned();
+    let bench = Bench::pooled(vec![small], 20).await;
+    let mut guest = of("small");
+    guest.spec.guest.default_directory = "/home".to_owned();
+    let mut nesting = of("small");
+    nesting.spec.nesting = domain::Nesting::On;
+    for wish in [guest, nesting] {
+        let made = bench.make(wish.clone()).await;
+        assert_eq!((made.pool, made.spec.image.as_str()), (None, "other"));
+        assert_eq!(made.spec.resources.memory, Some(Bytes::mib(64)), "the limits are the pool's");
+        assert_eq!((made.spec.guest, made.spec.nesting), (wish.spec.guest, wish.spec.nesting));
     }
+    let report = bench.service.pool("small").unwrap();
+    assert_eq!((report.cold, report.claims, report.warm), (2, 0, 1));
 }
 
 #[tokio::test]
@@ -219,6 +272,28 @@ async fn a_named_pool_that_is_empty_gives_one_that_is_made() {
     let made = bench.make(of("p")).await;
     assert_eq!((made.pool, made.spec.image.as_str()), (None, "other"));
     assert_eq!(bench.service.pool("p").unwrap().cold, 1);
+}
+
+#[tokio::test]
+async fn who_asks_by_another_name_of_the_image_is_counted_while_none_is_warm() {
+    let (backend, state) = (Pretend::new(), tempfile::tempdir().unwrap());
+    backend.gate.forget_permits(usize::MAX >> 3);
+    let mut other = pool("p", 1);
+    other.template.image = "other".to_owned();
+    let bench = Bench::over(vec![other], 20, backend, state).await;
+    while !bench.backend.was_asked_to("create asked") {
+        a_moment().await;
+    }
+    let (service, owner) = (bench.service.clone(), bench.owner.clone());
+    let mut wish = plain();
+    wish.spec.image = "alias of other".to_owned();
+    let asking = tokio::spawn(async move { service.create(&owner, wish).await });
+    while bench.all().total == 0 {
+        a_moment().await;
+    }
+    assert_eq!(bench.service.pool("p").unwrap().cold, 1);
+    bench.backend.gate.add_permits(100);
+    assert_eq!(asking.await.unwrap().unwrap().pool, None);
 }
 
 #[tokio::test]
@@ -501,4 +576,17 @@ async fn a_warm_one_that_comes_back_to_a_closed_pool_is_removed() {
     bench.service.remove_pool("p").await.unwrap();
     drop(taken);
     bench.until_population(0).await;
+}
+
+#[tokio::test]
+async fn a_dead_sandbox_makes_room_before_a_warm_one() {
+    let bench = Bench::pooled(vec![pool("p", 1)], 2).await;
+    let mut wish = plain();
+    wish.spec.image = "another".to_owned();
+    let dead = bench.make(wish.clone()).await;
+    bench.backend.kill(&dead.id, Cause::AgentDied);
+    bench.until(&dead, |phase| matches!(phase, Phase::Failed(_))).await;
+    bench.make(wish).await;
+    assert!(bench.service.get(&bench.owner, &dead.id).is_err());
+    assert_eq!(bench.warm("p"), 1);
 }

@@ -3,6 +3,7 @@
 //! It proves nothing about isolation or about the real agent; other tests do that.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use backend::{
@@ -26,6 +27,10 @@ pub(super) struct Pretend {
     pub(super) resizes: Semaphore,
     /// Snapshots wait for a permit.
     pub(super) snapshot_gate: Semaphore,
+    /// Making, removing and attaching a volume waits for a permit.
+    pub(super) volume_gate: Semaphore,
+    /// Whether sandboxes can have a network.
+    pub(super) network: AtomicBool,
     /// How the main processes ended; `None` while they run.
     pub(super) entrypoint_end: watch::Sender<Option<Exit>>,
 }
@@ -61,6 +66,8 @@ impl Pretend {
             gate: Semaphore::new(Semaphore::MAX_PERMITS),
             resizes: Semaphore::new(Semaphore::MAX_PERMITS),
             snapshot_gate: Semaphore::new(Semaphore::MAX_PERMITS),
+            volume_gate: Semaphore::new(Semaphore::MAX_PERMITS),
+            network: AtomicBool::new(true),
             entrypoint_end: watch::Sender::new(None),
         })
     }
@@ -122,6 +129,11 @@ impl Pretend {
         self.world.lock().unwrap().calls.iter().filter(|made| **made == call).count()
     }
 
+    /// Every call so far, in order.
+    pub(super) fn calls(&self) -> Vec<&'static str> {
+        self.world.lock().unwrap().calls.clone()
+    }
+
     pub(super) fn kill(&self, id: &SandboxId, cause: Cause) {
         self.put(id, Condition::Dead);
         self.deaths.0.send(Death { id: id.clone(), cause }).unwrap();
@@ -160,7 +172,7 @@ impl Backend for Pretend {
 
     async fn probe(&self) -> Result<Capabilities, BackendError> {
         let most = Capabilities { pause: true, attach: true, snapshot: true, ..Capabilities::default() };
-        Ok(Capabilities { volumes: true, network: true, ..most })
+        Ok(Capabilities { volumes: true, network: self.network.load(Ordering::Relaxed), ..most })
     }
 
     async fn create(&self, id: &SandboxId, spec: &Spec) -> Result<InForce, BackendError> {
@@ -179,6 +191,7 @@ impl Backend for Pretend {
 
     async fn resume(&self, id: &SandboxId) -> Result<(), BackendError> {
         self.called("resume")?;
+        self.condition(id).ok_or(BackendError::Gone)?;
         self.put(id, Condition::Alive);
         Ok(())
     }
@@ -222,16 +235,21 @@ impl Backend for Pretend {
 
     async fn attach(&self, _id: &SandboxId, mounts: &[Mount]) -> Result<Measures, BackendError> {
         self.called("attach")?;
+        self.volume_gate.acquire().await.unwrap().forget();
         Ok(mounts.iter().map(|mount| (format!("mount {}", mount.target), "yes".to_owned())).collect())
     }
 
     async fn make_volume(&self, volume: &Volume) -> Result<(), BackendError> {
+        self.called("make volume asked")?;
+        self.volume_gate.acquire().await.unwrap().forget();
         self.called("make volume")?;
         self.world.lock().unwrap().volumes.insert(volume.id.clone(), volume.clone());
         Ok(())
     }
 
     async fn remove_volume(&self, id: &VolumeId) -> Result<(), BackendError> {
+        self.called("remove volume asked")?;
+        self.volume_gate.acquire().await.unwrap().forget();
         self.called("remove volume")?;
         self.world.lock().unwrap().volumes.remove(id);
         Ok(())

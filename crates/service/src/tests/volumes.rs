@@ -35,6 +35,12 @@ async fn until_names(bench: &Bench, expected: &[&str]) {
     }
 }
 
+async fn asked(backend: &Pretend, call: &str) {
+    while !backend.was_asked_to(call) {
+        tokio::task::yield_now().await;
+    }
+}
+
 #[tokio::test]
 async fn a_claim_becomes_a_volume_that_stays_when_its_sandbox_ends() {
     let bench = Bench::new().await;
@@ -178,4 +184,65 @@ async fn an_owner_has_so_many_volumes_and_no_more() {
     bench.service.create_volume(&Owner::named("other"), &name("v0"), None).await.unwrap();
     let there = bench.service.volumes(&bench.owner).await.unwrap();
     assert_eq!(there.iter().map(|status| status.used).collect::<Vec<_>>(), [Some(Bytes::mib(1)); 3]);
+}
+
+#[tokio::test]
+async fn who_goes_while_a_volume_is_made_does_not_use_it() {
+    for (lifetime, left) in [(Lifetime::WithSandboxes, &[][..]), (Lifetime::Kept, &["data"][..])] {
+        let bench = Bench::new().await;
+        bench.backend.volume_gate.forget_permits(usize::MAX >> 3);
+        let (service, owner) = (bench.service.clone(), bench.owner.clone());
+        let asking =
+            tokio::spawn(async move { service.create(&owner, claiming("data", make(lifetime))).await });
+        asked(&bench.backend, "make volume asked").await;
+        asking.abort();
+        asking.await.unwrap_err();
+        bench.backend.volume_gate.add_permits(100);
+        asked(&bench.backend, "make volume").await;
+        // Whoever makes it has the turn until it is there.
+        drop(bench.service.0.volumes.turn.lock().await);
+        until_names(&bench, left).await;
+        while bench.service.volumes(&bench.owner).await.unwrap().iter().any(|it| !it.sandboxes.is_empty()) {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn who_goes_while_a_volume_is_attached_leaves_it_in_use() {
+    let bench = Bench::new().await;
+    let sandbox = bench.create().await;
+    bench.service.create_volume(&bench.owner, &name("data"), None).await.unwrap();
+    bench.backend.volume_gate.forget_permits(usize::MAX >> 3);
+    let (service, owner, id) = (bench.service.clone(), bench.owner.clone(), sandbox.id.clone());
+    let mounts = claiming("data", Absent::Refuse).spec.mounts;
+    let asking = tokio::spawn(async move { service.attach(&owner, &id, mounts).await });
+    asked(&bench.backend, "attach").await;
+    asking.abort();
+    asking.await.unwrap_err();
+    bench.backend.volume_gate.add_permits(100);
+    let mut state = bench.handle(&sandbox).state.clone();
+    state.wait_for(|sandbox| !sandbox.spec.mounts.is_empty()).await.unwrap();
+    let in_use = bench.service.remove_volume(&bench.owner, &name("data")).await.unwrap_err();
+    assert!(matches!(in_use, ServiceError::VolumeInUse { sandboxes: 1, .. }), "{in_use}");
+}
+
+#[tokio::test]
+async fn a_claim_waits_for_the_volume_of_its_name_that_goes() {
+    let bench = Bench::new().await;
+    let wish = claiming("data", make(Lifetime::WithSandboxes));
+    let first = bench.service.create(&bench.owner, wish.clone()).await.unwrap();
+    bench.backend.volume_gate.forget_permits(usize::MAX >> 3);
+    bench.service.destroy(&bench.owner, &first.id).await.unwrap();
+    asked(&bench.backend, "remove volume asked").await;
+    let (sandbox, mut mounts) = (domain::SandboxId::from_entropy([1; 20]), wish.spec.mounts);
+    let core = &bench.service.0;
+    let mut claiming = Box::pin(core.claim_volumes(&bench.owner, &sandbox, &mut mounts));
+    assert!(futures_util::poll!(&mut claiming).is_pending(), "it did not wait");
+    bench.backend.volume_gate.add_permits(100);
+    let uses = claiming.await.unwrap();
+    assert_ne!(mounts[0].source, first.spec.mounts[0].source);
+    assert_eq!(bench.service.volumes(&bench.owner).await.unwrap()[0].sandboxes, [sandbox]);
+    drop(uses);
+    until_names(&bench, &[]).await;
 }

@@ -14,7 +14,7 @@ use crate::ServiceError;
 pub(crate) struct Volumes {
     shelf: Mutex<BTreeMap<VolumeId, Entry>>,
     /// Held by who makes or removes a volume, so that no two of one name are made.
-    pub(super) turn: tokio::sync::Mutex<()>,
+    pub(crate) turn: tokio::sync::Mutex<()>,
 }
 
 struct Entry {
