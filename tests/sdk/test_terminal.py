@@ -165,7 +165,7 @@ def test_one_client_at_a_time_unless_it_takes_over(box, session):
         Client(box, session)
     assert refused.value.response.status_code == 409
     assert json.loads(refused.value.response.body)["code"] == "ALREADY_CONNECTED"
-    second = Client(box, session, "pty=1&takeover=1")
+    second = Client(box, session, "pty=1&takeover=1&since=1000000")
     assert second.word()["type"] == "connected"
     with pytest.raises(ConnectionClosed) as closed:
         while True:
