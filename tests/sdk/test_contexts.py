@@ -31,7 +31,11 @@ ENTRYPOINT = ["/opt/code-interpreter/code-interpreter.sh"]
 @pytest.fixture
 def codes(config):
     sandbox = SandboxSync.create(
-        "opensandbox/code-interpreter:latest", connection_config=config, resource=RESOURCE, entrypoint=ENTRYPOINT
+        "opensandbox/code-interpreter:latest",
+        connection_config=config,
+        resource=RESOURCE,
+        entrypoint=ENTRYPOINT,
+        env={"JUPYTER_PORT": "9999"},
     )
     assert sandbox.get_info().entrypoint == ENTRYPOINT
     yield CodeInterpreterSync.create(sandbox).codes

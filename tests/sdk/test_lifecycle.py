@@ -52,11 +52,18 @@ RULES = {"defaultAction": "deny", "egress": [{"action": "allow", "target": "exam
         ({"extensions": {"poolRef": "none"}}, 404, "KUBERNETES::POOL_NOT_FOUND"),
         ({"snapshotId": "s", "image": None}, 404, "SNAPSHOT::NOT_FOUND"),
         ({"image": None}, 400, "SANDBOX::INVALID_PARAMETER"),
+        ({"image": {"uri": "no/such:image"}}, 400, "DOCKER::SANDBOX_IMAGE_PULL_FAILED"),
+        ({"entrypoint": ["/no/such/program"]}, 400, "DOCKER::SANDBOX_START_FAILED"),
     ],
 )
 def test_a_create_that_cannot_be_is_refused_by_name(api, change, status, code):
     answer = api.post("/v1/sandboxes", json={**CREATE, **change})
     assert (answer.status_code, answer.json()["code"]) == (status, code)
+
+
+def test_variables_of_the_filter_do_not_reach_the_sandbox(new_box):
+    box = new_box(env={"OPENSANDBOX_EGRESS_LOG_LEVEL": "debug", "OTHER": "here"})
+    assert box.output("env | grep -e EGRESS -e OTHER") == "OTHER=here\n"
 
 
 def test_what_comes_later_says_so(api):

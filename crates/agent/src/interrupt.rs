@@ -1,9 +1,10 @@
 //! Interrupts that would get lost.
 //!
 //! A shell catches SIGINT. So does its child between fork and exec, and forgets with the exec
-//! what it has caught: the program runs on, and the shell waits for it. The same happens at a
-//! terminal, where somebody presses the keys once more. Here it is done for them: whoever was
-//! there, neither catches, blocks nor ignores the signal and is still alive cannot have had it.
+//! what it has caught: the program runs on, and the shell waits for it. And while a shell forks it
+//! blocks the signal, so that a child which is born just then has never had it. The same happens
+//! at a terminal, where somebody presses the keys once more. Here it is done for them: whoever
+//! was there, neither catches, blocks nor ignores the signal and is still alive cannot have had it.
 
 use std::time::Duration;
 
@@ -19,12 +20,20 @@ const LOOKS: u8 = 10;
 /// How many processes are looked after, so that a fork bomb cannot keep us busy.
 const MOST_MEMBERS: usize = 256;
 
+/// Who was interrupted.
+#[derive(Debug, Default)]
+pub(crate) struct Interrupted {
+    members: Vec<Pid>,
+    /// Those of them whom the signal has yet to reach. Their children missed it.
+    forking: Vec<Pid>,
+}
+
 impl Agent {
     /// Sees to it that nobody in a process's group misses the SIGINT it was just sent. Whoever
     /// comes later, as to clean up, is left alone.
     pub(crate) fn insist(&mut self, number: u64, leader: Pid) {
         if let Some(process) = self.processes.get_mut(&number) {
-            process.interrupted = members(leader);
+            process.interrupted = Interrupted::look(leader);
             self.look_later(number, 0);
         }
     }
@@ -36,47 +45,95 @@ impl Agent {
     }
 
     pub(crate) fn interrupt_again(&mut self, number: u64, look: u8) {
-        let Some(process) = self.processes.get(&number).filter(|process| process.ended.is_none()) else {
-            return;
-        };
-        for pid in process.interrupted.iter().copied().filter(|pid| has_missed_it(*pid)) {
+        let process = self.processes.get_mut(&number).filter(|process| process.ended.is_none());
+        if let Some(process) = process {
+            process.interrupted.interrupt_again();
+            self.look_later(number, look + 1);
+        }
+    }
+}
+
+impl Interrupted {
+    fn look(leader: Pid) -> Self {
+        let mut all = Self::default();
+        all.follow(leader, vec![leader]);
+        all
+    }
+
+    /// Notes those of the leader's group that these have started, and themselves. They are found
+    /// from parent to child, since by the time all of `/proc` was read there would be new ones. Of
+    /// each it is seen first whether it may have more, and then which it has.
+    fn follow(&mut self, leader: Pid, these: Vec<Pid>) {
+        let group = leader.as_raw_pid();
+        let mut found = these;
+        let mut asked = 0;
+        while let Some(pid) = found.get(asked).copied() {
+            let holds = masks(pid).is_some_and(Masks::hold);
+            let children = proc::children(pid.as_raw_pid()).filter_map(Pid::from_raw);
+            let new: Vec<Pid> = children.filter(|child| !found.contains(child)).collect();
+            found.extend(new);
+            found.truncate(MOST_MEMBERS);
+            if holds {
+                self.forking.push(pid);
+            }
+            asked += 1;
+        }
+        let belongs = |pid: &Pid| proc::living_kin(pid.as_raw_pid()).is_some_and(|kin| kin.group == group);
+        found.retain(|pid| !pid.is_init() && !self.members.contains(pid) && belongs(pid));
+        self.members.extend(found);
+    }
+
+    fn interrupt_again(&mut self) {
+        let forking = std::mem::take(&mut self.forking);
+        if let (Some(leader), false) = (self.members.first().copied(), forking.is_empty()) {
+            self.follow(leader, forking);
+        }
+        for pid in self.members.iter().copied().filter(|pid| masks(*pid).is_some_and(Masks::would_end)) {
             // Some end by themselves, and those in a nest are another process's to signal.
             rustix::process::kill_process(pid, Signal::INT).ok();
         }
-        self.look_later(number, look + 1);
     }
 }
 
-/// Those of a group that its leader has started, and itself. They are found from parent to child,
-/// since by the time all of `/proc` was read there would be new ones.
-fn members(leader: Pid) -> Vec<Pid> {
-    let mut found = vec![leader.as_raw_pid()];
-    let mut asked = 0;
-    while asked < found.len() {
-        let new: Vec<i32> = proc::children(found[asked]).filter(|pid| !found.contains(pid)).collect();
-        found.extend(new);
-        found.truncate(MOST_MEMBERS);
-        asked += 1;
+/// What a process does with SIGINT.
+#[derive(Clone, Copy, Debug)]
+struct Masks {
+    pending: bool,
+    blocked: bool,
+    ignored: bool,
+    caught: bool,
+}
+
+impl Masks {
+    /// Whether it would have ended, so that one that lives has not had it.
+    fn would_end(self) -> bool {
+        !(self.blocked || self.ignored || self.caught)
     }
-    let group = leader.as_raw_pid();
-    found.retain(|pid| *pid > 1 && proc::living_kin(*pid).is_some_and(|kin| kin.group == group));
-    found.into_iter().filter_map(Pid::from_raw).collect()
+
+    /// Whether it has yet to take in one that was sent.
+    fn hold(self) -> bool {
+        self.pending && self.blocked
+    }
 }
 
-/// Whether SIGINT would end the process, so that one that lives has not had it.
-fn has_missed_it(pid: Pid) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_pid()));
-    status.is_ok_and(|status| would_end(&status))
+fn masks(pid: Pid) -> Option<Masks> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_pid())).ok()?;
+    read_masks(&status)
 }
 
-/// Reads the masks of proc_pid_status(5).
-fn would_end(status: &str) -> bool {
+/// See proc_pid_status(5).
+fn read_masks(status: &str) -> Option<Masks> {
     let bit = 1_u64 << (Signal::INT.as_raw() - 1);
-    let spared = |name: &str| {
-        let mask = status.lines().find_map(|line| line.strip_prefix(name));
-        mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_none_or(|mask| mask & bit != 0)
+    let has = |name: &str| {
+        let mask = status.lines().find_map(|line| line.strip_prefix(name))?;
+        Some(u64::from_str_radix(mask.trim(), 16).ok()? & bit != 0)
     };
-    !["SigBlk:", "SigIgn:", "SigCgt:"].into_iter().any(spared)
+    Some(Masks {
+        pending: has("SigPnd:")? || has("ShdPnd:")?,
+        blocked: has("SigBlk:")?,
+        ignored: has("SigIgn:")?,
+        caught: has("SigCgt:")?,
+    })
 }
 
 #[cfg(test)]
@@ -85,33 +142,40 @@ mod tests {
 
     #[test]
     fn only_who_would_have_died_has_missed_a_signal() {
-        let status = |blocked: u8, ignored: u8, caught: u8| {
-            format!("Name:\tx\nSigBlk:\t{blocked:016x}\nSigIgn:\t{ignored:016x}\nSigCgt:\t{caught:016x}\n")
+        let status = |pending: u8, blocked: u8, ignored: u8, caught: u8| {
+            let masks = [("Pnd", pending), ("Blk", blocked), ("Ign", ignored), ("Cgt", caught)];
+            let lines = masks.map(|(name, mask)| format!("Sig{name}:\t{mask:016x}\n"));
+            read_masks(&format!("Name:\tx\nShdPnd:\t{pending:016x}\n{}", lines.concat()))
+                .expect("all are there")
         };
-        assert!(would_end(&status(1, 4, 1)));
-        for spared in [status(2, 0, 0), status(0, 2, 0), status(0, 0, 6), String::new()] {
-            assert!(!would_end(&spared), "{spared}");
+        assert!(status(0, 1, 4, 1).would_end());
+        for spared in [status(0, 2, 0, 0), status(0, 0, 2, 0), status(0, 0, 0, 6)] {
+            assert!(!spared.would_end(), "{spared:?}");
         }
+        assert!(status(2, 2, 0, 2).hold() && !status(2, 0, 0, 2).hold() && !status(0, 2, 0, 2).hold());
+        assert!(read_masks("Name:\tx\n").is_none());
     }
 
     #[test]
     fn a_group_has_its_members_and_no_others() {
-        use std::io::Read;
+        use std::io::{BufRead, BufReader};
         use std::os::unix::process::CommandExt;
         use std::process::{Command, Stdio};
+        // The second has left the group when it says so.
+        let script = "sleep 60 & echo $!; setsid sh -c 'echo away; exec sleep 60' & wait";
         let mut command = Command::new("sh");
-        command.args(["-c", "setsid sleep 60 & sleep 60 & echo $!; wait"]);
-        let mut child = command.process_group(0).stdout(Stdio::piped()).spawn().expect("every host has it");
-        let (leader, mut line, mut out) =
-            (Pid::from_child(&child), [0; 32], child.stdout.take().expect("piped"));
-        let length = out.read(&mut line).expect("it prints");
-        let other = std::str::from_utf8(&line[..length]).ok().and_then(|pid| pid.trim().parse().ok());
-        let found = members(leader);
+        command.args(["-c", script]).process_group(0).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("every host has it");
+        let lines = BufReader::new(child.stdout.take().expect("it is a pipe")).lines();
+        let printed: Vec<String> = lines.take(2).map_while(Result::ok).collect();
+        let leader = Pid::from_child(&child);
+        let found = Interrupted::look(leader).members;
         for pid in proc::children(leader.as_raw_pid()).filter_map(Pid::from_raw).chain([leader]) {
             rustix::process::kill_process(pid, Signal::KILL).ok();
         }
         child.wait().expect("it was killed");
-        assert_eq!(found, [leader, other.and_then(Pid::from_raw).expect("it prints a pid")]);
-        assert_eq!(members(leader), []);
+        let inside = printed.iter().find_map(|line| line.parse().ok()).and_then(Pid::from_raw);
+        assert_eq!(found, [leader, inside.expect("it prints a pid")]);
+        assert_eq!(Interrupted::look(leader).members, []);
     }
 }

@@ -19,6 +19,7 @@ use crate::child::{Failure, Step};
 use crate::command::{Command, Surroundings};
 use crate::exec::{self, Spot, Wiring};
 use crate::fault;
+use crate::interrupt::Interrupted;
 use crate::journal::Journal;
 
 /// How many finished processes are remembered. The server forgets those it has dealt with;
@@ -50,7 +51,7 @@ pub(crate) struct Process {
     pub(crate) ended: Option<Ended>,
     pub(crate) deadline: Option<Instant>,
     /// Who was in its group when it was last interrupted.
-    pub(crate) interrupted: Vec<Pid>,
+    pub(crate) interrupted: Interrupted,
     deadline_passed: bool,
     started: Instant,
     started_ms: u64,
@@ -128,6 +129,7 @@ impl Process {
             started_ms: self.started_ms,
             written: self.journal.written(),
             ended: self.ended.clone(),
+            left: false,
         }
     }
 
@@ -229,7 +231,7 @@ impl Agent {
             caller: new.caller,
             ended: None,
             deadline: None,
-            interrupted: Vec::new(),
+            interrupted: Interrupted::default(),
             deadline_passed: false,
             started: Instant::now(),
             started_ms: now_ms(),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use rustix::io::Errno;
 use rustix::process::Signal;
-use wire::process::{Reach, SignalProcess};
+use wire::process::{ProcessStatus, Reach, SignalProcess};
 use wire::{Call, Fault, FaultKind, Frame, FrameError, Reply, Request};
 
 use crate::agent::Agent;
@@ -12,6 +12,7 @@ use crate::connection::Stage;
 use crate::fault;
 use crate::nester::Order;
 use crate::process::Process;
+use crate::tree::Tree;
 
 /// The answer to bytes that are no frames.
 pub(crate) fn malformed() -> Fault {
@@ -41,15 +42,16 @@ impl Agent {
             Request::Start(start) => self.start(connection, &start)?,
             Request::Follow { process, from } => {
                 let process = self.process(&process)?;
-                let (number, status) = (process.number, process.status());
+                let (number, status) = (process.number, self.status_of(process));
                 self.send(connection, &Reply::Status(status));
                 self.follow(connection, number, from);
             }
             Request::Status { process } => {
-                let status = self.process(&process)?.status();
+                let status = self.status_of(self.process(&process)?);
                 self.answer(connection, &Reply::Status(status));
             }
             Request::Processes => {
+                self.sweep_groups();
                 let statuses = self.statuses();
                 self.answer(connection, &Reply::Statuses(statuses));
             }
@@ -116,16 +118,21 @@ impl Agent {
         process.ok_or_else(|| fault::plain(FaultKind::NotFound, "find process", name))
     }
 
+    fn status_of(&self, process: &Process) -> ProcessStatus {
+        let body = process.body.filter(|_| process.ended.is_some()).and_then(|body| self.bodies.get(&body));
+        ProcessStatus { left: body.is_some_and(|body| !matches!(body.tree, Tree::Gone)), ..process.status() }
+    }
+
     /// As many as one message may hold, in the order of their start. If there are more, those
     /// that run are told before those that have ended, and the newest first.
-    fn statuses(&self) -> Vec<wire::process::ProcessStatus> {
+    fn statuses(&self) -> Vec<ProcessStatus> {
         let mut numbers: Vec<&u64> = self.processes.keys().collect();
         let rank = |number: &u64| (self.processes[number].ended.is_some(), std::cmp::Reverse(*number));
         numbers.sort_unstable_by_key(|number| rank(number));
         let mut room = wire::frame::MAX_PAYLOAD / 2;
         let mut told = Vec::new();
         for number in numbers {
-            let status = self.processes[number].status();
+            let status = self.status_of(&self.processes[number]);
             // JSON may write a byte as six, and the fields besides the text need some room.
             let size = status.command.len() * 6 + 1024;
             if size > room {

@@ -23,6 +23,7 @@ use wire::process::{Kernel, OpenSession, Program, RunInSession, SessionStatus};
 use wire::{Fault, FaultKind, Reply, StreamTag};
 
 use crate::agent::Agent;
+use crate::body::Body;
 use crate::fault;
 use crate::input::Input;
 use crate::kernel::{self, Hearing};
@@ -155,6 +156,7 @@ impl Agent {
     pub(crate) fn session_statuses(&self) -> Vec<SessionStatus> {
         let status = |session: &Session| {
             let body = session.shell.as_ref().and_then(|shell| self.bodies.get(&shell.body));
+            let has_company = |body: &Body| body.tree.has_company(self.place.commands.as_ref(), body.pid);
             SessionStatus {
                 session: session.name.clone(),
                 busy: session.current.is_some(),
@@ -162,6 +164,7 @@ impl Agent {
                 pid: body.and_then(|body| body.pid).map(rustix::process::Pid::as_raw_pid),
                 kernel: session.kernel.as_ref().map(|kernel| kernel.language.clone()),
                 nest: session.nest.as_ref().map(Kept::status),
+                left: session.opens_with_its_shell() && body.is_some_and(has_company),
             }
         };
         let mut statuses: Vec<_> = self.sessions.values().filter(|s| !s.closing).map(status).collect();

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 
 use crate::poll::Source;
+use crate::proc;
 
 /// How many processes of a group one signal reaches, so that a fork bomb cannot keep us busy.
 const MOST_MEMBERS: usize = 1 << 16;
@@ -61,6 +62,16 @@ impl Tree {
         }
     }
 
+    /// Whether anybody is in it beside its leader.
+    pub(crate) fn has_company(&self, commands: Option<&OwnedFd>, leader: Option<Pid>) -> bool {
+        match (self, commands) {
+            (Self::Group(number), Some(commands)) => open_list(commands, *number)
+                .and_then(|file| read_members(&file))
+                .is_ok_and(|all| all.len() > 1),
+            _ => leader.is_some_and(|leader| proc::children(leader.as_raw_pid()).next().is_some()),
+        }
+    }
+
     /// Sends a signal to everything.
     pub(crate) fn signal(
         &self,
@@ -82,9 +93,7 @@ impl Tree {
 }
 
 fn signal_members(commands: &OwnedFd, number: u64, signal: Signal) -> rustix::io::Result<()> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(commands, format!("{number}/cgroup.procs"), flags, Mode::empty())?;
-    let members = read_members(&file)?;
+    let members = read_members(&open_list(commands, number)?)?;
     if members.is_empty() {
         return Err(Errno::SRCH);
     }
@@ -96,6 +105,11 @@ fn signal_members(commands: &OwnedFd, number: u64, signal: Signal) -> rustix::io
         }
     }
     Ok(())
+}
+
+fn open_list(commands: &OwnedFd, number: u64) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    rustix::fs::openat(commands, format!("{number}/cgroup.procs"), flags, Mode::empty())
 }
 
 fn read_members(file: &OwnedFd) -> rustix::io::Result<Vec<Pid>> {

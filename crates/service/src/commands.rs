@@ -103,6 +103,7 @@ mod tests {
             started,
             written: 0,
             ended: None,
+            left: false,
         }
     }
 

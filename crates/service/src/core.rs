@@ -348,15 +348,27 @@ impl Core {
     /// Whether anything but its main process runs in a sandbox. An agent that does not answer is
     /// given the benefit of the doubt.
     pub(crate) async fn runs_something(&self, handle: &Handle) -> bool {
-        match self.processes_of(&handle.agent).await {
-            Ok(processes) => processes
-                .iter()
-                .filter(|status| status.ended.is_none() && !hooks::is_run(status))
-                .any(|status| Some(&status.process) != handle.entrypoint.as_ref()),
-            Err(error) => {
-                tracing::debug!(sandbox = %handle.id, %error, "nobody knows whether it is idle");
-                true
-            }
+        let running = self.ask_what_runs(handle).await;
+        running.unwrap_or_else(|error| {
+            tracing::debug!(sandbox = %handle.id, %error, "nobody knows whether it is idle");
+            true
+        })
+    }
+
+    /// What commands have left running counts, and so do jobs of sessions.
+    async fn ask_what_runs(&self, handle: &Handle) -> Result<bool, ServiceError> {
+        let processes = self.processes_of(&handle.agent).await?;
+        let counts = |status: &&ProcessStatus| {
+            !hooks::is_run(status) && Some(&status.process) != handle.entrypoint.as_ref()
+        };
+        if processes.iter().filter(counts).any(|status| status.ended.is_none() || status.left) {
+            return Ok(true);
+        }
+        match handle.agent.ask(wire::Request::Sessions).await? {
+            Ok(Reply::Sessions(sessions)) => Ok(sessions.iter().any(|session| session.left)),
+            Ok(_) => Err(handle.agent.unexpected()),
+            Err(fault) if fault.kind == wire::FaultKind::Unsupported => Ok(false),
+            Err(fault) => Err(handle.agent.refused(fault)),
         }
     }
 

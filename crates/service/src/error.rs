@@ -229,6 +229,11 @@ impl ServiceError {
         }
     }
 
+    /// Whether an image was named that is not here and was not fetched.
+    pub fn lacks_image(&self) -> bool {
+        matches!(self, Self::Backend { source, .. } if matches!(**source, BackendError::NoImage(_)))
+    }
+
     /// What somebody could do about it.
     pub fn hint(&self) -> Option<&str> {
         match self {

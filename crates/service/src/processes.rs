@@ -39,6 +39,8 @@ pub struct ProcessStatus {
     pub written: u64,
     /// `None` while it runs.
     pub ended: Option<Ended>,
+    /// It has ended, and something that it started has not.
+    pub left: bool,
 }
 
 /// Whom a signal reaches.

@@ -146,6 +146,7 @@ pub(crate) fn status(status: wire::process::ProcessStatus) -> Result<ProcessStat
         started: moment(i64::try_from(status.started_ms).unwrap_or(i64::MAX)),
         written: status.written,
         ended: status.ended.as_ref().map(ended),
+        left: status.left,
     })
 }
 

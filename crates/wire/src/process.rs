@@ -122,6 +122,9 @@ pub struct ProcessStatus {
     pub written: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<Ended>,
+    /// It has ended, and something that it started has not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub left: bool,
 }
 
 /// How a process ended, and what it used.
@@ -230,4 +233,7 @@ pub struct SessionStatus {
     pub kernel: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nest: Option<NestStatus>,
+    /// Something runs beside its shell, as a job in the background.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub left: bool,
 }

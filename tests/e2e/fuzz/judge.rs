@@ -27,7 +27,12 @@ impl Answer {
         let mut answer = Self { status, head, body: bytes[end + 4..].to_vec(), whole: false };
         let length = answer.header("content-length").and_then(|length| length.parse().ok());
         answer.whole = match length {
-            Some(length) => answer.body.len() >= length,
+            Some(length) => {
+                // What comes behind it answers something else.
+                let whole = answer.body.len() >= length;
+                answer.body.truncate(length);
+                whole
+            }
             None => status == 204 || status == 304 || answer.body.ends_with(b"0\r\n\r\n"),
         };
         Some(answer)

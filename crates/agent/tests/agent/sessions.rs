@@ -179,6 +179,23 @@ fn a_deadline_ends_the_run_and_the_session_goes_on() {
 }
 
 #[test]
+fn a_job_beside_the_shell_is_told() {
+    both_ways(|agent| {
+        agent.open(session());
+        let left = || match agent.reply(wire::Request::Sessions) {
+            Reply::Sessions(sessions) => sessions[0].left,
+            other => panic!("{other:?}"),
+        };
+        agent.run_in(run("r1", "true"));
+        assert!(!left());
+        agent.run_in(run("r2", "sleep 1000 > /dev/null 2>&1 &"));
+        assert!(left());
+        agent.run_in(run("r3", "kill $!; wait"));
+        assert!(!left());
+    });
+}
+
+#[test]
 fn a_second_run_is_refused_or_waits() {
     both_ways(|agent| {
         agent.open(session());

@@ -67,6 +67,24 @@ fn what_a_finished_command_left_running_can_still_be_killed() {
 }
 
 #[test]
+fn what_was_left_running_is_told() {
+    both_ways(|agent| {
+        let left = |name: &str| match agent.reply(wire::Request::Status { process: name.to_owned() }) {
+            Reply::Status(status) => status.left,
+            other => panic!("{other:?}"),
+        };
+        let output = agent.run(shell("left", "setsid sleep 1000 & echo $!"));
+        assert!(left("left"));
+        assert_eq!(agent.signal("left", 9, Reach::Tree), Reply::Ok);
+        wait_until_gone(daemon_pid(&output.stdout()));
+        let begun = Instant::now();
+        while left("left") {
+            assert!(begun.elapsed() < Duration::from_secs(10), "nothing is left, and it is not told");
+        }
+    });
+}
+
+#[test]
 fn a_signal_to_the_group_spares_what_has_left_it() {
     both_ways(|agent| {
         let script = "trap 'echo caught; exit 9' INT; setsid sh -c 'echo $$; exec sleep 1000' & while :; do sleep 0.01; done";

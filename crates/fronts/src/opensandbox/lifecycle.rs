@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use axum::Json;
 use axum::extract::State;
-use domain::{Key, Owner};
+use domain::{Key, Owner, Phase};
 use http::{HeaderMap, StatusCode, Uri};
 use service::{ErrorKind, Filter, NAMES, Outcome, ServiceError};
 
@@ -35,14 +35,12 @@ pub(super) async fn create(
     let Wish { create, name, credentials } = wish::parse(body, front.settings.default_network)?;
     let restored = create.spec.snapshot.is_some();
     let key = key(&owner, &headers, name.as_deref())?;
-    if !restored && create.pool.is_none() {
+    // Who names a sandbox that lives needs no image for another.
+    let found = key.as_ref().and_then(|key| front.service.find(key));
+    let lives = found.is_some_and(|sandbox| !matches!(sandbox.phase, Phase::Failed(_)));
+    if !restored && create.pool.is_none() && !lives {
         let ensured = front.service.ensure_image(&owner, &create.spec, credentials).await;
-        // Who names a sandbox that is there needs no room for another.
-        let is_there = || key.as_ref().is_some_and(|key| front.service.find(key).is_some());
-        match ensured {
-            Err(error) if matches!(error.kind(), ErrorKind::Exhausted { .. }) && is_there() => {}
-            ensured => ensured.map_err(|error| not_pulled(error, &owner))?,
-        }
+        ensured.map_err(|error| not_pulled(error, &owner))?;
     }
     let sandbox = match key {
         Some(key) => front.service.acquire(&key, create).await.map(|acquired| acquired.sandbox),
@@ -78,12 +76,22 @@ fn not_created(error: ServiceError, owner: &Owner) -> Problem {
     use ErrorKind::{Internal, Invalid, Mount, Unsupported};
     let told = matches!(error.kind(), Internal | Invalid | Unsupported | Mount(_));
     let has_code = volumes::status_of(&error).is_some();
+    let code = match &error {
+        ServiceError::Entrypoint(_) => Some("DOCKER::SANDBOX_START_FAILED"),
+        error if error.lacks_image() => Some("DOCKER::SANDBOX_IMAGE_PULL_FAILED"),
+        _ => None,
+    };
     let message = if told { error.told_to(owner) } else { error.to_string() };
     let message = problem::with_hint(&error, message);
     let problem = Problem { message, ..Problem::from(error) };
     if has_code {
         return problem;
     }
+    let problem = match code {
+        // What the client named is not there: its fault, in the words of the reference.
+        Some(code) => problem.coded(StatusCode::BAD_REQUEST, code),
+        None => problem,
+    };
     problem.coded(StatusCode::INTERNAL_SERVER_ERROR, "DOCKER::SANDBOX_START_FAILED")
 }
 

@@ -221,7 +221,7 @@ fn hooks(given: Option<LifecycleBody>) -> Result<Hooks, NotAHook> {
 
 fn environment(given: BTreeMap<String, Option<String>>) -> Result<BTreeMap<String, String>, Problem> {
     let given = given.into_iter().filter_map(|(name, value)| Some((name, value?)));
-    let env: BTreeMap<String, String> = given.collect();
+    let mut env: BTreeMap<String, String> = given.collect();
     check_environment(&env).map_err(Problem::invalid)?;
     for name in env.keys() {
         let egress = name.strip_prefix("OPENSANDBOX_EGRESS_");
@@ -229,6 +229,8 @@ fn environment(given: BTreeMap<String, Option<String>>) -> Result<BTreeMap<Strin
             return Err(Problem::invalid(format!("`env`: the name `{name}` is reserved")));
         }
     }
+    // What is meant for the filter beside a sandbox is none of the sandbox's business.
+    env.retain(|name, _| !name.starts_with("OPENSANDBOX_EGRESS_"));
     Ok(env)
 }
 

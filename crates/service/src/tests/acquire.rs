@@ -7,8 +7,9 @@ use backend::Condition;
 use domain::{Cause, Key, Owner, Phase};
 use futures_util::future::join_all;
 use tempfile::TempDir;
+use wire::process::{Exit, ProcessStatus};
 
-use super::pretend::{Pretend, running};
+use super::pretend::{Pretend, ended, running};
 use super::{Bench, config, plain};
 use crate::clock::Clock;
 use crate::{Acquired, Config, ErrorKind, Outcome, Service, ServiceError};
@@ -213,10 +214,16 @@ async fn what_runs_something_is_never_parked() {
     let bench = Bench::limited(1, 10).await;
     let busy = bench.acquire("busy").await.sandbox;
     bench.release("busy");
-    bench.backend.knows(vec![running("00000000000000000000000000000000")]);
+    let command = running("00000000000000000000000000000000");
+    let over = ProcessStatus { ended: Some(ended(Exit::Code(0))), ..command.clone() };
+    bench.backend.knows(vec![command]);
     bench.acquire("new").await;
     assert!(bench.service.get(&bench.owner, &busy.id).is_ok());
-    bench.backend.knows(Vec::new());
+    // Something that a command has left behind is as good a reason.
+    bench.backend.knows(vec![ProcessStatus { left: true, ..over.clone() }]);
+    bench.acquire("newer").await;
+    assert!(bench.service.get(&bench.owner, &busy.id).is_ok());
+    bench.backend.knows(vec![over]);
     bench.acquire("another").await;
     assert!(bench.service.get(&bench.owner, &busy.id).is_err());
 }

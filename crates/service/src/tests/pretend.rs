@@ -409,6 +409,7 @@ pub(super) fn running(process: &str) -> ProcessStatus {
         started_ms: 1,
         written: 0,
         ended: None,
+        left: false,
     }
 }
 

@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
-use domain::process::{Command, Missing};
+use domain::process::{Command, Missing, Process};
 use domain::{ContextId, Language};
 use http::{StatusCode, Uri};
 use serde::{Deserialize, Serialize};
@@ -175,14 +175,16 @@ pub(super) async fn interrupt(
 /// A client of contexts first looks, with a command, whether the reference's kernels listen. Ours
 /// are elsewhere, so something else has to, and only for those who look: the port is free for
 /// everybody who never does.
-pub(super) async fn prepare_for_probe(front: &Front, scope: &Scope, command: &Command) {
-    let words = match command {
+pub(super) async fn prepare_for_probe(front: &Front, scope: &Scope, process: &mut Process) {
+    let words = match &process.command {
         Command::Shell { text, .. } => std::slice::from_ref(text),
         Command::Argv(words) => words.as_slice(),
     };
     if !words.iter().any(|text| text.contains(PROBE)) {
         return;
     }
+    // Wherever the image or the client says they are.
+    process.env.insert("JUPYTER_PORT".to_owned(), PROBED_PORT.to_string());
     if let Err(error) = front.service.occupy(&scope.owner, &scope.id, PROBED_PORT).await {
         tracing::debug!(%error, "nothing listens where kernels are looked for");
     }

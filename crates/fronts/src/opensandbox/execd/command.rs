@@ -39,8 +39,8 @@ pub(super) async fn run(
     Wish(body): Wish<RunBody>,
 ) -> Result<Response, Fault> {
     let background = body.background == Some(true);
-    let process = parse(body)?;
-    code::prepare_for_probe(&front, &scope, &process.command).await;
+    let mut process = parse(body)?;
+    code::prepare_for_probe(&front, &scope, &mut process).await;
     match front.service.launch(&scope.owner, &scope.id, process).await {
         Ok(following) if background => Ok(stream::background(following.process.as_str())),
         Ok(following) => {

@@ -7,7 +7,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
 
 use axum::Json;
 use axum::extract::State;
@@ -88,12 +87,11 @@ pub(super) fn tag(mode: Mode, name: &str, base: u64) -> String {
     format!("{}:{name}:{base}", mode.name())
 }
 
-/// The shell that a tag of this terminal was given to, and when it began. The tag comes from inside the sandbox.
-fn tagged(name: &str, status: ProcessStatus) -> Option<(SystemTime, Mode, Shell)> {
-    let tag = status.tag?;
+/// What a tag of this terminal says of its shell. The tag comes from inside the sandbox.
+fn tagged(name: &str, tag: &str) -> Option<(Mode, u64)> {
     let mode = [Mode::Terminal, Mode::Pipes].into_iter().find(|mode| tag.starts_with(mode.name()))?;
     let base = tag.strip_prefix(mode.name())?.strip_prefix(':')?.strip_prefix(name)?.strip_prefix(':')?;
-    Some((status.started, mode, Shell { process: status.process, base: base.parse().ok()? }))
+    Some((mode, base.parse().ok()?))
 }
 
 impl Mode {
@@ -313,7 +311,11 @@ async fn find(front: &Front, scope: &Scope, name: &str) -> Result<Arc<Terminal>,
         return Ok(terminal);
     }
     let all = front.service.processes(&scope.owner, &scope.id).await?;
-    let mut shells: Vec<_> = all.into_iter().filter_map(|status| tagged(name, status)).collect();
+    let shell = |status: ProcessStatus| {
+        let (mode, base) = tagged(name, status.tag.as_deref()?)?;
+        Some((status.started, mode, Shell { process: status.process, base }))
+    };
+    let mut shells: Vec<_> = all.into_iter().filter_map(shell).collect();
     // A shell that printed nothing has the offset of the next.
     shells.sort_by_key(|(started, _, shell)| (shell.base, *started));
     if let Some((_, mode, shell)) = shells.pop() {
@@ -356,26 +358,13 @@ mod tests {
         assert!(terminal.sit(false).is_some());
     }
 
-    fn status(tag: &str) -> ProcessStatus {
-        ProcessStatus {
-            process: ProcessId::parse(&"a".repeat(32)).unwrap(),
-            tag: Some(tag.to_owned()),
-            session: None,
-            command: String::new(),
-            started: SystemTime::UNIX_EPOCH,
-            written: 0,
-            ended: None,
-        }
-    }
-
     #[test]
     fn a_shell_is_found_by_its_tag_alone() {
         for mode in [Mode::Terminal, Mode::Pipes] {
-            let (_, found, shell) = tagged("t1", status(&tag(mode, "t1", 70))).unwrap();
-            assert_eq!((found, shell.base), (mode, 70));
+            assert_eq!(tagged("t1", &tag(mode, "t1", 70)), Some((mode, 70)));
         }
         for other in ["pty:t2:70", "pty:t1", "pty:t12:70", "pty:t1:-1", "pty:t1:x", "other:t1:70", ""] {
-            assert_eq!(tagged("t1", status(other)), None, "{other}");
+            assert_eq!(tagged("t1", other), None, "{other}");
         }
     }
 
