@@ -110,6 +110,9 @@ for (const useServerProxy of [false, true]) {
       const found = await files.search({ path: "/data", pattern: "*.txt" });
       assert.deepEqual(found.map((file) => file.path), ["/data/new/c.txt"]);
       assert.equal((await files.listDirectory({ path: "/data", depth: 2 })).length, 4);
+      // More than an address holds is refused in words; an error without a body would count as done.
+      const many = Array.from({ length: 1200 }, (_, n) => `/data/${"x".repeat(80)}-${n}`);
+      await assert.rejects(files.deleteFiles(many), (error) => error.statusCode === 414);
       await files.deleteFiles(["/data/new/c.txt"]);
       await files.deleteDirectories(["/data"]);
       await assert.rejects(files.getFileInfo(["/data"]), (error) => error.statusCode === 404);

@@ -221,6 +221,27 @@ def test_wrong_kinds_of_files_are_refused(box):
     assert status("DELETE", "/files?path=/tmp/never&path=/tmp/kind/file") == 200
     assert status("DELETE", "/directories?path=/tmp/never") == 200
     assert box.execd.get("/directories/list?path=/tmp&depth=0").json() == []
+    box.output("ln -sfn /tmp /tmp/kind/link")
+    for link in ["/tmp/kind/link", "/tmp/kind/link/"]:
+        assert status("GET", f"/directories/list?path={link}") == 400
+        assert status("GET", f"/directories/list?path={link}&depth=0") == 400
+    assert status("GET", "/directories/list?path=/tmp/never&depth=0") == 404
+    assert status("GET", "/directories/list?path=/") == 200
+
+
+def test_no_path_at_all_is_nothing_to_do(box):
+    assert box.execd.get("/files/info").json() == {}
+    for path in ["/files", "/directories"]:
+        assert box.execd.delete(path).status_code == 200
+        assert box.execd.delete(path, params={"path": ""}).status_code == 400
+    assert box.execd.get("/files/info", params={"path": ""}).json()["code"] == "MISSING_QUERY"
+
+
+def test_a_replacement_that_is_left_out_is_nothing(box):
+    for number, wish in enumerate([{"old": "b"}, {"old": "b", "new": None}, {"old": "b", "new": ""}]):
+        box.upload(f"/tmp/replaced-{number}", b"abc")
+        assert box.execd.post("/files/replace", json={f"/tmp/replaced-{number}": wish}).status_code == 200
+        assert box.output(f"cat /tmp/replaced-{number}") == "ac"
 
 
 def test_a_move_never_overwrites(box):

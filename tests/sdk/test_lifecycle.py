@@ -253,6 +253,12 @@ class TestKeys:
         patched = egress.patch("/policy", json=[{"action": "allow", "target": "a.com"}])
         assert patched.status_code == 501 and patched.headers["content-type"].startswith("text/plain")
 
+    @pytest.mark.parametrize("unknown", ["a" * 20, "7c1f0000-0000-4000-8000-000000000000"])
+    def test_the_egress_api_of_no_sandbox_is_plain_text_too(self, api, unknown):
+        answer = api.get(f"/v1/sandboxes/{unknown}/proxy/18080/policy")
+        assert answer.status_code == 404 and answer.headers["content-type"].startswith("text/plain")
+        assert unknown in answer.text
+
 
 @pytest.fixture
 def anonymous():

@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 
 import pytest
 from conftest import Box
@@ -34,6 +35,12 @@ class Client:
             frame = self.socket.recv(timeout=20)
             assert isinstance(frame, bytes), frame
             self.take(frame)
+
+    def replay(self):
+        """The offset of the first byte that was missed, and what was missed."""
+        frame = self.socket.recv(timeout=20)
+        assert frame[0] == 3, frame[:9]
+        return struct.unpack(">q", frame[1:9])[0], frame[9:]
 
     def type(self, text):
         self.socket.send(b"\0" + text.encode())
@@ -103,13 +110,52 @@ def test_who_comes_back_gets_what_was_missed(box, session):
     client.type("echo mark-$((1+1))\n")
     client.until(b"mark-2")
     client.socket.close()
-    again = Client(box, session, "pty=1&since=0")
-    replay = again.socket.recv(timeout=20)
-    assert replay[0] == 3 and b"mark-2" in replay[9:]
-    offset = struct.unpack(">q", replay[1:9])[0]
-    assert offset == len(replay) - 9
+    again = Client(box, session)
+    offset, missed = again.replay()
+    assert offset == 0 and b"mark-2" in missed
     assert again.word()["type"] == "connected"
-    assert box.execd.get(f"/pty/{session}").json()["output_offset"] >= offset
+    assert box.execd.get(f"/pty/{session}").json()["output_offset"] >= len(missed)
+    again.socket.close()
+    at = missed.index(b"mark-2")
+    once_more = Client(box, session, f"pty=1&since={at}")
+    offset, rest = once_more.replay()
+    assert offset == at and rest.startswith(b"mark-2")
+
+
+def test_a_shell_that_ended_is_followed_by_another(box):
+    command = "echo first-$((20+1)); read line; echo second-$line"
+    session = box.execd.post("/pty", json={"command": command}).json()["session_id"]
+    first = Client(box, session, "pty=0")
+    first.word()
+    first.until(b"first-21\n")
+    first.type("a\n")
+    assert first.word() == {"type": "exit", "exit_code": 0}
+    assert first.seen == b"first-21\nsecond-a\n"
+    assert box.execd.get(f"/pty/{session}").json() == {"session_id": session, "running": False, "output_offset": 18}
+    second = Client(box, session, "pty=0&since=9")
+    assert second.replay() == (9, b"second-a\n")
+    assert second.word()["type"] == "connected"
+    second.until(b"first-21\n")
+    assert box.execd.get(f"/pty/{session}").json() == {"session_id": session, "running": True, "output_offset": 27}
+    second.socket.close()
+    third = Client(box, session, "pty=0")
+    assert third.replay() == (0, b"first-21\nsecond-a\nfirst-21\n")
+    third.word()
+    third.type("b\n")
+    assert third.word() == {"type": "exit", "exit_code": 0}
+    assert box.execd.delete(f"/pty/{session}").status_code == 200
+    assert box.execd.get(f"/pty/{session}").status_code == 404
+
+
+def test_a_size_of_nothing_is_no_size(box, session):
+    client = Client(box, session)
+    client.word()
+    client.say(type="resize", cols=101, rows=33)
+    client.say(type="resize", cols=0, rows=0)
+    client.say(type="resize")
+    client.type("stty size; echo $((6*7))done\n")
+    client.until(b"42done")
+    assert b"33 101" in client.seen
 
 
 def test_one_client_at_a_time_unless_it_takes_over(box, session):
@@ -119,12 +165,12 @@ def test_one_client_at_a_time_unless_it_takes_over(box, session):
         Client(box, session)
     assert refused.value.response.status_code == 409
     assert json.loads(refused.value.response.body)["code"] == "ALREADY_CONNECTED"
-    second = Client(box, session, "pty=1&takeover=1")
+    second = Client(box, session, "pty=1&takeover=1&since=1000000")
     assert second.word()["type"] == "connected"
     with pytest.raises(ConnectionClosed) as closed:
         while True:
             first.socket.recv(timeout=20)
-    assert closed.value.rcvd.code == 4001
+    assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (4001, "TAKEN_OVER")
 
 
 def test_a_terminal_that_is_not_there(box):
@@ -148,3 +194,12 @@ def test_too_many_terminals_are_told_when_to_come_back(new_box):
     answers = [box.execd.post("/pty", json={}) for _ in range(65)]
     assert {answer.status_code for answer in answers[:64]} == {201}
     assert answers[64].status_code == 429 and int(answers[64].headers["retry-after"]) >= 1
+    client = Client(box, answers[0].json()["session_id"], "pty=0")
+    client.word()
+    client.type("exit\n")
+    assert client.word()["type"] == "exit"
+    client.socket.close()
+    # The place is free once the server has heard that its client left.
+    late = time.monotonic() + 20
+    while box.execd.post("/pty", json={}).status_code != 201:
+        assert time.monotonic() < late

@@ -20,6 +20,11 @@ pub(crate) fn error(status: StatusCode, code: &str, message: &str) -> Response {
     (status, Json(Body { code, message })).into_response()
 }
 
+/// The body of an [`error`] alone.
+pub(crate) fn words(code: &str, message: &str) -> String {
+    serde_json::to_string(&Body { code, message }).expect("two texts are always JSON")
+}
+
 /// As [`error`], with the seconds after which trying again makes sense.
 pub(crate) fn try_later(status: StatusCode, code: &str, message: &str, seconds: u64) -> Response {
     let mut response = error(status, code, message);

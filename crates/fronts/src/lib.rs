@@ -17,6 +17,7 @@ mod router;
 mod serve;
 mod settings;
 mod trace;
+mod unreadable;
 
 #[cfg(feature = "opensandbox")]
 mod opensandbox;

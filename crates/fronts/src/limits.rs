@@ -11,7 +11,7 @@ use axum::response::Response;
 use bytes::Bytes;
 use http::StatusCode;
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 
 use crate::answer;
 use crate::hosts::is_named;
@@ -26,16 +26,21 @@ pub(crate) async fn admit(State(slots): State<Arc<Semaphore>>, request: Request,
         let message = "the server handles as many requests as it may";
         return answer::try_later(StatusCode::TOO_MANY_REQUESTS, "TOO_MANY_REQUESTS", message, 1);
     };
-    next.run(request).await.map(|body| Body::new(Held { body, _slot: slot }))
+    next.run(request).await.map(|body| hold(body, slot))
 }
 
-/// A body that keeps its request's slot.
-struct Held {
+/// A body that keeps something until it was sent.
+struct Held<T> {
     body: Body,
-    _slot: OwnedSemaphorePermit,
+    _kept: T,
 }
 
-impl HttpBody for Held {
+/// The same body, which drops what it is given when it is dropped itself.
+pub(crate) fn hold<T: Send + Unpin + 'static>(body: Body, kept: T) -> Body {
+    Body::new(Held { body, _kept: kept })
+}
+
+impl<T: Unpin> HttpBody for Held<T> {
     type Data = Bytes;
     type Error = axum::Error;
 

@@ -23,8 +23,11 @@ use tower::ServiceExt;
 
 use crate::door::{Door, Entrance, Visitor};
 use crate::leftover::Home;
+use crate::unreadable::{Entry, Ledger, Watched};
 
-const LARGEST_HEADERS: usize = 64 << 10;
+/// The first line of a request and its headers. It is more than an address may have, so that one
+/// that is too long can be told from headers that are.
+const LARGEST_HEAD: usize = 128 << 10;
 /// How long a connection may wait for the whole head of its next request. hyper counts the
 /// idle time before it as well, and clients keep idle connections for 30 to 60 seconds: a
 /// shorter time would reset one just as it is used again.
@@ -86,15 +89,17 @@ where
 {
     let asked = Arc::new(AtomicBool::new(false));
     let heard = asked.clone();
+    let ledger = Ledger::default();
+    let entered = ledger.clone();
     let answer = service_fn(move |request| {
         heard.store(true, Ordering::Relaxed);
-        answer(router.clone(), peer, request)
+        answer(router.clone(), peer, request, entered.enter())
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIME)
-        .max_header_size(LARGEST_HEADERS)
-        .serve_connection(TokioIo::new(stream), answer)
+        .max_header_size(LARGEST_HEAD)
+        .serve_connection(TokioIo::new(Watched::new(stream, ledger)), answer)
         .with_upgrades();
     let mut connection = pin!(connection);
     let silent = async {
@@ -119,13 +124,18 @@ where
     }
 }
 
-async fn answer(router: Router, peer: Peer, request: Request<Incoming>) -> Result<Response, Infallible> {
+async fn answer(
+    router: Router,
+    peer: Peer,
+    request: Request<Incoming>,
+    entry: Entry,
+) -> Result<Response, Infallible> {
     let home = Home::default();
     let mut request = home.lend(request);
     request.extensions_mut().insert(peer);
     let mut response = router.oneshot(request).await?;
     home.settle(&mut response).await;
-    Ok(response)
+    Ok(entry.close_with(response))
 }
 
 #[cfg(test)]
@@ -140,7 +150,10 @@ mod tests {
     async fn connect() -> (TcpStream, JoinSet<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        let router = Router::new().route("/", get(|| async { "answer" }));
+        let router = Router::new()
+            .route("/", get(|| async { "answer" }))
+            .route("/bare", get(|| async { http::StatusCode::BAD_REQUEST }))
+            .route("/up", get(upgrade));
         let mut server = JoinSet::new();
         server.spawn(serve(listener, 1, router, std::future::pending()));
         (client, server)
@@ -173,6 +186,94 @@ mod tests {
     async fn a_long_body_that_nobody_read_ends_the_connection_as_told() {
         let (first, goes_on) = answers(1 << 20).await;
         assert!(first.contains("connection: close\r\n") && !goes_on, "{first}");
+    }
+
+    /// All that is answered to these bytes, on a connection of their own.
+    async fn told(bytes: &[u8]) -> String {
+        let (mut client, _server) = connect().await;
+        client.write_all(bytes).await.unwrap();
+        let mut answer = Vec::new();
+        client.read_to_end(&mut answer).await.unwrap();
+        String::from_utf8(answer).unwrap()
+    }
+
+    #[tokio::test]
+    async fn what_is_no_request_is_answered_with_a_reason_and_an_id() {
+        let long = |count: usize| "x".repeat(count);
+        for (request, status) in [
+            ("\u{1}\r\n\r\n".to_owned(), "400"),
+            ("GET / HTTP/9\r\n\r\n".to_owned(), "400"),
+            ("GET / HTTP/1.1\r\nno header\r\n\r\n".to_owned(), "400"),
+            (format!("GET /?{} HTTP/1.1\r\n\r\n", long(70_000)), "414"),
+            (format!("GET /?{} HTTP/1.1\r\n\r\n", long(1 << 20)), "431"),
+            (format!("GET / HTTP/1.1\r\nx: {}\r\n\r\n", long(200_000)), "431"),
+            (format!("GET / HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(101)), "431"),
+        ] {
+            let answer = told(request.as_bytes()).await;
+            let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+            let lines: Vec<&str> = head.lines().collect();
+            assert!(lines[0].starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+            for line in [
+                "connection: close",
+                "content-type: application/json",
+                &format!("content-length: {}", body.len()),
+            ] {
+                assert_eq!(lines.iter().filter(|other| **other == line).count(), 1, "{line} in {answer}");
+            }
+            assert!(
+                lines
+                    .iter()
+                    .any(|line| line.len() == "x-request-id: ".len() + 32
+                        && line.starts_with("x-request-id: "))
+            );
+            let body: serde_json::Value = serde_json::from_str(body).unwrap();
+            assert!(body["code"].is_string() && body["message"].is_string(), "{body}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_follows_a_request_is_answered_in_its_turn() {
+        let answer =
+            told(b"GET / HTTP/1.1\r\nhost: a\r\n\r\nGET / HTTP/1.1\r\nhost: a\r\n\r\n\x01\r\n\r\n").await;
+        let whole = answer.match_indices("HTTP/1.1 ").map(|(at, _)| &answer[at + 9..at + 12]);
+        assert_eq!(whole.collect::<Vec<_>>(), ["200", "200", "400"], "{answer}");
+        assert!(answer.ends_with("}"), "{answer}");
+    }
+
+    /// An answer just as hyper makes them.
+    const BARE: &str = "HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+
+    #[tokio::test]
+    async fn an_error_of_a_handler_passes_as_it_is() {
+        let (mut client, _server) = connect().await;
+        client.write_all(b"GET /bare HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.contains("content-length: 0\r\n") && answer.ends_with("\r\n\r\n"), "{answer}");
+        assert!(!answer.contains("x-request-id"), "{answer}");
+    }
+
+    #[tokio::test]
+    async fn what_is_said_after_an_upgrade_passes_as_it_is() {
+        let (mut client, _server) = connect().await;
+        let ask = b"GET /up HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: bare\r\n\r\n";
+        client.write_all(ask).await.unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 101 ") && answer.ends_with(&BARE.repeat(2)), "{answer}");
+    }
+
+    async fn upgrade(mut request: axum::extract::Request) -> Response {
+        let upgrade = hyper::upgrade::on(&mut request);
+        tokio::spawn(async move {
+            let mut stream = TokioIo::new(upgrade.await.unwrap());
+            for _ in 0..2 {
+                stream.write_all(BARE.as_bytes()).await.unwrap();
+                stream.flush().await.unwrap();
+            }
+        });
+        let head = Response::builder().status(101).header("connection", "upgrade").header("upgrade", "bare");
+        head.body(axum::body::Body::empty()).unwrap()
     }
 
     /// Time is not waited for: it jumps to the next timer whenever nothing else happens.

@@ -170,8 +170,8 @@ const ON_RUNS: &str = "200 400 404 409";
 
 /// Errors that the kernel knows and this API does not are 500, as in the reference.
 const FILES: &[Operation] = &[
-    operation("DELETE /files", "Remove files", "path*!", "", ON_FILES),
-    operation("GET /files/info", "Look at files", "path*!", "", ON_FILES),
+    operation("DELETE /files", "Remove files", "path*", "", ON_FILES),
+    operation("GET /files/info", "Look at files", "path*", "", ON_FILES),
     operation("GET /files/search", "Find files by name", "path! pattern", "", ON_FILES),
     operation("POST /files/mv", "Move files", "", "MoveFiles", ON_FILES),
     operation("POST /files/permissions", "Change who may use files", "", "Permissions", ON_FILES),
@@ -185,7 +185,7 @@ const FILES: &[Operation] = &[
         "200 206 400 404 409 416 500 503",
     ),
     operation("POST /directories", "Make directories", "", "Permissions", ON_FILES),
-    operation("DELETE /directories", "Remove directories", "path*!", "", ON_FILES),
+    operation("DELETE /directories", "Remove directories", "path*", "", ON_FILES),
     operation("GET /directories/list", "List a directory", "path! depth:int", "", ON_FILES),
 ];
 

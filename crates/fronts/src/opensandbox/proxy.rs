@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, any};
 use domain::{Owner, SandboxId};
 use http::request::Parts;
-use http::{StatusCode, Uri, uri::PathAndQuery};
+use http::{HeaderValue, StatusCode, Uri, header, uri::PathAndQuery};
 use hyper::upgrade::OnUpgrade;
 use service::Sandbox;
 use tower::ServiceExt;
@@ -101,10 +101,18 @@ impl FromRequestParts<Front> for Reached {
     }
 }
 
+/// The port in a path of which nothing else needs to make sense; 0 if there is none.
+fn port_in(path: &str) -> u16 {
+    let (_, named) = path.split_once("/proxy/").unwrap_or_default();
+    let number = named.split(['/', '-']).next().unwrap_or_default();
+    number.parse().unwrap_or_default()
+}
+
 async fn proxy(State(ports): State<Ports>, request: Request) -> Response {
-    match Target::parse(request.uri().path()) {
+    let path = request.uri().path();
+    match Target::parse(path) {
         Ok(target) => ports.answer(target, request).await,
-        Err(problem) => problem.into_response(),
+        Err(problem) => refuse(problem, port_in(path)),
     }
 }
 
@@ -128,7 +136,7 @@ impl Ports {
         let front = &self.front;
         let found = front.service.look(&target.id);
         if found.is_none() && target.form == Form::Gateway {
-            return Problem::no_sandbox(target.id.as_str()).into_response();
+            return refuse(Problem::no_sandbox(target.id.as_str()), target.port);
         }
         let owner = match admit(front, request.headers(), &target, found.as_ref()) {
             Ok(owner) => owner,
@@ -136,7 +144,7 @@ impl Ports {
         };
         let sandbox = match front.service.get(&owner, &target.id) {
             Ok(sandbox) => sandbox,
-            Err(error) => return Problem::from(error).into_response(),
+            Err(error) => return refuse(Problem::from(error), target.port),
         };
         let notes = Notes::of(&sandbox);
         if auth::text(request.headers(), RENEWAL_HEADER).is_none_or(|value| value.trim() != "skip") {
@@ -160,16 +168,19 @@ impl Ports {
     }
 }
 
-/// Each of the three surfaces words its refusals in its own way.
+/// Each of the three surfaces words its refusals in its own way: the execution API says `error` to
+/// whoever does not show its token, the egress API speaks plain text.
 fn refuse(problem: Problem, port: u16) -> Response {
-    match port {
-        EXECD_PORT => {
-            let body = axum::Json(serde_json::json!({ "error": problem.message }));
-            (problem.status, body).into_response()
+    let (kind, body) = match port {
+        EXECD_PORT if matches!(problem.code, "MISSING_API_KEY" | "INVALID_API_KEY") => {
+            ("application/json", serde_json::json!({ "error": problem.message }).to_string())
         }
-        EGRESS_PORT => (problem.status, problem.message).into_response(),
-        _ => problem.into_response(),
-    }
+        EGRESS_PORT => ("text/plain; charset=utf-8", problem.message.clone()),
+        _ => return problem.into_response(),
+    };
+    let (mut parts, _) = problem.into_response().into_parts();
+    parts.headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    Response::from_parts(parts, body.into())
 }
 
 /// Hands a request to the execution API under the path it has there.
@@ -283,5 +294,43 @@ mod tests {
         assert_eq!(status(format!("/sandboxes/{ID}/proxy/0/x")), StatusCode::BAD_REQUEST);
         assert_eq!(status(format!("/sandboxes/{ID}/proxy/65536/x")), StatusCode::BAD_REQUEST);
         assert_eq!(status("/sandboxes/..%2f/proxy/80/x".to_owned()), StatusCode::NOT_FOUND);
+    }
+
+    async fn refused(problem: Problem, port: u16) -> (http::HeaderMap, String) {
+        let (parts, body) = refuse(problem, port).into_parts();
+        let body = axum::body::to_bytes(body, 1000).await.unwrap();
+        (parts.headers, String::from_utf8(body.to_vec()).unwrap())
+    }
+
+    #[tokio::test]
+    async fn a_refusal_keeps_its_code_and_when_to_come_back() {
+        let problem = |code| {
+            let problem = Problem::new(StatusCode::UNAUTHORIZED, code, "why");
+            Problem { retry_after: Some(7), ..problem }
+        };
+        for (code, port, expected) in [
+            ("INVALID_API_KEY", EXECD_PORT, r#"{"error":"why"}"#),
+            ("SOMETHING_ELSE", EXECD_PORT, r#"{"code":"SOMETHING_ELSE","message":"why"}"#),
+            ("INVALID_API_KEY", 8080, r#"{"code":"INVALID_API_KEY","message":"why"}"#),
+            ("INVALID_API_KEY", EGRESS_PORT, "why"),
+        ] {
+            let (headers, body) = refused(problem(code), port).await;
+            assert_eq!((body.as_str(), &headers["retry-after"]), (expected, &HeaderValue::from(7)));
+            let kind = headers["content-type"].to_str().unwrap();
+            assert_eq!(kind.starts_with("text/plain"), port == EGRESS_PORT, "{kind}");
+        }
+    }
+
+    #[test]
+    fn the_port_is_found_where_nothing_else_makes_sense() {
+        for (path, port) in [
+            ("/v1/sandboxes/no-id/proxy/18080/policy", 18080),
+            ("/sandboxes//proxy/44772", 44772),
+            ("/sandboxes/a/proxy/18080-x-y/policy", 18080),
+            ("/sandboxes/a/proxy/x", 0),
+            ("/", 0),
+        ] {
+            assert_eq!(port_in(path), port, "{path}");
+        }
     }
 }

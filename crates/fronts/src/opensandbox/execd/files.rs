@@ -71,9 +71,10 @@ pub(super) fn path_of(query: &Query) -> Result<&str, Fault> {
     named(query, "path")
 }
 
+/// Every path that a query names, which may be none.
 fn paths_of(uri: &Uri) -> Result<Vec<String>, Fault> {
     let paths = Query::of(uri).all("path");
-    if paths.is_empty() || paths.iter().any(String::is_empty) {
+    if paths.iter().any(String::is_empty) {
         return Err(Fault::missing_query("path"));
     }
     Ok(paths)
@@ -82,7 +83,10 @@ fn paths_of(uri: &Uri) -> Result<Vec<String>, Fault> {
 /// `GET /files/info?path=…&path=…`: keyed by the paths as they were written.
 async fn info(State(front): State<Front>, actor: Actor, uri: Uri) -> Result<Response, Fault> {
     let paths = paths_of(&uri)?;
-    let infos = front.service.stat(&actor.owner, &actor.id, actor.by(), &paths).await?;
+    let infos = match paths.is_empty() {
+        true => Vec::new(),
+        false => front.service.stat(&actor.owner, &actor.id, actor.by(), &paths).await?,
+    };
     let body: BTreeMap<String, InfoBody> =
         paths.into_iter().zip(infos.into_iter().map(InfoBody::of)).collect();
     Ok(Json(body).into_response())
@@ -102,11 +106,28 @@ async fn list(State(front): State<Front>, actor: Actor, uri: Uri) -> Result<Resp
     let query = Query::of(&uri);
     let depth = query.number("depth").map_err(Fault::invalid)?.unwrap_or(1);
     let path = path_of(&query)?;
+    must_be_directory(&front, &actor, path).await?;
     let entries = match depth {
         0 => Vec::new(),
         _ => front.service.list_directory(&actor.owner, &actor.id, actor.by(), path, depth).await?,
     };
     Ok(Json(entries.into_iter().map(InfoBody::of).collect::<Vec<_>>()).into_response())
+}
+
+/// A link counts as itself, also with a slash behind it, so that nobody is shown another directory
+/// than the one that was named.
+async fn must_be_directory(front: &Front, actor: &Actor, path: &str) -> Result<(), Fault> {
+    let bare = match path.trim_end_matches('/') {
+        "" => "/",
+        bare => bare,
+    };
+    let infos = front.service.stat(&actor.owner, &actor.id, actor.by(), &[bare.to_owned()]).await?;
+    let what = match infos.first().map(|info| info.kind) {
+        Some(FileKind::Directory) => return Ok(()),
+        Some(FileKind::Symlink) => "a link, which is not followed",
+        Some(FileKind::File | FileKind::Other) | None => "not a directory",
+    };
+    Err(Fault::invalid(format!("`{path}` is {what}")))
 }
 
 /// `DELETE /files?path=…`: what is missing is no error, a directory is.
@@ -190,7 +211,8 @@ async fn rename(
 #[derive(Deserialize)]
 struct ReplaceBody {
     old: String,
-    new: String,
+    /// Without it what is found is taken out.
+    new: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -210,7 +232,9 @@ async fn replace(
         return Err(Fault::invalid("`old` is empty"));
     }
     let paths: Vec<String> = wishes.keys().cloned().collect();
-    let edits = wishes.into_iter().map(|(path, wish)| Edit { path, old: wish.old, new: wish.new }).collect();
+    let edit =
+        |(path, wish): (String, ReplaceBody)| Edit { path, old: wish.old, new: wish.new.unwrap_or_default() };
+    let edits = wishes.into_iter().map(edit).collect();
     let counts = front.service.replace(&actor.owner, &actor.id, actor.by(), edits).await?;
     if !Query::of(&uri).is_on("verbose") {
         return Ok(StatusCode::OK.into_response());

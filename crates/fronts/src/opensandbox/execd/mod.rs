@@ -15,8 +15,8 @@ mod measure;
 mod mode;
 mod multipart;
 mod port;
-
 mod pty;
+mod replay;
 mod run;
 mod session;
 mod socket;

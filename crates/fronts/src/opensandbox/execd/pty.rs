@@ -1,10 +1,11 @@
 //! Terminals over WebSocket: which there are, and who sits at each.
 //!
-//! A terminal is named first and its shell starts with the first client that connects. One
-//! client at a time is attached; another may take over. The process carries the terminal's name
-//! as its tag, so a terminal is found again after a restart of the server.
+//! A terminal is named first and its shell starts with the first client that connects; when it
+//! has ended, the next client starts another. One client at a time is attached; another may take
+//! over. The process carries the terminal's name as its tag, so a terminal is found again after
+//! a restart of the server, but what it was to run is not known then.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::Json;
@@ -15,6 +16,7 @@ use axum::response::{IntoResponse, Response};
 use domain::{Owner, ProcessId, SandboxId};
 use http::{StatusCode, Uri};
 use serde::{Deserialize, Serialize};
+use service::{ProcessStatus, ServiceError};
 use tokio::sync::watch;
 
 use super::fault::{Fault, Wish};
@@ -24,8 +26,8 @@ use crate::opensandbox::Front;
 use crate::opensandbox::query::Query;
 use crate::trace::unique_hex;
 
-/// Terminals of one sandbox that were named but not started.
-const MOST_WAITING: usize = 64;
+/// Terminals of one sandbox that wait for their first client, or whose shell runs.
+const MOST_ALIVE: usize = 64;
 /// The longest message that a client may send.
 const LARGEST_MESSAGE: usize = 1 << 20;
 
@@ -36,17 +38,27 @@ pub(in crate::opensandbox) struct Terminals(Mutex<HashMap<(SandboxId, String), A
 pub(super) struct Terminal {
     owner: Owner,
     pub(super) name: String,
-    pub(super) command: Option<String>,
-    pub(super) cwd: Option<String>,
+    /// What its shells are started with; `None` if that was told to another server.
+    pub(super) wish: Option<CreateBody>,
     /// Locked while the shell is being started, so that it is started once.
     pub(super) process: tokio::sync::Mutex<Option<Running>>,
     seat: watch::Sender<Seat>,
 }
 
-#[derive(Clone)]
+/// The last shell of a terminal, which may have ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Running {
-    pub(super) process: ProcessId,
+    pub(super) shell: Shell,
     pub(super) mode: Mode,
+    /// The one before it, kept for what it printed.
+    pub(super) before: Option<Shell>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Shell {
+    pub(super) process: ProcessId,
+    /// What the terminal had printed when it began.
+    pub(super) base: u64,
 }
 
 /// What the shell is connected by.
@@ -70,6 +82,18 @@ pub(super) struct Ticket {
     seat: watch::Receiver<Seat>,
 }
 
+/// The tag by which a shell is found again.
+pub(super) fn tag(mode: Mode, name: &str, base: u64) -> String {
+    format!("{}:{name}:{base}", mode.name())
+}
+
+/// What a tag of this terminal says of its shell. The tag comes from inside the sandbox.
+fn tagged(name: &str, tag: &str) -> Option<(Mode, u64)> {
+    let mode = [Mode::Terminal, Mode::Pipes].into_iter().find(|mode| tag.starts_with(mode.name()))?;
+    let base = tag.strip_prefix(mode.name())?.strip_prefix(':')?.strip_prefix(name)?.strip_prefix(':')?;
+    Some((mode, base.parse().ok()?))
+}
+
 impl Mode {
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -80,15 +104,17 @@ impl Mode {
 }
 
 impl Terminal {
-    fn new(owner: Owner, name: String, wish: CreateBody, process: Option<Running>) -> Arc<Self> {
+    fn new(owner: Owner, name: String, wish: Option<CreateBody>, process: Option<Running>) -> Arc<Self> {
         let process = tokio::sync::Mutex::new(process);
         let seat = watch::Sender::new(Seat::default());
-        Arc::new(Self { owner, name, command: wish.command, cwd: wish.cwd, process, seat })
+        Arc::new(Self { owner, name, wish, process, seat })
     }
 
-    /// The tag by which its process is found again.
-    pub(super) fn tag(&self, mode: Mode) -> String {
-        format!("{}:{}", mode.name(), self.name)
+    /// Whether it waits for its first client, has one, or has a shell among those that run.
+    fn is_alive(&self, running: &HashSet<ProcessId>) -> bool {
+        let Ok(process) = self.process.try_lock() else { return true };
+        let runs = process.as_ref().is_none_or(|last| running.contains(&last.shell.process));
+        runs || self.seat.borrow().taken
     }
 
     /// Attaches a client, if nobody is there or whoever is may be displaced.
@@ -150,6 +176,11 @@ impl Terminals {
         self.lock().keys().filter(|(sandbox, _)| sandbox == id).count()
     }
 
+    /// Forgets what has ended, which is still found by its tag.
+    fn drop_ended(&self, id: &SandboxId, running: &HashSet<ProcessId>) {
+        self.lock().retain(|(sandbox, _), terminal| sandbox != id || terminal.is_alive(running));
+    }
+
     /// Forgets terminals of sandboxes that are gone.
     fn sweep(&self, front: &Front) {
         self.lock().retain(|(id, _), terminal| front.service.get(&terminal.owner, id).is_ok());
@@ -160,10 +191,10 @@ impl Terminals {
     }
 }
 
-#[derive(Default, Deserialize)]
+#[derive(Clone, Default, Deserialize)]
 pub(super) struct CreateBody {
-    cwd: Option<String>,
-    command: Option<String>,
+    pub(super) cwd: Option<String>,
+    pub(super) command: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -178,13 +209,18 @@ pub(super) async fn create(
     Wish(body): Wish<CreateBody>,
 ) -> Result<(StatusCode, Json<Created>), Fault> {
     front.terminals.sweep(&front);
-    if front.terminals.count(&scope.id) >= MOST_WAITING {
+    if front.terminals.count(&scope.id) >= MOST_ALIVE {
+        let all = front.service.processes(&scope.owner, &scope.id).await?;
+        let running = all.into_iter().filter(|status| status.ended.is_none()).map(|status| status.process);
+        front.terminals.drop_ended(&scope.id, &running.collect());
+    }
+    if front.terminals.count(&scope.id) >= MOST_ALIVE {
         let message = "this sandbox has as many terminals as it may";
         return Err(Fault::too_many(message));
     }
     let given = |text: Option<String>| text.filter(|text| !text.trim().is_empty());
     let wish = CreateBody { cwd: given(body.cwd), command: given(body.command) };
-    let terminal = Terminal::new(scope.owner.clone(), unique_hex(), wish, None);
+    let terminal = Terminal::new(scope.owner.clone(), unique_hex(), Some(wish), None);
     let session_id = front.terminals.keep(&scope.id, terminal).name.clone();
     Ok((StatusCode::CREATED, Json(Created { session_id })))
 }
@@ -204,15 +240,18 @@ pub(super) async fn look(
 ) -> Result<Json<Look>, Fault> {
     let terminal = find(&front, &scope, &name).await?;
     let running = terminal.process.lock().await.clone();
-    let status = match running {
-        Some(running) => Some(front.service.status(&scope.owner, &scope.id, &running.process).await?),
-        None => None,
+    let (running, output_offset) = match running {
+        Some(Running { shell: Shell { process, base }, .. }) => {
+            match front.service.status(&scope.owner, &scope.id, &process).await {
+                Ok(status) => (status.ended.is_none(), base.saturating_add(status.written)),
+                // It ended so long ago that nothing is known of it any more.
+                Err(ServiceError::NoProcess(_)) => (false, base),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        None => (false, 0),
     };
-    Ok(Json(Look {
-        session_id: name,
-        running: status.as_ref().is_some_and(|status| status.ended.is_none()),
-        output_offset: status.map_or(0, |status| status.written),
-    }))
+    Ok(Json(Look { session_id: name, running, output_offset }))
 }
 
 /// `DELETE /pty/{id}`: ends whatever runs there.
@@ -224,12 +263,20 @@ pub(super) async fn delete(
     let terminal = find(&front, &scope, &name).await?;
     let running = terminal.process.lock().await.clone();
     front.terminals.remove(&scope.id, &name);
-    if let Some(Running { process, .. }) = running {
-        // A process that is forgotten cannot be found again by its tag.
-        kill(&front, &scope, &process).await?;
-        front.service.forget(&scope.owner, &scope.id, &process).await?;
+    let shells = running.into_iter().flat_map(|last| last.before.into_iter().chain([last.shell]));
+    for Shell { process, .. } in shells {
+        match end(&front, &scope, &process).await {
+            Ok(()) | Err(ServiceError::NoProcess(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
     }
     Ok(StatusCode::OK)
+}
+
+/// A process that is forgotten cannot be found again by its tag.
+async fn end(front: &Front, scope: &Scope, process: &ProcessId) -> Result<(), ServiceError> {
+    kill(front, scope, process).await?;
+    front.service.forget(&scope.owner, &scope.id, process).await
 }
 
 /// `GET /pty/{id}/ws?pty=0|1&since=…&takeover=1`
@@ -241,7 +288,7 @@ pub(super) async fn attach(
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, Fault> {
     let query = Query::of(&uri);
-    let since = query.number("since").map_err(Fault::invalid)?;
+    let since = query.number("since").map_err(Fault::invalid)?.unwrap_or(0);
     let mode = if query.first("pty") == Some("0") { Mode::Pipes } else { Mode::Terminal };
     let terminal = find(&front, &scope, &name).await?;
     let upgrade = upgrade.map_err(|rejection| Fault::invalid(rejection.to_string()))?;
@@ -263,16 +310,18 @@ async fn find(front: &Front, scope: &Scope, name: &str) -> Result<Arc<Terminal>,
     if let Some(terminal) = front.terminals.find(&scope.id, name) {
         return Ok(terminal);
     }
-    for status in front.service.processes(&scope.owner, &scope.id).await? {
-        let (tag, process) = (status.tag.unwrap_or_default(), status.process);
-        let mode =
-            [Mode::Terminal, Mode::Pipes].into_iter().find(|mode| tag == format!("{}:{name}", mode.name()));
-        if let Some(mode) = mode {
-            let running = Some(Running { process, mode });
-            let terminal =
-                Terminal::new(scope.owner.clone(), name.to_owned(), CreateBody::default(), running);
-            return Ok(front.terminals.keep(&scope.id, terminal));
-        }
+    let all = front.service.processes(&scope.owner, &scope.id).await?;
+    let shell = |status: ProcessStatus| {
+        let (mode, base) = tagged(name, status.tag.as_deref()?)?;
+        Some((status.started, mode, Shell { process: status.process, base }))
+    };
+    let mut shells: Vec<_> = all.into_iter().filter_map(shell).collect();
+    // A shell that printed nothing has the offset of the next.
+    shells.sort_by_key(|(started, _, shell)| (shell.base, *started));
+    if let Some((_, mode, shell)) = shells.pop() {
+        let last = Running { shell, mode, before: shells.pop().map(|(_, _, shell)| shell) };
+        let terminal = Terminal::new(scope.owner.clone(), name.to_owned(), None, Some(last));
+        return Ok(front.terminals.keep(&scope.id, terminal));
     }
     Err(Fault::no_session(name))
 }
@@ -284,7 +333,7 @@ mod tests {
     use super::*;
 
     fn terminal() -> Arc<Terminal> {
-        Terminal::new(Owner::single(), "t".to_owned(), CreateBody::default(), None)
+        Terminal::new(Owner::single(), "t".to_owned(), Some(CreateBody::default()), None)
     }
 
     #[test]
@@ -307,5 +356,37 @@ mod tests {
         assert!(terminal.sit(false).is_none());
         drop(second);
         assert!(terminal.sit(false).is_some());
+    }
+
+    #[test]
+    fn a_shell_is_found_by_its_tag_alone() {
+        for mode in [Mode::Terminal, Mode::Pipes] {
+            assert_eq!(tagged("t1", &tag(mode, "t1", 70)), Some((mode, 70)));
+        }
+        for other in ["pty:t2:70", "pty:t1", "pty:t12:70", "pty:t1:-1", "pty:t1:x", "other:t1:70", ""] {
+            assert_eq!(tagged("t1", other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn only_what_runs_or_waits_counts() {
+        let (terminals, id) = (Terminals::default(), SandboxId::parse(&"a".repeat(20)).unwrap());
+        let process = |letter: &str| ProcessId::parse(&letter.repeat(32)).unwrap();
+        let with = |name: &str, letter: Option<&str>| {
+            let shell = letter.map(|letter| Shell { process: process(letter), base: 0 });
+            let last = shell.map(|shell| Running { shell, mode: Mode::Pipes, before: None });
+            terminals.keep(&id, Terminal::new(Owner::single(), name.to_owned(), None, last))
+        };
+        with("waits", None);
+        with("runs", Some("a"));
+        let left = with("has a client that is being told of the end", Some("b"));
+        let ticket = left.sit(false).unwrap();
+        with("ended", Some("c"));
+        terminals.drop_ended(&id, &HashSet::from([process("a")]));
+        assert_eq!(terminals.count(&id), 3);
+        assert!(terminals.find(&id, "ended").is_none());
+        drop(ticket);
+        terminals.drop_ended(&id, &HashSet::from([process("a")]));
+        assert_eq!(terminals.count(&id), 2);
     }
 }

@@ -1,7 +1,7 @@
 //! One client at a terminal.
 //!
 //! ```text
-//! to the client:    [0x03 next-offset bytes]  connected  (0x01|0x02 bytes)…  exit  close 1000
+//! to the client:    [0x03 offset bytes]  connected  (0x01|0x02 bytes)…  exit  close 1000
 //! from the client:  0x00 bytes · stdin · signal · resize · ping
 //! ```
 //! Frames that begin with a byte are binary; the words are JSON text.
@@ -10,17 +10,18 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use axum::extract::ws::{CloseFrame, Message, WebSocket};
+use domain::Stream;
 use domain::process::{Command, Io, Missing, Process, Size, Stdin};
-use domain::{Position, Retention, Stream};
 use serde::{Deserialize, Serialize};
 use service::{Event, Following, Input, Reach, ServiceError};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, interval, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, interval, sleep_until, timeout};
 
-use super::Scope;
 use super::command::{directory, exit_code};
-use super::pty::{Mode, Running, Terminal, Ticket};
+use super::pty::{Mode, Running, Shell, Terminal, Ticket, tag};
+use super::replay::{KEPT, Missed};
+use super::{Scope, replay};
 use crate::opensandbox::Front;
 
 const STDIN: u8 = 0;
@@ -28,13 +29,6 @@ const STDOUT: u8 = 1;
 const STDERR: u8 = 2;
 const REPLAY: u8 = 3;
 
-/// Output that is kept for clients that come back.
-const KEPT: Retention = Retention { first: 0, last: 1 << 20 };
-/// As much is sent as replay, which is gathered before it is sent. It is more than is kept; what
-/// a sandbox claims beyond it comes piece by piece, like new output.
-const MOST_REPLAYED: u64 = KEPT.last + KEPT.last / 4;
-/// How long the replay may take to gather.
-const REPLAY_TIME: Duration = Duration::from_secs(10);
 const FIRST_SIZE: Size = Size { columns: 80, rows: 24 };
 const PING: Duration = Duration::from_secs(30);
 /// A client that shows no sign of life for so long is gone.
@@ -54,9 +48,18 @@ const SHELL: &str = "if command -v bash >/dev/null 2>&1; then exec bash; else ex
 #[derive(Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 enum Word {
-    Stdin { data: String },
-    Signal { signal: String },
-    Resize { cols: u16, rows: u16 },
+    Stdin {
+        data: String,
+    },
+    Signal {
+        signal: String,
+    },
+    Resize {
+        #[serde(default)]
+        cols: u16,
+        #[serde(default)]
+        rows: u16,
+    },
     Ping,
 }
 
@@ -85,7 +88,7 @@ pub(super) async fn converse(
     scope: Scope,
     mut ticket: Ticket,
     mode: Mode,
-    since: Option<u64>,
+    since: u64,
 ) {
     let goodbye = match open(&mut socket, &front, &scope, ticket.terminal(), mode, since).await {
         Ok((following, running)) => {
@@ -116,7 +119,7 @@ async fn open(
     scope: &Scope,
     terminal: &Terminal,
     mode: Mode,
-    since: Option<u64>,
+    since: u64,
 ) -> Result<(Following, Running), Goodbye> {
     let opened = follow(front, scope, terminal, mode, since).await;
     let (following, running, missed) = match opened {
@@ -126,80 +129,62 @@ async fn open(
             return Err(Goodbye { code: FAILED, reason: "the shell could not be started" });
         }
     };
-    if let Some(missed) = missed.filter(|missed| !missed.bytes.is_empty()) {
-        let frame = [&[REPLAY][..], &missed.next.to_be_bytes(), &missed.bytes].concat();
+    if !missed.bytes.is_empty() {
+        let frame = [&[REPLAY][..], &missed.start.to_be_bytes(), &missed.bytes].concat();
         send(socket, Message::Binary(frame.into())).await?;
     }
     reply(socket, &Reply::Connected { session_id: &terminal.name, mode: running.mode.name() }).await?;
     Ok((following, running))
 }
 
-/// What a client has missed, as far as it was gathered.
-struct Missed {
-    /// The offset behind it.
-    next: u64,
-    bytes: Vec<u8>,
-}
-
-impl Missed {
-    fn wants_more(&self, to: u64) -> bool {
-        self.next < to && (self.bytes.len() as u64) < MOST_REPLAYED
-    }
-
-    fn add(&mut self, event: &Event) {
-        match event {
-            Event::Output { at, bytes, .. } => {
-                self.bytes.extend_from_slice(bytes);
-                self.next = at.0.saturating_add(bytes.len() as u64);
-            }
-            Event::Gap { to, .. } => self.next = to.0,
-            Event::Ended(_) => {}
-        }
-    }
-}
-
+/// The shell, which is started if none runs, and what the client has missed.
 async fn follow(
     front: &Front,
     scope: &Scope,
     terminal: &Terminal,
     mode: Mode,
-    since: Option<u64>,
-) -> Result<(Following, Running, Option<Missed>), ServiceError> {
+    since: u64,
+) -> Result<(Following, Running, Missed), ServiceError> {
     let mut started = terminal.process.lock().await;
-    let Some(running) = started.clone() else {
-        let following = front.service.launch(&scope.owner, &scope.id, shell(terminal, mode)).await?;
-        let running = Running { process: following.process.clone(), mode };
-        *started = Some(running.clone());
-        return Ok((following, running, None));
+    let (base, before) = match started.clone() {
+        None => (0, None),
+        Some(running) => match ended_at(front, scope, &running.shell).await? {
+            Some(end) if terminal.wish.is_some() => (end, Some(running)),
+            _ => {
+                drop(started);
+                let (following, missed) = replay::since(front, scope, &running, since).await?;
+                return Ok((following, running, missed));
+            }
+        },
     };
+    let following = front.service.launch(&scope.owner, &scope.id, shell(terminal, mode, base)).await?;
+    let shell = Shell { process: following.process.clone(), base };
+    let oldest = before.as_ref().and_then(|running| running.before.clone());
+    let running = Running { shell, mode, before: before.map(|running| running.shell) };
+    *started = Some(running.clone());
     drop(started);
-    let written = front.service.status(&scope.owner, &scope.id, &running.process).await?.written;
-    let from = since.unwrap_or(written).min(written);
-    let mut following =
-        front.service.follow(&scope.owner, &scope.id, &running.process, Position(from)).await?;
-    let missed = replay(&mut following, from, written).await?;
-    // A piece may reach past the end that was known; the client gets all of it as replay.
-    Ok((following, running, Some(missed)))
-}
-
-/// What was printed from one offset to another, as far as it is kept. Both offsets come from
-/// inside the sandbox, so neither decides how much is gathered, nor for how long.
-async fn replay(following: &mut Following, from: u64, to: u64) -> Result<Missed, ServiceError> {
-    let mut missed = Missed { next: from, bytes: Vec::new() };
-    let deadline = Instant::now() + REPLAY_TIME;
-    while missed.wants_more(to) {
-        let Ok(event) = timeout_at(deadline, following.next()).await else { break };
-        let event = event?;
-        missed.add(&event);
-        if matches!(event, Event::Ended(_)) {
-            break;
-        }
+    if let Some(Shell { process, .. }) = oldest
+        && let Err(error) = front.service.forget(&scope.owner, &scope.id, &process).await
+    {
+        tracing::debug!(%error, "an old shell of a terminal was forgotten already");
     }
-    Ok(missed)
+    let missed = replay::before(front, scope, &running, since).await;
+    Ok((following, running, missed))
 }
 
-fn shell(terminal: &Terminal, mode: Mode) -> Process {
-    let text = terminal.command.clone().unwrap_or_else(|| SHELL.to_owned());
+/// The offset at which a shell has ended; `None` while it runs.
+async fn ended_at(front: &Front, scope: &Scope, shell: &Shell) -> Result<Option<u64>, ServiceError> {
+    match front.service.status(&scope.owner, &scope.id, &shell.process).await {
+        Ok(status) => Ok(status.ended.map(|_| shell.base.saturating_add(status.written))),
+        // It ended so long ago that nothing is known of it any more.
+        Err(ServiceError::NoProcess(_)) => Ok(Some(shell.base)),
+        Err(error) => Err(error),
+    }
+}
+
+fn shell(terminal: &Terminal, mode: Mode, base: u64) -> Process {
+    let wish = terminal.wish.clone().unwrap_or_default();
+    let text = wish.command.unwrap_or_else(|| SHELL.to_owned());
     let (io, env) = match mode {
         Mode::Terminal => {
             (Io::Terminal(FIRST_SIZE), BTreeMap::from([("TERM".to_owned(), "xterm-256color".to_owned())]))
@@ -207,11 +192,11 @@ fn shell(terminal: &Terminal, mode: Mode) -> Process {
         Mode::Pipes => (Io::Pipes, BTreeMap::new()),
     };
     Process {
-        directory: terminal.cwd.clone().map(|path| directory(path, Missing::Fail)),
+        directory: wish.cwd.map(|path| directory(path, Missing::Fail)),
         env,
         io,
         stdin: Stdin::Piped,
-        tag: Some(terminal.tag(mode)),
+        tag: Some(tag(mode, &terminal.name, base)),
         retention: KEPT,
         ..Process::new(Command::Shell { text, login: false })
     }
@@ -243,7 +228,7 @@ impl Client<'_> {
                 }
                 () = ticket.displaced() => {
                     let told = self.complain("TAKEN_OVER", "another client has taken this terminal over").await;
-                    told.and(Err(Goodbye { code: TAKEN_OVER, reason: "taken over" }))
+                    told.and(Err(Goodbye { code: TAKEN_OVER, reason: "TAKEN_OVER" }))
                 }
                 _ = ping.tick() => send(self.socket, Message::Ping(bytes::Bytes::new())).await,
                 () = sleep_until(gone_at) => Err(GONE),
@@ -291,7 +276,7 @@ impl Client<'_> {
 
     async fn obey(&mut self, word: Word) -> Result<(), Goodbye> {
         let (service, owner, id) = (&self.front.service, &self.scope.owner, &self.scope.id);
-        let process = &self.running.process;
+        let process = &self.running.shell.process;
         let done = match word {
             Word::Stdin { data } => return self.feed(data.into_bytes()).await,
             Word::Ping => return reply(self.socket, &Reply::Pong).await,
@@ -299,8 +284,10 @@ impl Client<'_> {
                 Some(number) => service.signal(owner, id, process, number, Reach::Group).await,
                 None => return self.complain("INVALID_FRAME", "this signal is not known").await,
             },
-            // Clients send their size without asking whether there is a terminal.
+            // Clients send their size without asking whether there is a terminal, and before
+            // they know it.
             Word::Resize { .. } if self.running.mode == Mode::Pipes => Ok(()),
+            Word::Resize { cols: 0, .. } | Word::Resize { rows: 0, .. } => Ok(()),
             Word::Resize { cols, rows } => {
                 let resized = service.resize(owner, id, process, Size { columns: cols, rows }).await;
                 if let Err(error) = resized {
@@ -320,8 +307,11 @@ impl Client<'_> {
     /// or a signal that would end it, from passing.
     async fn feed(&mut self, bytes: Vec<u8>) -> Result<(), Goodbye> {
         if self.input.as_ref().is_none_or(|(sender, _)| sender.is_closed()) {
-            let opened =
-                self.front.service.input(&self.scope.owner, &self.scope.id, &self.running.process).await;
+            let opened = self
+                .front
+                .service
+                .input(&self.scope.owner, &self.scope.id, &self.running.shell.process)
+                .await;
             match opened {
                 Ok(input) => self.input = Some(feeder(input)),
                 Err(error) => return self.complain("STDIN_WRITE_FAILED", &error.to_string()).await,
@@ -381,32 +371,6 @@ async fn send(socket: &mut WebSocket, message: Message) -> Result<(), Goodbye> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const PIECE: u64 = 64 << 10;
-
-    fn output(at: u64) -> Event {
-        let bytes = vec![b'x'; usize::try_from(PIECE).unwrap()];
-        Event::Output { stream: Stream::Stdout, at: Position(at), bytes: bytes.into() }
-    }
-
-    #[test]
-    fn a_sandbox_that_claims_endless_output_does_not_fill_memory() {
-        let mut missed = Missed { next: 0, bytes: Vec::new() };
-        while missed.wants_more(1 << 60) {
-            missed.add(&output(missed.next));
-        }
-        assert_eq!(missed.next, missed.bytes.len() as u64);
-        assert!((KEPT.last..=MOST_REPLAYED + PIECE).contains(&missed.next), "{}", missed.next);
-    }
-
-    #[test]
-    fn a_replay_counts_the_bytes_that_are_no_longer_kept() {
-        let mut missed = Missed { next: 5, bytes: Vec::new() };
-        missed.add(&Event::Gap { from: Position(5), to: Position(1000) });
-        assert!(missed.wants_more(1001) && !missed.wants_more(1000));
-        missed.add(&output(1000));
-        assert_eq!((missed.next, missed.bytes.len() as u64), (1000 + PIECE, PIECE));
-    }
 
     #[test]
     fn the_words_of_the_protocol_are_understood() {

@@ -27,7 +27,8 @@ pub(super) const ECHOED: [&str; 11] = [
 
 /// What may be shown beside workspace and overlays lies in one of these. They hold no programs and
 /// no settings, which a session could change under the feet of everybody else in the sandbox.
-const ALLOWED: [&str; 8] = ["/data", "/mnt", "/srv", "/workspace", "/home", "/root", "/tmp", "/var/tmp"];
+const ALLOWED: [&str; 9] =
+    ["/data", "/mnt", "/media", "/srv", "/workspace", "/home", "/root", "/tmp", "/var/tmp"];
 
 /// Where nothing can be shown.
 const RESERVED: [&str; 3] = ["/proc", "/dev", "/sys"];
@@ -113,17 +114,16 @@ struct Bind {
 
 #[derive(Clone, Deserialize, Serialize)]
 struct Passthrough {
-    #[serde(default)]
-    mode: Direction,
-    #[serde(default)]
-    keys: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mode: Option<Direction>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    keys: Option<Vec<String>>,
 }
 
-#[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Direction {
     Allow,
-    #[default]
     Deny,
 }
 
@@ -180,12 +180,9 @@ pub(super) fn parse(body: CreateBody) -> Result<(OpenSession, Map<String, Value>
 
 /// Fills in what was left to us, so that answers tell what holds.
 fn complete(mut body: CreateBody) -> CreateBody {
-    let profile = *body.profile.get_or_insert_default();
+    body.profile.get_or_insert_default();
     if let Some(workspace) = &mut body.workspace {
-        workspace.mode.get_or_insert(match profile {
-            Profile::Strict => Mode::Overlay,
-            Profile::Balanced => Mode::Rw,
-        });
+        workspace.mode.get_or_insert(Mode::Overlay);
     }
     for overlay in body.overlays.iter_mut().flatten() {
         overlay.mode.get_or_insert(Mode::Overlay);
@@ -275,14 +272,16 @@ fn is_in(path: &str, directory: &str) -> bool {
     path.strip_prefix(directory).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
+/// Whoever denies without saying what denies secrets, and whoever says nothing leaves it to the
+/// profile.
 fn screen(passthrough: Option<&Passthrough>, profile: Profile) -> Screen {
-    let secrets = || SECRETS.map(str::to_owned).to_vec();
-    match passthrough {
-        Some(Passthrough { mode: Direction::Allow, keys }) => {
-            Screen { only: Some(keys.clone()), without: Vec::new() }
-        }
-        Some(Passthrough { mode: Direction::Deny, keys }) => Screen { only: None, without: keys.clone() },
-        None if profile == Profile::Strict => Screen { only: None, without: secrets() },
+    let secrets = || Screen { only: None, without: SECRETS.map(str::to_owned).to_vec() };
+    let keys = passthrough.and_then(|wish| wish.keys.clone()).unwrap_or_default();
+    match passthrough.and_then(|wish| wish.mode) {
+        Some(Direction::Allow) => Screen { only: Some(keys), without: Vec::new() },
+        Some(Direction::Deny) | None if !keys.is_empty() => Screen { only: None, without: keys },
+        Some(Direction::Deny) => secrets(),
+        None if profile == Profile::Strict => secrets(),
         None => Screen::default(),
     }
 }
@@ -307,15 +306,31 @@ mod tests {
         assert!(nest.screen.without.contains(&"*_TOKEN".to_owned()));
         assert_eq!(echo["workspace"], json!({"path": "/tmp", "mode": "overlay"}));
         let (nest, _) = check(json!({"workspace": {"path": "/w/"}, "profile": "balanced"})).unwrap();
-        assert_eq!((nest.mounts[0].target.as_str(), nest.mounts[0].view), ("/w", View::ReadWrite));
+        assert_eq!((nest.mounts[0].target.as_str(), nest.mounts[0].view), ("/w", View::Overlay(Store::Disk)));
         assert_eq!((nest.temporary, nest.screen), (Sharing::Shared, Screen::default()));
+    }
+
+    #[test]
+    fn variables_are_screened_as_far_as_it_was_said() {
+        let screened = |profile: &str, wish: Value| {
+            let body = json!({"workspace": {"path": "/w"}, "profile": profile, "env_passthrough": wish});
+            check(body).unwrap().0.screen
+        };
+        let secrets = Screen { only: None, without: SECRETS.map(str::to_owned).to_vec() };
+        let nothing = || json!({"mode": null, "keys": null});
+        assert_eq!(screened("strict", nothing()), secrets);
+        assert_eq!(screened("balanced", nothing()), Screen::default());
+        assert_eq!(screened("balanced", json!({"mode": "deny", "keys": null})), secrets);
+        let named = Screen { only: None, without: vec!["A".to_owned()] };
+        assert_eq!(screened("strict", json!({"mode": null, "keys": ["A"]})), named);
+        assert_eq!(screened("strict", json!({"mode": "allow"})).only, Some(Vec::new()));
     }
 
     #[test]
     fn every_field_is_understood() {
         let (nest, _) = check(json!({
             "overlays": [{"path": "/a", "persist": false}, {"path": "/a/b", "mode": "ro"}],
-            "extra_writable": ["/data/x"], "binds": [{"source": "/srv/s", "dest": "/mnt/d", "readonly": true}],
+            "extra_writable": ["/media/x"], "binds": [{"source": "/srv/s", "dest": "/mnt/d", "readonly": true}],
             "share_net": false, "env_passthrough": {"mode": "allow", "keys": ["A"]}, "idle_timeout_seconds": 0,
         }))
         .unwrap();
