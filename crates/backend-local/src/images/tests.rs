@@ -39,7 +39,7 @@ fn archive(entries: &[(EntryType, &str, &str, &[u8])]) -> Vec<u8> {
 fn take_in(state: &Path, name: &str, source: &Path) -> Result<Record, ImageError> {
     let source = Source::open(source)?;
     let wish = Import { name, source, wanted: None, existing: Existing::Refuse, most: None };
-    import(state, wish, Unpacker::InProcess, &mut |_| {})
+    import(state, wish, Unpacker::InProcess, &mut |_| {}).map(|made| made.record)
 }
 
 fn import_bytes(bytes: &[u8]) -> (TempDir, Result<Record, ImageError>) {

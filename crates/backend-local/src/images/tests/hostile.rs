@@ -179,7 +179,7 @@ fn import_empty(state: &Path, layers: u32, most: u64) -> Result<Record, ImageErr
     let (files, _) = layout(&layers, &config(&layers));
     let source = Source::open(as_directory(&files).path())?;
     let wish = Import { name: "test", source, wanted: None, existing: Existing::Replace, most: Some(most) };
-    import(state, wish, Unpacker::InProcess, &mut |_| {})
+    import(state, wish, Unpacker::InProcess, &mut |_| {}).map(|made| made.record)
 }
 
 #[test]
