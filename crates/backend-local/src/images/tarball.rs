@@ -28,7 +28,10 @@ pub(super) fn unpack(content: &mut dyn Read, layer: &mut Layer<'_>) -> Result<()
         let Some(entry) = entries.next() else { return Ok(()) };
         let mut entry = entry.during("read", source)?;
         // The content of an entry is bounded by the layer, its size in the archive by its header.
-        ration.set(u64::MAX);
+        // Attributes for the whole archive are held in memory as well.
+        if !entry.header().entry_type().is_pax_global_extensions() {
+            ration.set(u64::MAX);
+        }
         place(&mut entry, layer)?;
         io::copy(&mut entry, &mut io::sink()).during("read", source)?;
     }
@@ -79,6 +82,10 @@ fn attributes<R: Read>(
     let extensions = entry.pax_extensions().during("read the attributes of", path)?;
     for extension in extensions.into_iter().flatten() {
         let extension = extension.during("read the attributes of", path)?;
+        // The other way to write a sparse file, as a plain one that begins with the list of its holes.
+        if extension.key_bytes().starts_with(b"GNU.sparse.") {
+            return Err(hostile(path, "it is a sparse file"));
+        }
         let Some(name) = extension.key().ok().and_then(|key| key.strip_prefix("SCHILY.xattr.")) else {
             continue;
         };
