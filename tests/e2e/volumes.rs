@@ -126,6 +126,30 @@ fn a_directory_of_the_host_is_shared_as_far_as_it_is_allowed() {
 }
 
 #[test]
+fn a_listed_directory_behind_a_link_is_found_by_either_name() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let place = User::Same.home();
+    let path = |name: &str| place.path().join(name);
+    fs::create_dir(path("real")).expect("our own directory");
+    fs::create_dir(path("later")).expect("our own directory");
+    symlink(path("real"), path("link")).expect("our own directory");
+    let server = Start::new().env("CORACLE_VOLUMES_HOST_PATHS", &text(&path("link"))).start();
+    // Where it leads is found out once, at the start.
+    fs::remove_file(path("link")).expect("our own link");
+    symlink(path("later"), path("link")).expect("our own directory");
+    for name in ["link", "real", "link/below"] {
+        let volume = json!({"name": "v", "mountPath": "/data", "host": {"path": text(&path(name))}});
+        let mut sandbox = server.create_with(&with(&volume));
+        read(&mut sandbox, &format!("echo {name} > /data/from"));
+        let written = path(&name.replace("link", "real")).join("from");
+        assert_eq!(fs::read_to_string(written).expect("it was written"), format!("{name}\n"));
+    }
+    assert!(!path("later/from").exists(), "the link was followed again");
+}
+
+#[test]
 fn nothing_but_what_is_allowed_is_mounted() {
     if !testkit::needs_root() {
         return;
