@@ -12,6 +12,7 @@
 //!    └────► store ◄─ collect
 //! ```
 
+mod accounts;
 mod aliases;
 mod blobs;
 mod budget;
