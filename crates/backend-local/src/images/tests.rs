@@ -99,6 +99,32 @@ fn an_archive_is_imported_in_each_compression() {
 }
 
 #[test]
+fn a_directory_is_imported_with_the_attributes_of_users() {
+    let (place, state) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let usr = place.path().join("usr");
+    fs::create_dir(&usr).unwrap();
+    fs::write(usr.join("file"), "x").unwrap();
+    let set = |path: &Path, name: &str, value: &[u8]| {
+        rustix::fs::setxattr(path, name, value, rustix::fs::XattrFlags::empty()).unwrap();
+    };
+    let plain = take_in(state.path(), "plain", place.path()).unwrap();
+    set(&usr, "user.color", b"blue");
+    set(&usr.join("file"), "user.shape", b"round");
+    let record = take_in(state.path(), "marked", place.path()).unwrap();
+    assert_ne!(record.layers, plain.layers, "attributes are part of what a layer is");
+    for (path, name, expected) in [("usr", "user.color", &b"blue"[..]), ("usr/file", "user.shape", b"round")]
+    {
+        let mut value = [0; 16];
+        let kept = tree(state.path(), &record, 0).join(path);
+        let length = rustix::fs::getxattr(kept, name, &mut value).unwrap();
+        assert_eq!(&value[..length], expected, "{path}");
+    }
+    set(&usr.join("file"), "user.overlay.opaque", b"y");
+    let result = take_in(state.path(), "hostile", place.path());
+    assert!(matches!(result, Err(ImageError::Hostile { .. })), "{result:?}");
+}
+
+#[test]
 fn an_archive_that_leads_out_is_refused_whole() {
     let directory = (EntryType::Directory, "usr/", "", &b""[..]);
     for hostile in [
