@@ -13,6 +13,9 @@ use e2e::server::{Server, Start};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
+use crate::crash::parts;
+use crate::crash::remains::{self, Remains};
+
 fn ask(client: &mut Client, key: &str) -> std::io::Result<Response> {
     let wish = json!({
         "image": {"uri": "host"},
@@ -105,6 +108,7 @@ fn a_dead_sandbox_is_replaced_at_the_next_use() {
 /// Clients, keys and what they met.
 struct Load<'a> {
     server: &'a RwLock<Server>,
+    instance: &'a str,
     over: AtomicBool,
     asked: AtomicUsize,
     errors: Mutex<Vec<String>>,
@@ -124,7 +128,12 @@ impl Load<'_> {
             }
             let key = format!("key-{}", (number * 7919 + round * 104_729) % KEYS);
             let crashes = self.crashes.load(Ordering::SeqCst);
-            let problem = match ask(&mut client, &key) {
+            let answer = ask(&mut client, &key);
+            if answer.is_err() {
+                // Whoever restarts the server keeps others from this until it answers again.
+                client = self.server.read().expect("nobody panicked").client();
+            }
+            let problem = match answer {
                 Ok(answer) if answer.status == 202 => None,
                 Ok(answer) => Some(format!("{}: {}", answer.status, answer.text())),
                 // While the server is down nobody is answered.
@@ -162,29 +171,66 @@ impl Load<'_> {
 
     fn crasher(&self, every: Duration) {
         while !self.over.load(Ordering::Relaxed) {
+            let kills = self.kills.load(Ordering::SeqCst);
             std::thread::park_timeout(every);
+            // A slow host must get somewhere between two crashes.
+            while self.kills.load(Ordering::SeqCst) == kills && !self.over.load(Ordering::Relaxed) {
+                std::thread::park_timeout(Duration::from_millis(50));
+            }
             self.crashes.fetch_add(1, Ordering::SeqCst);
             let mut server = self.server.write().expect("nobody panicked");
             let address = server.address().to_owned();
             server.kill();
-            server.start_again(&Start::new().listen(&address));
+            server.start_again(&start(self.instance).listen(&address));
             self.crashes.fetch_add(1, Ordering::SeqCst);
         }
     }
 }
 
-/// How long the load lasts.
+/// How long the load lasts. Both loads run beside other tests, which share the processors with
+/// them; `CORACLE_LOAD_SECONDS` has them last longer.
 fn seconds() -> u64 {
-    std::env::var("CORACLE_LOAD_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(10)
+    std::env::var("CORACLE_LOAD_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(30)
+}
+
+fn start(instance: &str) -> Start {
+    Start::new().env("CORACLE_INSTANCE", instance)
+}
+
+/// A server that was used and ended in peace once, and what it left on the host then.
+fn used_before(instance: &str) -> (Server, Remains) {
+    let mut server = start(instance).start();
+    server.create().delete();
+    assert!(server.terminate().success(), "the server did not end in peace");
+    let before = Remains::at_rest(&server.state_directory(), instance);
+    server.start_again(&start(instance));
+    (server, before)
+}
+
+/// Removes all sandboxes and ends the server; the host then holds what it held before them.
+fn check_nothing_is_left(mut server: Server, instance: &str, before: &Remains) {
+    server.remove_all().expect("the server removes them");
+    let page = server.client().get("/v1/sandboxes").expect("the server answers");
+    assert_eq!(page.json()["items"].as_array().map(Vec::len), Some(0));
+    let state = server.state_directory();
+    e2e::eventually("no disk of a sandbox is left in the pool", || {
+        let launcher = parts::launcher_of(server.pid());
+        launcher.is_some_and(|launcher| remains::volumes(launcher, &state).is_empty())
+    });
+    assert!(server.terminate().success(), "the server did not end in peace");
+    before.wait_for(&state, instance);
 }
 
 fn bear_load(crashing: bool) {
     if !testkit::needs_root() {
         return;
     }
-    let server = RwLock::new(Server::start());
+    let instance = format!("load-{}-{}", u8::from(crashing), std::process::id());
+    let (server, before) = used_before(&instance);
+    let server = RwLock::new(server);
     let load = Load {
         server: &server,
+        instance: &instance,
         over: AtomicBool::new(false),
         asked: AtomicUsize::new(0),
         errors: Mutex::default(),
@@ -206,7 +252,9 @@ fn bear_load(crashing: bool) {
         while Instant::now() < end {
             std::thread::park_timeout(end - Instant::now());
         }
+        let killed = e2e::happens(|| load.kills.load(Ordering::SeqCst) > 0);
         load.over.store(true, Ordering::Relaxed);
+        assert!(killed, "nobody was killed");
     });
     let (asked, kills) = (load.asked.load(Ordering::Relaxed), load.kills.load(Ordering::Relaxed));
     let errors = load.errors.into_inner().expect("nobody panicked");
@@ -214,10 +262,7 @@ fn bear_load(crashing: bool) {
     assert!(errors.len() <= kills * CLIENTS, "{} errors, {kills} kills", errors.len());
     let per_kill = errors.len() as f64 / kills as f64;
     assert!(per_kill <= 1.0, "{per_kill} errors for each kill: {:?}", &errors[..errors.len().min(5)]);
-    let server = server.into_inner().expect("nobody panicked");
-    server.remove_all().expect("the server removes them");
-    let page = server.client().get("/v1/sandboxes").expect("the server answers");
-    assert_eq!(page.json()["items"].as_array().map(Vec::len), Some(0));
+    check_nothing_is_left(server.into_inner().expect("nobody panicked"), &instance, &before);
 }
 
 #[test]

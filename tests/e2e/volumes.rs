@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use e2e::binary::Programs;
 use e2e::http::Response;
+use e2e::oci::Image;
 use e2e::run::User;
 use e2e::sandbox::Sandbox;
 use e2e::server::{Server, Start};
@@ -123,6 +124,70 @@ fn a_directory_of_the_host_is_shared_as_far_as_it_is_allowed() {
     assert!(report.text().contains("mount /data"), "{}", report.text());
     let shown = shared.server.client().get(&format!("/v1/sandboxes/{}", maker.id)).expect("answers").text();
     assert!(!shown.contains("allowed"), "{shown}");
+}
+
+#[test]
+fn a_listed_directory_behind_a_link_is_found_by_either_name() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let place = User::Same.home();
+    let path = |name: &str| place.path().join(name);
+    fs::create_dir(path("real")).expect("our own directory");
+    fs::create_dir(path("later")).expect("our own directory");
+    symlink(path("real"), path("link")).expect("our own directory");
+    let server = Start::new().env("CORACLE_VOLUMES_HOST_PATHS", &text(&path("link"))).start();
+    // Where it leads is found out once, at the start.
+    fs::remove_file(path("link")).expect("our own link");
+    symlink(path("later"), path("link")).expect("our own directory");
+    for name in ["link", "real", "link/below"] {
+        let volume = json!({"name": "v", "mountPath": "/data", "host": {"path": text(&path(name))}});
+        let mut sandbox = server.create_with(&with(&volume));
+        read(&mut sandbox, &format!("echo {name} > /data/from"));
+        let written = path(&name.replace("link", "real")).join("from");
+        assert_eq!(fs::read_to_string(written).expect("it was written"), format!("{name}\n"));
+    }
+    assert!(!path("later/from").exists(), "the link was followed again");
+}
+
+/// Keeps an image whose commands start as `user`.
+fn add_image(server: &Server, name: &str, user: &str) {
+    let layout = tempfile::tempdir().expect("a directory");
+    Image::shell().settings(json!({"User": user, "Env": ["PATH=/usr/bin"]})).write(layout.path());
+    let mut command = Programs::shared().command();
+    command.args(["image", "import", name]).arg(layout.path());
+    let output = command.arg("--state-dir").arg(server.state_directory()).output().expect("it runs");
+    assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
+fn the_owner_of_a_directory_is_the_user_of_the_image() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let shared = Shared::start();
+    for (name, owner) in [("theirs", 4242), ("roots", 0)] {
+        fs::create_dir(shared.path("allowed").join(name)).expect("root may");
+        chown(shared.path("allowed").join(name), Some(owner), Some(owner)).expect("root may");
+    }
+    for (image, user, ids) in [("named:1", "app", "1234:1235"), ("numbered:1", "77:78", "77:78")] {
+        add_image(&shared.server, image, user);
+        let create = |directory: &str| {
+            let mut wish = with(&shared.host(directory));
+            wish["image"] = json!({"uri": image});
+            wish["entrypoint"] = json!(["sleep", "1000"]);
+            shared.server.create_with(&wish)
+        };
+        let mut sandbox = create("allowed/theirs");
+        let command = format!("stat -c %u:%g /data; echo mine > /data/{user}; stat -c %u:%g /data/{user}");
+        assert_eq!(read(&mut sandbox, &command), format!("{ids}\n{ids}\n"));
+        let written = fs::metadata(shared.path("allowed/theirs").join(user)).expect("it was written");
+        assert_eq!((written.uid(), written.gid()), (4242, 4242));
+        let mut sandbox = create("allowed/roots");
+        assert_eq!(read(&mut sandbox, "stat -c %u:%g /data"), "0:0\n", "root's stays root's");
+        let ran = sandbox.run("echo no > /data/file");
+        assert_ne!(ran.code, Some(0), "a user wrote as root of the host: {ran:?}");
+    }
 }
 
 #[test]

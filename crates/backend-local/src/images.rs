@@ -12,6 +12,7 @@
 //!    └────► store ◄─ collect
 //! ```
 
+mod accounts;
 mod aliases;
 mod blobs;
 mod budget;
@@ -37,10 +38,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 pub use aliases::{Aliases, Unlisted};
-pub use collect::{Collected, collect, collect_if_free, remove, stored_bytes};
+pub use collect::{Collected, collect, collect_if_free, remove, room, stored_bytes};
 pub use digest::Digest;
 pub use host::{HostImage, host_skeleton, premade_in_usr, remove_old_skeletons};
-pub use import::{Existing, Import, Unpacker, import};
+pub use import::{Existing, Import, Imported, Unpacker, import};
 pub use manifest::architecture;
 pub use record::{ImageConfig, LayerRecord, Record};
 pub use store::{find, layers, records, touch};
@@ -127,6 +128,9 @@ impl ImageError {
             Self::Unknown(_) => Some("`coracle image ls` lists the images"),
             Self::OnlyAlias { .. } => Some("import it, name the target itself, or allow aliases"),
             Self::Exists(_) => Some("remove it first with `coracle image rm`"),
+            Self::TooLarge(budget::BESIDE_USED) => {
+                Some("end sandboxes or delete snapshots, or allow images more room")
+            }
             Self::NotARoot => Some("it takes a whole system, as `docker export` writes it, or an image"),
             Self::Mismatch(_) => {
                 Some("fetch or save it again; if that does not help, do not trust its source")

@@ -58,10 +58,19 @@ pub struct Maxima {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MountRule {
-    /// Only those below these directories, whose paths hold no links; none if there are none.
-    Below(Vec<PathBuf>),
+    /// Only those below these directories; none if there are none.
+    Below(Vec<Allowed>),
     /// The caller is somebody who could read and write there anyway.
     Allow,
+}
+
+/// A directory of the host that may be mounted, with all below it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Allowed {
+    /// As the operator names it, and clients after him.
+    pub written: PathBuf,
+    /// Where that led to at the start; this path holds no links.
+    pub real: PathBuf,
 }
 
 /// How long sandboxes live.

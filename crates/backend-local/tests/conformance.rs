@@ -22,7 +22,7 @@ use backend_local::launcher::serve::Loop;
 use backend_local::native::{Defaults, Native};
 use backend_local::network::{NetworkSettings, userspace};
 use backend_local::range::DEFAULT_BASE;
-use backend_local::settings::{Lifetime, Maxima, MountRule, Settings};
+use backend_local::settings::{Allowed, Lifetime, Maxima, MountRule, Settings};
 use backend_local::volumes::Kind;
 use domain::{Bytes, SandboxId};
 use linux::namespaces::{self, Namespaces, Setgroups};
@@ -192,7 +192,7 @@ fn launch(state_dir: PathBuf, shared: PathBuf, instance: &str) {
         free_space_floor: 0,
         prepared: 1,
         maxima: Maxima::default(),
-        mounts: MountRule::Below(vec![shared]),
+        mounts: MountRule::Below(vec![Allowed { written: shared.clone(), real: shared }]),
         network: NetworkSettings::default(),
         lifetime: Lifetime::Own,
     });

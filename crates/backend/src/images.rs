@@ -77,17 +77,21 @@ impl fmt::Debug for Credentials {
     }
 }
 
+/// What is here already when an image is fetched.
+#[derive(Clone, Debug, Default)]
+pub struct Here {
+    /// The digests of layers, of their uncompressed content.
+    pub layers: BTreeSet<String>,
+    /// How much more there is room for, with all gone that could go.
+    pub room: Option<u64>,
+}
+
 /// Where images are fetched from. It is here so that backends need not know HTTP.
 #[async_trait::async_trait]
 pub trait Registry: Send + Sync {
     /// Whether this name may be fetched because a sandbox needs it.
     fn allows(&self, name: &str) -> bool;
     /// Writes the image as an OCI layout into the empty directory `into`, without the layers
-    /// whose uncompressed content has a digest in `have`. Answers the digest of its manifest.
-    async fn fetch(
-        &self,
-        pull: Pull<'_>,
-        have: &BTreeSet<String>,
-        into: &Path,
-    ) -> Result<String, BackendError>;
+    /// that are here. Answers the digest of its manifest. What can have no room is not fetched.
+    async fn fetch(&self, pull: Pull<'_>, here: &Here, into: &Path) -> Result<String, BackendError>;
 }

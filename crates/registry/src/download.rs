@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use backend::Progress;
+use backend::{Here, Progress};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use oci_client::client::{AsLayerDescriptor, LayerDescriptor};
 use oci_client::manifest;
@@ -52,7 +52,7 @@ impl Download<'_> {
     /// Fetches everything and answers the digest of the manifest.
     pub(crate) async fn image(
         &self,
-        have: &BTreeSet<String>,
+        here: &Here,
         progress: &(dyn Fn(Progress) + Send + Sync),
     ) -> Result<String, Failure> {
         let blobs = self.into.join("blobs/sha256");
@@ -71,8 +71,8 @@ impl Download<'_> {
         self.blob(&config, &|_| {}).await?;
         let configuration = tokio::fs::read(blobs.join(choose::hex(&config.digest)?)).await;
         let contents = choose::layers_of(&configuration.map_err(Failure::Write)?)?;
-        let wanted = missing(layers, &contents, have);
-        self.layers(&wanted, progress).await?;
+        let wanted = missing(layers, &contents, &here.layers);
+        self.layers(&wanted, here.room, progress).await?;
         self.write(&format!("blobs/sha256/{}", choose::hex(&digest)?), &manifest).await?;
         let entry = json!({
             "mediaType": manifest::OCI_IMAGE_MEDIA_TYPE, "digest": digest, "size": manifest.len(),
@@ -114,10 +114,12 @@ impl Download<'_> {
     async fn layers(
         &self,
         wanted: &[Descriptor],
+        room: Option<u64>,
         progress: &(dyn Fn(Progress) + Send + Sync),
     ) -> Result<(), Failure> {
         let sizes = wanted.iter().try_fold(0_u64, |sum, layer| sum.checked_add(layer.size));
         let of = sizes.filter(|sum| *sum <= LARGEST_IMAGE).ok_or(Failure::TooLarge("64 GiB"))?;
+        check_bound(of, room)?;
         check_room(self.into, of)?;
         let done = AtomicU64::new(0);
         let count = |more: u64| {
@@ -167,6 +169,16 @@ impl Download<'_> {
     }
 }
 
+/// Refuses layers that pass the bound on images even as they travel. Unpacked they are larger, but
+/// for a few bytes around what could not be compressed.
+fn check_bound(of: u64, room: Option<u64>) -> Result<(), Failure> {
+    let around = (of / 64).max(1 << 20);
+    if room.is_some_and(|room| of.saturating_sub(around) > room) {
+        return Err(Failure::TooLarge("`images.max_bytes` leaves beside the images in use"));
+    }
+    Ok(())
+}
+
 /// Refuses to write `bytes` more where that would fill the disk. Others write at the same time, so
 /// this is asked again meanwhile.
 fn check_room(into: &Path, bytes: u64) -> Result<(), Failure> {
@@ -197,6 +209,17 @@ fn missing(layers: Vec<Descriptor>, contents: &[String], have: &BTreeSet<String>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_can_have_no_room_among_the_images_is_not_begun() {
+        let mib = 1 << 20;
+        for (of, room) in [(500 * mib, None), (10 * mib, Some(10 * mib)), (6 * mib, Some(6 * mib - 100))] {
+            assert!(check_bound(of, room).is_ok(), "{of} {room:?}");
+        }
+        for (of, room) in [(500 * mib, Some(100 * mib)), (2 * mib, Some(0)), (u64::MAX, Some(mib))] {
+            assert!(matches!(check_bound(of, room), Err(Failure::TooLarge(_))), "{of} {room:?}");
+        }
+    }
 
     #[test]
     fn what_would_fill_the_disk_is_not_begun() {

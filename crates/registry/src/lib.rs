@@ -12,11 +12,10 @@
 mod choose;
 mod download;
 
-use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use backend::{BackendError, Pull};
+use backend::{BackendError, Here, Pull};
 use oci_client::client::{ClientConfig, ClientProtocol};
 use oci_client::secrets::RegistryAuth;
 use oci_client::{Client, Reference, RegistryOperation};
@@ -89,13 +88,8 @@ impl backend::Registry for Registries {
         parse(name).is_ok_and(|reference| self.allowed.iter().any(|host| host == reference.registry()))
     }
 
-    async fn fetch(
-        &self,
-        pull: Pull<'_>,
-        have: &BTreeSet<String>,
-        into: &Path,
-    ) -> Result<String, BackendError> {
-        let fetched = tokio::time::timeout(LONGEST, self.fetch_layout(pull, have, into)).await;
+    async fn fetch(&self, pull: Pull<'_>, here: &Here, into: &Path) -> Result<String, BackendError> {
+        let fetched = tokio::time::timeout(LONGEST, self.fetch_layout(pull, here, into)).await;
         fetched.unwrap_or(Err(Failure::TooLong)).map_err(|failure| BackendError::Pull {
             image: pull.name.to_owned(),
             message: chain(&failure),
@@ -105,12 +99,7 @@ impl backend::Registry for Registries {
 }
 
 impl Registries {
-    async fn fetch_layout(
-        &self,
-        pull: Pull<'_>,
-        have: &BTreeSet<String>,
-        into: &Path,
-    ) -> Result<String, Failure> {
+    async fn fetch_layout(&self, pull: Pull<'_>, here: &Here, into: &Path) -> Result<String, Failure> {
         let reference = parse(pull.name)?;
         let auth = match pull.credentials {
             Some(given) => RegistryAuth::Basic(given.username.clone(), given.password.clone()),
@@ -120,7 +109,7 @@ impl Registries {
         let download = Download { client: &client, reference: &reference, auth: &auth, into };
         // Asked first: what is in the registry may be for some only.
         answered(client.auth(&reference, &auth, RegistryOperation::Pull)).await?;
-        download.image(have, pull.progress).await
+        download.image(here, pull.progress).await
     }
 
     fn client(&self, reference: &Reference) -> Result<Client, Failure> {

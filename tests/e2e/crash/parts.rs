@@ -37,7 +37,8 @@ pub(super) struct Parts {
     user: User,
     network: &'static str,
     instance: String,
-    /// All parts that there ever were. A pid is soon used again, so each has its birth with it.
+    /// All parts and first processes of sandboxes that there ever were. A pid is soon used again, so
+    /// each has its birth with it.
     seen: BTreeSet<(u32, u64)>,
 }
 
@@ -56,6 +57,8 @@ impl Parts {
     fn remember_tree(&mut self, supervisor: u32) {
         let all = children(supervisor).into_iter().chain([supervisor]);
         self.seen.extend(all.filter_map(|pid| Some((pid, birth(pid)?))));
+        let records = fs::read_dir(self.server.state_directory().join("boxes")).into_iter().flatten();
+        self.seen.extend(records.flatten().filter_map(|record| first_process(&record.path())));
     }
 
     /// The pid of a part, once it has one. It is the supervisor's child, which the kernel shows.
@@ -120,9 +123,7 @@ impl Parts {
 
     /// The first process of a sandbox, as the launcher has written it down.
     pub(super) fn agent(&self, id: &str) -> Option<u32> {
-        let record = fs::read(self.server.state_directory().join("boxes").join(id)).ok()?;
-        let record: serde_json::Value = serde_json::from_slice(&record).ok()?;
-        record["process"]["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok())
+        first_process(&self.server.state_directory().join("boxes").join(id)).map(|(pid, _)| pid)
     }
 
     /// Sandboxes of this launcher, living or dead.
@@ -130,7 +131,7 @@ impl Parts {
         children(self.pid(Victim::Launcher))
     }
 
-    /// Parts that are still there although their server has ended.
+    /// Parts and sandboxes that are still there although their server has ended.
     pub(super) fn survivors(&self) -> Vec<String> {
         let alive = self.seen.iter().filter(|(pid, born)| birth(*pid) == Some(*born));
         alive.map(|(pid, _)| format!("{pid} {}", arguments(*pid))).collect()
@@ -150,6 +151,18 @@ pub(super) fn kill(pid: u32) {
     if let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) {
         pidfd_send_signal(&process, Signal::KILL).ok();
     }
+}
+
+/// Pid and birth of a sandbox's first process, as its record tells them.
+fn first_process(record: &Path) -> Option<(u32, u64)> {
+    let record: serde_json::Value = serde_json::from_slice(&fs::read(record).ok()?).ok()?;
+    let process = &record["process"];
+    Some((u32::try_from(process["pid"].as_u64()?).ok()?, process["started"].as_u64()?))
+}
+
+/// The launcher below a supervisor.
+pub(crate) fn launcher_of(supervisor: u32) -> Option<u32> {
+    children(supervisor).into_iter().find(|pid| arguments(*pid).contains(Victim::Launcher.role()))
 }
 
 pub(super) fn children(pid: u32) -> BTreeSet<u32> {

@@ -8,7 +8,7 @@ use e2e::host::Host;
 
 /// A look at everything that mentions a state directory or the instance behind it.
 #[derive(Debug)]
-pub(super) struct Remains {
+pub(crate) struct Remains {
     host: Host,
     /// Whether the packet filter of the instance is there.
     filter: bool,
@@ -25,7 +25,7 @@ impl Remains {
     }
 
     /// A look after everything has ended: the kernel lets go of disks a moment later.
-    pub(super) fn at_rest(state: &Path, instance: &str) -> Self {
+    pub(crate) fn at_rest(state: &Path, instance: &str) -> Self {
         let mut look = Self::look(state, instance);
         e2e::eventually("the disks are let go", || {
             look = Self::look(state, instance);
@@ -35,7 +35,7 @@ impl Remains {
     }
 
     /// Waits until all is as it was when this look was taken.
-    pub(super) fn wait_for(&self, state: &Path, instance: &str) {
+    pub(crate) fn wait_for(&self, state: &Path, instance: &str) {
         let mut differences = Vec::new();
         let same = e2e::happens(|| {
             differences = Self::look(state, instance).differences(self);
@@ -55,7 +55,7 @@ impl Remains {
 }
 
 /// Volumes that belong to a sandbox, and snapshots of them, in the mount namespace of the launcher.
-pub(super) fn volumes(launcher: u32, state: &Path) -> Vec<String> {
+pub(crate) fn volumes(launcher: u32, state: &Path) -> Vec<String> {
     let below = state.strip_prefix("/").expect("a state directory is absolute");
     let pool = Path::new("/proc").join(launcher.to_string()).join("root").join(below).join("disk/pool");
     let entries = fs::read_dir(&pool).into_iter().flatten().flatten();

@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 
 use super::parts::{Parts, Victim};
 use super::random::Random;
-use super::rounds::{say, seed};
+use super::remains::Remains;
+use super::rounds::{after_peace, say, seed};
 
 const ROUNDS: usize = 24;
 const LATEST_MICROS: u64 = 8_000;
@@ -60,6 +61,7 @@ fn killing_any_part_leaves_every_volume_whole_or_gone() {
     let mut random = Random::new(seed);
     let instance = format!("crash-volumes-{}", std::process::id());
     let mut parts = Parts::start(User::Same, "off", &instance);
+    let before = after_peace(&mut parts, &instance);
     let kept = json!({"name": "kept", "size": "16Mi"});
     assert_eq!(parts.server.client().post("/coracle/v1/volumes", &kept).expect("answers").status, 201);
     for round in 0..ROUNDS {
@@ -83,7 +85,7 @@ fn killing_any_part_leaves_every_volume_whole_or_gone() {
         parts.wait_until_healthy();
         check(&parts, &format!("round {round}, {victim:?} after {moment:?}"));
     }
-    finish(parts);
+    finish(parts, &instance, &before);
 }
 
 /// What is on disk is what is listed, whole, and what goes with sandboxes has one.
@@ -104,7 +106,7 @@ fn check(parts: &Parts, when: &str) {
     assert!(told.0.iter().any(|volume| volume["name"] == "kept"), "{when}: a volume was lost");
 }
 
-fn finish(mut parts: Parts) {
+fn finish(mut parts: Parts, instance: &str, before: &Remains) {
     parts.server.remove_all().expect("the server removes its sandboxes");
     let mut client = parts.server.client();
     e2e::eventually("volumes go with their sandboxes", || {
@@ -116,10 +118,15 @@ fn finish(mut parts: Parts) {
     }
     let state = parts.server.state_directory();
     assert_eq!(on_disk(parts.pid(Victim::Launcher), &state), BTreeSet::new());
+    parts.remember();
     assert!(parts.server.terminate().success(), "the server did not end in peace");
     let database = rusqlite::Connection::open(state.join("server/coracle.db")).expect("there is a database");
     let rows: i64 = database
         .query_row("SELECT count(*) FROM volumes", [], |row| row.get(0))
         .expect("there is a table of volumes");
     assert_eq!(rows, 0);
+    // An open database has files beside it.
+    drop(database);
+    assert_eq!(parts.survivors(), Vec::<String>::new());
+    before.wait_for(&state, instance);
 }

@@ -39,8 +39,14 @@ impl Host {
         }
     }
 
-    /// The same look, narrowed to what mentions one of `words`. Namespaces have no names, so
-    /// they are left out; links are all of them, since tests make theirs in namespaces of their own.
+    /// The same look, narrowed to what mentions one of `words`; links are all of them, since tests
+    /// make theirs in namespaces of their own.
+    ///
+    /// Namespaces are left out: they have no names, and the number of one that is gone is given to
+    /// the next, which may be another server's. Nothing is lost by it. A namespace lives as long as
+    /// a process is in it, a process holds it open, or it is mounted somewhere. Processes and mounts are
+    /// compared, and what a sandbox runs ends with its first process, which the kernel sees to and
+    /// which the crash tests look for by its birth.
     pub fn mentioning(&self, words: &[String]) -> Self {
         let keep = |set: &BTreeSet<String>| -> BTreeSet<String> {
             set.iter().filter(|line| words.iter().any(|word| line.contains(word.as_str()))).cloned().collect()

@@ -1,6 +1,6 @@
 //! Where the parts of an image lie: files that were opened before, or entries of a tar archive.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -180,12 +180,18 @@ fn index(file: &File) -> Result<BTreeMap<PathBuf, (u64, u64)>, ImageError> {
     let mut archive = Archive::new(content);
     let mut entries = BTreeMap::new();
     let mut links = Vec::new();
+    let mut seen = BTreeSet::new();
     for entry in archive.entries_with_seek().during("read", path)? {
         ration.set(MOST_HEADERS);
         let entry = entry.during("read", path)?;
         let name = entry.path().during("read", path)?.into_owned();
         let Some(name) = plain_name(Path::new(""), &name) else { continue };
-        match entry.header().entry_type() {
+        let kind = entry.header().entry_type();
+        let means = matches!(kind, EntryType::Regular | EntryType::Continuous | EntryType::Symlink);
+        if means && seen.len() < MOST_ENTRIES && !seen.insert(name.clone()) {
+            return Err(hostile(&name, "it is there twice"));
+        }
+        match kind {
             EntryType::Regular | EntryType::Continuous => {
                 let (offset, length) = (entry.raw_file_position(), entry.size());
                 if offset.checked_add(length).is_none_or(|last| last > end) {

@@ -14,6 +14,8 @@ const LEAST_FREE: u64 = 256 << 20;
 const LEAST_FREE_FILES: u64 = 10_000;
 /// What an entry takes up beside its content. An empty file is not free, and neither is a link.
 pub(super) const ENTRY: u64 = 4096;
+/// The bound of an image that would fit if nobody used the others.
+pub(super) const BESIDE_USED: &str = "`images.max_bytes` leaves beside the images in use";
 /// How often room and progress are looked at, in entries and in bytes of one file.
 pub(super) const EVERY: u64 = 1000;
 pub(super) const EVERY_BYTES: u64 = 64 << 20;

@@ -47,21 +47,28 @@ pub fn remove(state: &Path, image: &str) -> Result<Collected, ImageError> {
 /// Removes layers that nobody needs and then, while there are more bytes than `most`, images that
 /// nobody uses, the least recently used first.
 pub fn collect(state: &Path, most: Option<u64>) -> Result<Collected, ImageError> {
-    collect_in(state, &Store::open(state)?, most)
+    collect_in(state, &Store::open(state)?, most, None)
 }
 
 /// As [`collect`], unless somebody changes the images at this moment.
 pub fn collect_if_free(state: &Path, most: Option<u64>) -> Result<Option<Collected>, ImageError> {
     let store = Store::lock(state, Patience::GiveUp)?;
-    store.map(|store| collect_in(state, &store, most)).transpose()
+    store.map(|store| collect_in(state, &store, most, None)).transpose()
 }
 
-fn collect_in(state: &Path, store: &Store, most: Option<u64>) -> Result<Collected, ImageError> {
+/// As [`collect`], for who holds the store. The image `spared` stays: somebody fetched it a moment
+/// ago and will use it a moment later.
+pub(super) fn collect_in(
+    state: &Path,
+    store: &Store,
+    most: Option<u64>,
+    spared: Option<&str>,
+) -> Result<Collected, ImageError> {
     let mut collected = sweep(state, store)?;
     let Some(most) = most else { return Ok(collected) };
     let mut images = store::records(state)?;
     images.sort_by_key(|(_, used)| *used);
-    for (image, _) in images {
+    for (image, _) in images.into_iter().filter(|(image, _)| Some(image.name.as_str()) != spared) {
         if total(store)? <= most {
             break;
         }
@@ -76,6 +83,33 @@ fn collect_in(state: &Path, store: &Store, most: Option<u64>) -> Result<Collecte
         collected.bytes += more.bytes;
     }
     Ok(collected)
+}
+
+/// What is left of `most` beside the layers that no collection removes: more than this never
+/// fits. `None` without a bound, or if it cannot be said now.
+pub fn room(state: &Path, most: Option<u64>, name: &str) -> Result<Option<u64>, ImageError> {
+    let Some(most) = most else { return Ok(None) };
+    let staying = staying_beside(state, name, &BTreeSet::new())?;
+    Ok(staying.map(|staying| most.saturating_sub(staying)))
+}
+
+/// How many bytes stay whatever is collected: the layers of sandboxes and snapshots, and of images
+/// that they use. An image called `name` that is made of the layers `own` is left aside, and so is
+/// the one that it replaces.
+pub(super) fn staying_beside(
+    state: &Path,
+    name: &str,
+    own: &BTreeSet<Digest>,
+) -> Result<Option<u64>, ImageError> {
+    let Some(mut staying) = needed_by_records(state)? else { return Ok(None) };
+    let images = store::records(state)?.into_iter().map(|(image, _)| image);
+    let used: Vec<Record> = images.filter(|image| image.name != name && is_used(image, &staying)).collect();
+    staying.extend(used.into_iter().flat_map(|image| image.layers).map(|layer| layer.digest));
+    let mut bytes = 0_u64;
+    for layer in staying.difference(own) {
+        bytes = bytes.saturating_add(store::bytes_if_there(state, layer)?);
+    }
+    Ok(Some(bytes))
 }
 
 /// What all layers hold together.

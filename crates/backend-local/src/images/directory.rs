@@ -2,14 +2,17 @@
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use linux::fs::Root;
 use rustix::fs::{AtFlags, FileType, Stat};
+use rustix::io::Errno;
 
 use super::digest::{Hashing, Sum};
 use super::layer::{Layer, Marks, hostile};
+use super::tarball::{MOST_ATTRIBUTES, check_length, is_kept};
 use super::{Digest, During, ImageError};
 
 /// How deep a source may be; each level holds a descriptor.
@@ -60,12 +63,16 @@ impl Copy<'_, '_> {
     }
 
     fn place(&mut self, directory: &Root, name: &Path, path: &Path, found: &Stat) -> Result<(), ImageError> {
-        let marks = marks(found);
+        let marks = self.marks(directory, name, path, found)?;
         self.sum.note(path.as_os_str().as_bytes());
         for number in [marks.mode, marks.uid, marks.gid] {
             self.sum.note(&number.to_le_bytes());
         }
         self.sum.note(&marks.modified.to_le_bytes());
+        for (name, value) in &marks.attributes {
+            self.sum.note(name.as_bytes());
+            self.sum.note(value);
+        }
         match FileType::from_raw_mode(found.st_mode) {
             FileType::Directory => {
                 self.layer.directory(path, marks)?;
@@ -75,7 +82,7 @@ impl Copy<'_, '_> {
                 let below = directory.directory(name).during("open", path)?;
                 self.fill(&below, path)
             }
-            FileType::RegularFile => self.file(directory, name, path, found),
+            FileType::RegularFile => self.file(directory, name, path, found, &marks),
             FileType::Symlink => {
                 let target = directory.read_link(name).during("read the link", path)?;
                 self.sum.note(target.to_bytes());
@@ -88,7 +95,30 @@ impl Copy<'_, '_> {
         }
     }
 
-    fn file(&mut self, directory: &Root, name: &Path, path: &Path, found: &Stat) -> Result<(), ImageError> {
+    fn marks(&self, directory: &Root, name: &Path, path: &Path, found: &Stat) -> Result<Marks, ImageError> {
+        let attributes = match FileType::from_raw_mode(found.st_mode) {
+            FileType::Directory | FileType::RegularFile => {
+                attributes(directory.read(name).during("open", path)?.as_fd(), path)?
+            }
+            _ => Vec::new(),
+        };
+        Ok(Marks {
+            mode: found.st_mode,
+            uid: found.st_uid,
+            gid: found.st_gid,
+            modified: found.st_mtime,
+            attributes,
+        })
+    }
+
+    fn file(
+        &mut self,
+        directory: &Root,
+        name: &Path,
+        path: &Path,
+        found: &Stat,
+        marks: &Marks,
+    ) -> Result<(), ImageError> {
         if found.st_nlink > 1 {
             if let Some(first) = self.linked.get(&found.st_ino) {
                 self.sum.note(first.as_os_str().as_bytes());
@@ -97,19 +127,33 @@ impl Copy<'_, '_> {
             self.linked.insert(found.st_ino, path.to_owned());
         }
         let mut content = Hashing::new(directory.read(name).during("open", path)?);
-        self.layer.file(path, &marks(found), &mut content)?;
+        self.layer.file(path, marks, &mut content)?;
         let (digest, _) = content.finish().during("read", path)?;
         self.sum.note(digest.hex().as_bytes());
         Ok(())
     }
 }
 
-fn marks(found: &Stat) -> Marks {
-    Marks {
-        mode: found.st_mode,
-        uid: found.st_uid,
-        gid: found.st_gid,
-        modified: found.st_mtime,
-        attributes: Vec::new(),
+/// The attributes that any user may set, in the order of their names.
+fn attributes(file: BorrowedFd<'_>, path: &Path) -> Result<Vec<(String, Vec<u8>)>, ImageError> {
+    let mut buffer = vec![0; MOST_ATTRIBUTES];
+    let length = match rustix::fs::flistxattr(file, &mut buffer[..]) {
+        // A file system without attributes has none.
+        Err(Errno::OPNOTSUPP) => 0,
+        Err(Errno::RANGE) => return Err(hostile(path, "its attributes are too large")),
+        length => length.map_err(std::io::Error::from).during("read the attributes of", path)?,
+    };
+    let names = buffer[..length].split(|byte| *byte == 0).filter_map(|name| std::str::from_utf8(name).ok());
+    let mut names: Vec<String> = names.map(str::to_owned).collect();
+    names.sort_unstable();
+    let mut found = Vec::new();
+    for name in names {
+        if is_kept(&name, path)? {
+            let length = rustix::fs::fgetxattr(file, &name, &mut buffer[..]);
+            let length = length.map_err(std::io::Error::from).during("read the attributes of", path)?;
+            found.push((name, buffer[..length].to_vec()));
+        }
     }
+    check_length(&found, path)?;
+    Ok(found)
 }

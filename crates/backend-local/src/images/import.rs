@@ -7,11 +7,11 @@ use std::path::Path;
 use linux::fs::Root;
 use linux::spawn::SingleThread;
 
-use super::budget::Budget;
+use super::budget::{BESIDE_USED, Budget};
 use super::record::{LayerRecord, Record};
 use super::store::{self, Store};
 use super::unpack::{self, Source, Task, Unpacked};
-use super::{Digest, During, HOST, ImageError, blobs, name, worker};
+use super::{Collected, Digest, During, HOST, ImageError, blobs, collect, name, worker};
 
 /// Who unpacks.
 #[derive(Clone, Copy)]
@@ -36,8 +36,16 @@ pub struct Import<'a> {
     /// The digest that its manifest must have.
     pub wanted: Option<Digest>,
     pub existing: Existing,
-    /// The most that it may take up: what all images may together, if the operator says so.
+    /// The most that all images may take up together, if the operator says so.
     pub most: Option<u64>,
+}
+
+/// An image that was taken in.
+#[derive(Debug)]
+pub struct Imported {
+    pub record: Record,
+    /// What had to go for it.
+    pub gone: Collected,
 }
 
 impl Source {
@@ -61,13 +69,14 @@ impl Source {
     }
 }
 
-/// Takes an image in. It appears whole or not at all.
+/// Takes an image in, and has others that nobody uses make room for it. It appears whole or not
+/// at all: one that would not fit with all of them gone takes no other's place.
 pub fn import(
     state: &Path,
     import: Import<'_>,
     unpacker: Unpacker<'_>,
     progress: &mut dyn FnMut(&str),
-) -> Result<Record, ImageError> {
+) -> Result<Imported, ImageError> {
     let Import { name, source, wanted, existing, most } = import;
     name::file_name(name)?;
     if name == HOST {
@@ -91,32 +100,50 @@ pub fn import(
             unpack::unpack(source, &root, &task, progress)
         }
     };
-    let kept = unpacked.and_then(|unpacked| keep(&store, name, unpacked, &task));
+    let kept = unpacked.and_then(|unpacked| keep(state, &store, name, unpacked, &task));
     // Why it failed matters more than why the draft stays, which the next one clears.
     let cleared = store.clear_draft();
     let record = kept?;
     cleared?;
-    Ok(record)
+    let gone = collect::collect_in(state, &store, most, Some(name))?;
+    Ok(Imported { record, gone })
 }
 
-/// Refuses an image that takes up more than it may with those of its layers that were there
-/// before.
-fn check_size(store: &Store, unpacked: &Unpacked, task: &Task) -> Result<(), ImageError> {
+/// Refuses an image that takes up more than it may, with those of its layers that were there
+/// before and with all that stays in any case.
+fn check_size(
+    state: &Path,
+    store: &Store,
+    name: &str,
+    unpacked: &Unpacked,
+    task: &Task,
+) -> Result<(), ImageError> {
     let mut budget = Budget::new(task.most);
     let mut seen = BTreeSet::new();
-    for layer in unpacked.layers.iter().filter(|layer| seen.insert(&layer.digest)) {
+    for layer in unpacked.layers.iter().filter(|layer| seen.insert(layer.digest.clone())) {
         let bytes = match layer.bytes {
             Some(bytes) => bytes,
             None => store.bytes_of(&layer.digest)?,
         };
         budget.spend(bytes)?;
     }
+    let Some(most) = task.most else { return Ok(()) };
+    let staying = collect::staying_beside(state, name, &seen)?;
+    if staying.is_some_and(|staying| budget.bytes().saturating_add(staying) > most) {
+        return Err(ImageError::TooLarge(BESIDE_USED));
+    }
     Ok(())
 }
 
 /// Gives the layers and then the image their names.
-fn keep(store: &Store, name: &str, unpacked: Unpacked, task: &Task) -> Result<Record, ImageError> {
-    check_size(store, &unpacked, task)?;
+fn keep(
+    state: &Path,
+    store: &Store,
+    name: &str,
+    unpacked: Unpacked,
+    task: &Task,
+) -> Result<Record, ImageError> {
+    check_size(state, store, name, &unpacked, task)?;
     store.flush()?;
     let mut layers = Vec::new();
     let mut added = task.have.clone();

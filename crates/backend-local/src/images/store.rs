@@ -120,9 +120,7 @@ impl Store {
 
     /// How many bytes a layer takes up.
     pub(super) fn bytes_of(&self, digest: &Digest) -> Result<u64, ImageError> {
-        let path = self.path.join(layer_path(digest)).join(BYTES);
-        let text = fs::read_to_string(&path).during("read", &path)?;
-        text.parse().map_err(io::Error::other).during("read", &path)
+        bytes_of(&self.path, digest)
     }
 
     /// Moves a name or layer into the draft, from where it is removed.
@@ -159,6 +157,20 @@ impl Store {
         self.root.rename(&draft, base).during("keep", base)?;
         self.clear_draft()
     }
+}
+
+/// How many bytes a layer takes up; none if it is gone.
+pub(super) fn bytes_if_there(state: &Path, digest: &Digest) -> Result<u64, ImageError> {
+    match bytes_of(&directory_of(state), digest) {
+        Err(ImageError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(0),
+        bytes => bytes,
+    }
+}
+
+fn bytes_of(images: &Path, digest: &Digest) -> Result<u64, ImageError> {
+    let path = images.join(layer_path(digest)).join(BYTES);
+    let text = fs::read_to_string(&path).during("read", &path)?;
+    text.parse().map_err(io::Error::other).during("read", &path)
 }
 
 pub(super) fn layer_path(digest: &Digest) -> PathBuf {

@@ -15,7 +15,7 @@ use super::{During, ImageError};
 pub(super) const MOST_HEADERS: u64 = 1 << 20;
 
 /// The most that the attributes of one entry may hold.
-const MOST_ATTRIBUTES: usize = 64 << 10;
+pub(super) const MOST_ATTRIBUTES: usize = 64 << 10;
 
 /// Unpacks the archive `content` into `layer`.
 pub(super) fn unpack(content: &mut dyn Read, layer: &mut Layer<'_>) -> Result<(), ImageError> {
@@ -28,7 +28,10 @@ pub(super) fn unpack(content: &mut dyn Read, layer: &mut Layer<'_>) -> Result<()
         let Some(entry) = entries.next() else { return Ok(()) };
         let mut entry = entry.during("read", source)?;
         // The content of an entry is bounded by the layer, its size in the archive by its header.
-        ration.set(u64::MAX);
+        // Attributes for the whole archive are held in memory as well.
+        if !entry.header().entry_type().is_pax_global_extensions() {
+            ration.set(u64::MAX);
+        }
         place(&mut entry, layer)?;
         io::copy(&mut entry, &mut io::sink()).during("read", source)?;
     }
@@ -79,21 +82,36 @@ fn attributes<R: Read>(
     let extensions = entry.pax_extensions().during("read the attributes of", path)?;
     for extension in extensions.into_iter().flatten() {
         let extension = extension.during("read the attributes of", path)?;
+        // The other way to write a sparse file, as a plain one that begins with the list of its holes.
+        if extension.key_bytes().starts_with(b"GNU.sparse.") {
+            return Err(hostile(path, "it is a sparse file"));
+        }
         let Some(name) = extension.key().ok().and_then(|key| key.strip_prefix("SCHILY.xattr.")) else {
             continue;
         };
-        if name.starts_with("user.overlay.") || name.starts_with("trusted.overlay.") {
-            return Err(hostile(path, "it has an attribute that steers an overlay"));
-        }
-        if name.starts_with("user.") {
+        if is_kept(name, path)? {
             found.push((name.to_owned(), extension.value_bytes().to_vec()));
         }
     }
+    check_length(&found, path)?;
+    Ok(found)
+}
+
+/// Whether an attribute is one that any user may set. Those that steer an overlay are refused.
+pub(super) fn is_kept(name: &str, path: &Path) -> Result<bool, ImageError> {
+    if name.starts_with("user.overlay.") || name.starts_with("trusted.overlay.") {
+        return Err(hostile(path, "it has an attribute that steers an overlay"));
+    }
+    Ok(name.starts_with("user."))
+}
+
+/// Refuses more attributes than one entry may have.
+pub(super) fn check_length(found: &[(String, Vec<u8>)], path: &Path) -> Result<(), ImageError> {
     let length = |(name, value): &(String, Vec<u8>)| name.len() + value.len();
     if found.iter().map(length).sum::<usize>() > MOST_ATTRIBUTES {
         return Err(hostile(path, "its attributes are too large"));
     }
-    Ok(found)
+    Ok(())
 }
 
 /// A source that stops when its ration is used up, so that a long header cannot fill memory.

@@ -39,7 +39,7 @@ fn archive(entries: &[(EntryType, &str, &str, &[u8])]) -> Vec<u8> {
 fn take_in(state: &Path, name: &str, source: &Path) -> Result<Record, ImageError> {
     let source = Source::open(source)?;
     let wish = Import { name, source, wanted: None, existing: Existing::Refuse, most: None };
-    import(state, wish, Unpacker::InProcess, &mut |_| {})
+    import(state, wish, Unpacker::InProcess, &mut |_| {}).map(|made| made.record)
 }
 
 fn import_bytes(bytes: &[u8]) -> (TempDir, Result<Record, ImageError>) {
@@ -96,6 +96,32 @@ fn an_archive_is_imported_in_each_compression() {
         assert!(!rootfs.join("dev/null").exists(), "devices are left out");
         assert_eq!(records(state.path()).unwrap()[0].0, record);
     }
+}
+
+#[test]
+fn a_directory_is_imported_with_the_attributes_of_users() {
+    let (place, state) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let usr = place.path().join("usr");
+    fs::create_dir(&usr).unwrap();
+    fs::write(usr.join("file"), "x").unwrap();
+    let set = |path: &Path, name: &str, value: &[u8]| {
+        rustix::fs::setxattr(path, name, value, rustix::fs::XattrFlags::empty()).unwrap();
+    };
+    let plain = take_in(state.path(), "plain", place.path()).unwrap();
+    set(&usr, "user.color", b"blue");
+    set(&usr.join("file"), "user.shape", b"round");
+    let record = take_in(state.path(), "marked", place.path()).unwrap();
+    assert_ne!(record.layers, plain.layers, "attributes are part of what a layer is");
+    for (path, name, expected) in [("usr", "user.color", &b"blue"[..]), ("usr/file", "user.shape", b"round")]
+    {
+        let mut value = [0; 16];
+        let kept = tree(state.path(), &record, 0).join(path);
+        let length = rustix::fs::getxattr(kept, name, &mut value).unwrap();
+        assert_eq!(&value[..length], expected, "{path}");
+    }
+    set(&usr.join("file"), "user.overlay.opaque", b"y");
+    let result = take_in(state.path(), "hostile", place.path());
+    assert!(matches!(result, Err(ImageError::Hostile { .. })), "{result:?}");
 }
 
 #[test]

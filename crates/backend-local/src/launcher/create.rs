@@ -87,7 +87,7 @@ impl Launcher {
             return Err(NotBegun::Failed(refuse_image(ImageError::Unknown(plan.image.clone()))));
         }
         self.note_use(&image);
-        record.user = default_ids(plan);
+        record.user = self.default_ids(plan, &image);
         record.without_set_id = self.refuses_set_id(plan);
         record.connected = reach != Reach::Nothing;
         let begun = self.prepare(plan, &image, reach, gathered).and_then(|(parts, status)| {
@@ -160,8 +160,15 @@ impl Launcher {
             return Err(Refusal::unsupported("only a sandbox that ends with its maker is kept", None));
         }
         self.check_amounts(&plan.limits, &plan.named)?;
-        if self.image_user(plan, image) == ImageUser::Ignored {
-            holds.weaker.push("the image's user is left out: this sandbox has no other than root".to_owned());
+        match self.image_user(plan, image) {
+            ImageUser::Ignored => holds
+                .weaker
+                .push("the image's user is left out: this sandbox has no other than root".to_owned()),
+            ImageUser::Taken(user) if image.ids_of(&user).is_none() => holds.weaker.push(
+                "directories of the host belong to root inside: the image does not say who its user is"
+                    .to_owned(),
+            ),
+            ImageUser::Taken(_) | ImageUser::None => {}
         }
         for limit in LimitName::ALL {
             if self.enforces(limit) && !(plan.keep && limit == LimitName::Disk) {
@@ -277,7 +284,8 @@ impl Launcher {
         let (status, report) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).at(Step::Configuration)?;
         let trees: Vec<EntryTree> = image.trees.iter().map(entry_tree).collect();
         let Gathered { entries: mounts, opened, .. } = gathered;
-        let resources = self.resources(plan, reach, &trees, opened)?;
+        let user = self.default_ids(plan, image);
+        let resources = self.resources(plan, user, reach, &trees, opened)?;
         let mut inherited = Inherited::new(report.try_clone().at(Step::Configuration)?, listen);
         let mut commands = None;
         let (group, groups_fds) = match resources.groups {
@@ -325,6 +333,7 @@ impl Launcher {
     fn resources(
         &mut self,
         plan: &JailPlan,
+        user: (u32, u32),
         reach: Reach,
         trees: &[EntryTree],
         mounts: Vec<Opened>,
@@ -335,7 +344,7 @@ impl Launcher {
             make_uppers(kept, trees).at_path(Step::Volume, kept)?;
         }
         match &mut self.rights {
-            Rights::Root(root) => root.resources(plan, reach, trees, mounts, kept),
+            Rights::Root(root) => root.resources(plan, user, reach, trees, mounts, kept),
             Rights::User { uid, gid, groups } => {
                 let own = groups.as_ref().ok().filter(|groups| groups.can_make());
                 let made = own.map(|groups| groups.make(&plan.id, &plan.limits, *uid));
@@ -452,6 +461,19 @@ impl Launcher {
         }
     }
 
+    /// As whom commands start that do not say, for the owners of mounts.
+    fn default_ids(&self, plan: &JailPlan, image: &Resolved) -> (u32, u32) {
+        let guest = || {
+            let user = plan.guest.users.iter().find(|user| user.name == plan.guest.default_user);
+            user.map_or((0, 0), |user| (user.uid, user.gid))
+        };
+        let by_image = || match self.image_user(plan, image) {
+            ImageUser::Taken(user) => image.ids_of(&user),
+            ImageUser::None | ImageUser::Ignored => None,
+        };
+        plan.user.or_else(by_image).unwrap_or_else(guest)
+    }
+
     /// As whom and where commands start that say nothing about it.
     fn usual_place(&self, plan: &JailPlan, image: &Resolved) -> (String, String) {
         let user = match self.image_user(plan, image) {
@@ -481,6 +503,7 @@ impl Root {
     fn resources(
         &mut self,
         plan: &JailPlan,
+        user: (u32, u32),
         reach: Reach,
         trees: &[EntryTree],
         mounts: Vec<Opened>,
@@ -506,7 +529,7 @@ impl Root {
             cgroup_namespace: self.groups.allows_namespace(),
             ownership: Ownership::Range {
                 base,
-                user: default_ids(plan),
+                user,
                 volume: kept.unwrap_or(volume.disk),
                 journal: volume.journal,
                 mounts,
@@ -514,12 +537,6 @@ impl Root {
             setgroups: Setgroups::Allow,
         })
     }
-}
-
-/// As whom the commands of a plan start.
-fn default_ids(plan: &JailPlan) -> (u32, u32) {
-    let default_user = plan.guest.users.iter().find(|user| user.name == plan.guest.default_user);
-    plan.user.unwrap_or(default_user.map_or((0, 0), |user| (user.uid, user.gid)))
 }
 
 fn entry_tree(tree: &images::Tree) -> EntryTree {

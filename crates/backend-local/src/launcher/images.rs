@@ -27,8 +27,10 @@ pub enum ImageQuestion {
     Find {
         name: String,
     },
-    /// The digests of all layers.
-    Layers,
+    /// The digests of all layers, and how much room there is for an image of that name.
+    Layers {
+        name: String,
+    },
     /// Takes in the OCI layout in the directory whose descriptor comes along.
     Import {
         name: String,
@@ -46,7 +48,10 @@ pub enum ImageAnswer {
     /// Each with the second in which it was last used.
     Images(Vec<(Record, u64)>),
     Found(Option<Record>),
-    Layers(Vec<Digest>),
+    Layers {
+        layers: Vec<Digest>,
+        room: Option<u64>,
+    },
     Taken(Record),
     Freed(Collected),
 }
@@ -76,7 +81,7 @@ impl Launcher {
                 ImageAnswer::Images(images.collect())
             }),
             ImageQuestion::Find { name } => self.find_image(name).map(ImageAnswer::Found),
-            ImageQuestion::Layers => images::layers(state).map(ImageAnswer::Layers),
+            ImageQuestion::Layers { name } => self.layers_and_room(name),
             ImageQuestion::Import { .. } | ImageQuestion::Remove { .. } | ImageQuestion::Collect => {
                 return None;
             }
@@ -98,6 +103,12 @@ impl Launcher {
             Err(ImageError::Unknown(_)) => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    fn layers_and_room(&self, name: &str) -> Result<ImageAnswer, ImageError> {
+        let state = &self.settings.image_state;
+        let room = images::room(state, self.settings.image_bytes, name)?;
+        Ok(ImageAnswer::Layers { layers: images::layers(state)?, room })
     }
 
     /// Begins a change. The process that makes it ends with this one.
@@ -142,15 +153,14 @@ impl Launcher {
                 let source = Source::layout(&root, self.settings.server_uid)?;
                 let (wanted, most) = (Some(wanted), self.settings.image_bytes);
                 let wish = Import { name: &name, source, wanted, existing: Existing::Replace, most };
-                let record = images::import(state, wish, Unpacker::Worker(&self.thread), &mut |_| {})?;
-                images::collect(state, self.settings.image_bytes)?;
-                Ok(ImageAnswer::Taken(record))
+                let made = images::import(state, wish, Unpacker::Worker(&self.thread), &mut |_| {})?;
+                Ok(ImageAnswer::Taken(made.record))
             }
             ImageQuestion::Remove { name } => images::remove(state, &name).map(ImageAnswer::Freed),
             ImageQuestion::Collect => {
                 images::collect(state, self.settings.image_bytes).map(ImageAnswer::Freed)
             }
-            ImageQuestion::List | ImageQuestion::Find { .. } | ImageQuestion::Layers => {
+            ImageQuestion::List | ImageQuestion::Find { .. } | ImageQuestion::Layers { .. } => {
                 Err(ImageError::Malformed("this changes nothing".to_owned()))
             }
         }

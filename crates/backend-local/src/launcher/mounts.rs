@@ -13,7 +13,7 @@ use crate::jail::enter::EntryMount;
 use crate::jail::owners;
 use crate::jail::plan::{JailPlan, MountPlan, SourcePlan};
 use crate::jail::sources::{Ids, Opened, Place, Site, SourceError};
-use crate::settings::MountRule;
+use crate::settings::{Allowed, MountRule};
 
 /// More than anybody needs, and few enough that their descriptors fit into one message.
 const MOST: usize = 64;
@@ -75,22 +75,15 @@ impl Launcher {
         let MountRule::Below(prefixes) = &self.settings.mounts else {
             return Ok(Place::Named(path.to_owned()));
         };
-        let plain = |part: Component<'_>| matches!(part, Component::RootDir | Component::Normal(_));
-        let found = prefixes.iter().filter_map(|prefix| Some((prefix, path.strip_prefix(prefix).ok()?)));
-        match found.max_by_key(|(prefix, _)| prefix.as_os_str().len()) {
-            Some((prefix, rest)) if path.components().all(plain) => {
-                Ok(Place::Beneath { prefix: prefix.clone(), path: rest.to_owned() })
-            }
-            _ => {
-                let message = if prefixes.is_empty() {
-                    "this server mounts no host directories".to_owned()
-                } else {
-                    format!("`{}` is not below a directory that this server may mount", path.display())
-                };
-                let hint = "the operator lists them as `host_paths` under `[volumes]`";
-                Err(Refusal::mount(MountFault::NotAllowed, message, Some(hint)))
-            }
-        }
+        beneath(prefixes, path).ok_or_else(|| {
+            let message = if prefixes.is_empty() {
+                "this server mounts no host directories".to_owned()
+            } else {
+                format!("`{}` is not below a directory that this server may mount", path.display())
+            };
+            let hint = "the operator lists them as `host_paths` under `[volumes]`";
+            Refusal::mount(MountFault::NotAllowed, message, Some(hint))
+        })
     }
 
     fn volume_place(&self, id: &str) -> Result<Place, Refusal> {
@@ -120,6 +113,19 @@ impl Launcher {
         let later = matches!(&self.settings.mounts, MountRule::Below(prefixes) if !prefixes.is_empty());
         plan.keep || later || plan.mounts.iter().any(writes_outside)
     }
+}
+
+/// The place of `path` beneath the innermost of the allowed directories that it names, in either
+/// spelling. No link is followed for it: where the operator's own links lead was found out before.
+fn beneath(allowed: &[Allowed], path: &Path) -> Option<Place> {
+    let plain = |part: Component<'_>| matches!(part, Component::RootDir | Component::Normal(_));
+    if !path.components().all(plain) {
+        return None;
+    }
+    let spellings = allowed.iter().flat_map(|one| [(&one.written, &one.real), (&one.real, &one.real)]);
+    let found = spellings.filter_map(|(named, real)| Some((named, real, path.strip_prefix(named).ok()?)));
+    let (_, real, rest) = found.max_by_key(|(named, _, _)| named.components().count())?;
+    Some(Place::Beneath { prefix: real.clone(), path: rest.to_owned() })
 }
 
 /// Whether a mount lets a sandbox write to a directory of the host.
@@ -155,4 +161,36 @@ fn refuse_source(error: &SourceError) -> Refusal {
         }
     };
     Refusal::mount(fault, format!("{error}{cause}"), Some(hint))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(path: &str, expected: Option<(&str, &str)>) {
+        let pair = |written: &str, real: &str| Allowed { written: written.into(), real: real.into() };
+        let allowed = [pair("/srv", "/srv"), pair("/srv/link", "/disk/models"), pair("/data/", "/disk")];
+        let found = beneath(&allowed, Path::new(path)).map(|place| match place {
+            Place::Beneath { prefix, path } => (prefix, path),
+            other => panic!("{other:?} is not beneath anything"),
+        });
+        assert_eq!(found, expected.map(|(prefix, path)| (prefix.into(), path.into())), "{path}");
+    }
+
+    #[test]
+    fn a_listed_directory_may_be_named_as_it_is_written_and_as_it_is() {
+        check("/data/x", Some(("/disk", "x")));
+        check("/disk/x", Some(("/disk", "x")));
+        check("/data", Some(("/disk", "")));
+        check("/srv/other", Some(("/srv", "other")));
+        check("/srv/link/x/y", Some(("/disk/models", "x/y")));
+        check("/disk/models/x", Some(("/disk/models", "x")));
+    }
+
+    #[test]
+    fn no_spelling_leads_beside_what_is_listed() {
+        for path in ["/data-not/x", "/disk2", "/", "/data/../etc", "data/x", "/srv/link/../../etc"] {
+            check(path, None);
+        }
+    }
 }

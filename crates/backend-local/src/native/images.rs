@@ -5,14 +5,13 @@
 //!              └─────► launcher      gets that directory's descriptor, unpacks and keeps it
 //! ```
 
-use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use backend::{BackendError, Freed, ImageInfo, Images, Progress, Pull, Registry};
+use backend::{BackendError, Freed, Here, ImageInfo, Images, Progress, Pull, Registry};
 
 use super::{Native, unexpected};
 use crate::images::{Collected, Digest, Record};
@@ -80,9 +79,12 @@ impl Native {
         }
     }
 
-    async fn layers(&self) -> Result<BTreeSet<String>, BackendError> {
-        match self.ask_images(ImageQuestion::Layers, None).await? {
-            ImageAnswer::Layers(layers) => Ok(layers.iter().map(ToString::to_string).collect()),
+    /// What is here before an image of that name is fetched.
+    async fn here(&self, name: &str) -> Result<Here, BackendError> {
+        match self.ask_images(ImageQuestion::Layers { name: name.to_owned() }, None).await? {
+            ImageAnswer::Layers { layers, room } => {
+                Ok(Here { layers: layers.iter().map(ToString::to_string).collect(), room })
+            }
             _ => Err(unexpected()),
         }
     }
@@ -118,13 +120,13 @@ impl Images for Native {
         let Some(fetching) = &self.fetching else {
             return Err(failed("this server fetches no images".to_owned(), None));
         };
-        let here = |error: io::Error| failed(format!("could not make room for it: {error}"), None);
-        let download = Download::new(&fetching.downloads).map_err(here)?;
-        let have = self.layers().await?;
-        let digest = fetching.registry.fetch(pull, &have, &download.0).await?;
+        let no_room = |error: io::Error| failed(format!("could not make room for it: {error}"), None);
+        let download = Download::new(&fetching.downloads).map_err(no_room)?;
+        let here = self.here(pull.name).await?;
+        let digest = fetching.registry.fetch(pull, &here, &download.0).await?;
         let wanted = Digest::parse(&digest).map_err(|error| failed(error.to_string(), None))?;
         (pull.progress)(Progress::Unpacking);
-        let directory = std::fs::File::open(&download.0).map_err(here)?;
+        let directory = std::fs::File::open(&download.0).map_err(no_room)?;
         let question = ImageQuestion::Import { name: pull.name.to_owned(), wanted };
         match self.ask_images(question, Some(directory.into())).await {
             Ok(ImageAnswer::Taken(record)) => Ok(info(record)),

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use backend_local::images::{self, Existing, ImageError, Import, Source, Unpacker};
+use backend_local::images::{self, Existing, ImageError, Import, Imported, Source, Unpacker};
 use linux::spawn::SingleThread;
 use serde_json::json;
 
@@ -46,10 +46,10 @@ fn take_in(config: &Config, wish: Import<'_>, printer: &Printer) -> Result<()> {
     let thread = SingleThread::prove().context("this process has threads")?;
     let mut progress = printer.progress(format!("unpacking {}", wish.name));
     let unpacker = Unpacker::Worker(&thread);
-    let made = images::import(&config.state_dir, wish, unpacker, &mut |detail| progress.say(detail))?;
+    let Imported { record: made, gone } =
+        images::import(&config.state_dir, wish, unpacker, &mut |detail| progress.say(detail))?;
     drop(progress);
-    let most = config.images.max_bytes.map(|most| most.0);
-    for gone in images::collect(&config.state_dir, most)?.images {
+    for gone in gone.images {
         printer.warn(format_args!("`{gone}` is removed to make room: `images.max_bytes` was passed"));
     }
     if printer.json() {

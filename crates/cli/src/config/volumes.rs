@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
+use backend_local::settings::Allowed;
 use domain::Bytes;
 
 use super::raw::{Paths, RawVolumes};
@@ -10,8 +11,8 @@ use crate::output::WithHint;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Volumes {
-    /// Directories of the host that may be mounted, with all below them. Without links.
-    pub host_paths: Vec<PathBuf>,
+    /// Directories of the host that may be mounted.
+    pub host_paths: Vec<Allowed>,
     /// Of a volume whose claim names none.
     pub default_size: Bytes,
 }
@@ -30,7 +31,7 @@ pub(super) fn check(raw: &RawVolumes, state_dir: &Path) -> Result<Volumes> {
 }
 
 /// The directory behind the path. Links on the way to it are followed now and never again.
-fn check_host_path(path: &Path, state_dir: &Path) -> Result<PathBuf> {
+fn check_host_path(path: &Path, state_dir: &Path) -> Result<Allowed> {
     let setting = || format!("`volumes.host_paths` has `{}`", path.display());
     if !path.is_absolute() {
         return Err(anyhow!("{}, which is not absolute", setting())).hint("write it from `/` on");
@@ -48,7 +49,7 @@ fn check_host_path(path: &Path, state_dir: &Path) -> Result<PathBuf> {
         return Err(anyhow!("{}, which would open the host or the server's own state", setting()))
             .hint("name a directory that holds nothing but what sandboxes may have, such as /srv/sandboxes");
     }
-    Ok(real)
+    Ok(Allowed { written: path.to_owned(), real })
 }
 
 #[expect(
@@ -63,7 +64,7 @@ fn without_links(path: &Path) -> std::io::Result<PathBuf> {
 mod tests {
     use super::*;
 
-    fn written(paths: &[&str], state: &Path) -> Result<Vec<PathBuf>> {
+    fn written(paths: &[&str], state: &Path) -> Result<Vec<Allowed>> {
         let host_paths = Some(Paths::List(paths.iter().map(PathBuf::from).collect()));
         check(&RawVolumes { host_paths, default_size: None }, state).map(|volumes| volumes.host_paths)
     }
@@ -99,6 +100,6 @@ mod tests {
         let link = place.path().join("link");
         std::os::unix::fs::symlink(&real, &link).expect("our own directory");
         let found = written(&[link.to_str().expect("plain")], Path::new("/var/lib/coracle"));
-        assert_eq!(found.expect("it may be listed"), [real]);
+        assert_eq!(found.expect("it may be listed"), [Allowed { written: link, real }]);
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use backend_local::jail::plan::Limits;
 use backend_local::network::NetworkSettings;
-use backend_local::settings::{Lifetime, Maxima, MountRule, Settings};
+use backend_local::settings::{Allowed, Lifetime, Maxima, MountRule, Settings};
 use linux::descriptors::Inherited;
 use serde::{Deserialize, Serialize};
 
@@ -49,7 +49,7 @@ pub(crate) struct Handover {
     pub free_space_floor: u64,
     pub prepared: usize,
     pub pools: Vec<PoolSettings>,
-    pub host_paths: Vec<PathBuf>,
+    pub host_paths: Vec<Allowed>,
     pub volume_size: u64,
     pub network: NetworkSettings,
     pub gateway: Gateway,

@@ -89,6 +89,34 @@ fn a_name_or_a_path_that_is_too_long_is_refused() {
 }
 
 #[test]
+fn a_sparse_file_that_is_written_as_a_plain_one_is_refused() {
+    for keys in [["GNU.sparse.major", "1"], ["GNU.sparse.numblocks", "1"], ["GNU.sparse.map", "0,1"]] {
+        let mut builder = Builder::new(Vec::new());
+        builder.append_pax_extensions([(keys[0], keys[1].as_bytes())]).unwrap();
+        builder.append_data(&mut header(5), "file", &b"1\n0\n1"[..]).unwrap();
+        refused(builder.into_inner().unwrap(), "sparse");
+    }
+}
+
+/// A layer that begins with attributes for all of its entries.
+fn with_global(attributes: &[u8]) -> Vec<u8> {
+    let mut builder = Builder::new(Vec::new());
+    let mut global = header(attributes.len() as u64);
+    global.set_entry_type(EntryType::XGlobalHeader);
+    builder.append_data(&mut global, "global", attributes).unwrap();
+    builder.append_data(&mut header(0), "file", &b""[..]).unwrap();
+    builder.into_inner().unwrap()
+}
+
+#[test]
+fn attributes_for_a_whole_archive_are_bounded_and_make_nothing_sparse() {
+    refused(with_global(b"22 GNU.sparse.major=1\n"), "sparse");
+    let long = format!("{} comment={}\n", 2_000_018, "x".repeat(2_000_000));
+    refused(with_global(long.as_bytes()), "too long");
+    import_layer(with_global(b"13 comment=x\n")).1.unwrap();
+}
+
+#[test]
 fn owners_that_no_sandbox_has_are_refused() {
     let mut builder = Builder::new(Vec::new());
     let mut header = header(0);
@@ -179,7 +207,7 @@ fn import_empty(state: &Path, layers: u32, most: u64) -> Result<Record, ImageErr
     let (files, _) = layout(&layers, &config(&layers));
     let source = Source::open(as_directory(&files).path())?;
     let wish = Import { name: "test", source, wanted: None, existing: Existing::Replace, most: Some(most) };
-    import(state, wish, Unpacker::InProcess, &mut |_| {})
+    import(state, wish, Unpacker::InProcess, &mut |_| {}).map(|made| made.record)
 }
 
 #[test]

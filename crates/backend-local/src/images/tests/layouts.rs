@@ -138,6 +138,31 @@ fn a_layout_is_imported_as_a_directory_and_as_a_tar() {
 }
 
 #[test]
+fn an_archive_that_says_twice_what_it_holds_is_refused() {
+    let layers = two_layers();
+    let saved = docker_save(&layers);
+    let (oci, _) = layout(&layers, &config(&layers));
+    for (files, twice, again) in
+        [(&saved, "manifest.json", "./manifest.json"), (&oci, "index.json", "index.json")]
+    {
+        let mut entries: Vec<_> = files
+            .iter()
+            .map(|(name, content)| (EntryType::Regular, name.as_str(), "", &content[..]))
+            .collect();
+        entries.push((EntryType::Regular, again, "", files[twice].as_slice()));
+        let (state, result) = import_bytes(&archive(&entries));
+        assert!(
+            matches!(&result, Err(ImageError::Hostile { reason, .. }) if reason.contains("twice")),
+            "{result:?}"
+        );
+        assert!(is_empty(state.path()));
+        entries.pop();
+        entries.push((EntryType::Symlink, again, "config.json", b""));
+        assert!(import_bytes(&archive(&entries)).1.is_err(), "a link in the place of {twice}");
+    }
+}
+
+#[test]
 fn what_docker_saved_is_imported_in_its_old_form() {
     let (state, record) = import_bytes(&as_tar(&docker_save(&two_layers())));
     check(state.path(), &record.unwrap());

@@ -6,9 +6,20 @@ use super::layouts::{as_directory, config, layout, two_layers};
 use super::*;
 
 fn add(state: &Path, name: &str, content: &[u8]) -> Record {
+    add_within(state, name, content, None).unwrap().record
+}
+
+/// As [`add`], where all images together may have `most`.
+fn add_within(state: &Path, name: &str, content: &[u8], most: Option<u64>) -> Result<Imported, ImageError> {
     let layers = vec![archive(&[(EntryType::Regular, "usr/file", "", content)])];
     let (files, _) = layout(&layers, &config(&layers));
-    take_in(state, name, as_directory(&files).path()).unwrap()
+    let source = Source::open(as_directory(&files).path())?;
+    let wish = Import { name, source, wanted: None, existing: Existing::Replace, most };
+    import(state, wish, Unpacker::InProcess, &mut |_| {})
+}
+
+fn listed(state: &Path) -> Vec<String> {
+    records(state).unwrap().into_iter().map(|(image, _)| image.name).collect()
 }
 
 /// Writes the record of a sandbox that needs the layers of an image.
@@ -91,8 +102,39 @@ fn the_least_recently_used_images_make_room_and_used_ones_stay() {
         (gone.images, gone.layers, gone.bytes),
         (vec!["oldest".to_owned(), "newer".to_owned()], 2, 2 * one)
     );
-    let left: Vec<String> = records(state.path()).unwrap().into_iter().map(|(image, _)| image.name).collect();
-    assert_eq!(left, ["newest", "used"]);
+    assert_eq!(listed(state.path()), ["newest", "used"]);
+}
+
+#[test]
+fn a_new_image_is_not_what_makes_room_for_itself() {
+    let state = TempDir::new().unwrap();
+    let one = 8 + 2 * budget::ENTRY;
+    add(state.path(), "old", b"12345678");
+    // As after a clock that was put back: the new one looks like the older.
+    let later = SystemTime::now() + Duration::from_secs(3600);
+    fs::File::open(state.path().join("images/names/old")).unwrap().set_modified(later).unwrap();
+    let made = add_within(state.path(), "new", b"abcdefgh", Some(one)).unwrap();
+    assert_eq!(made.gone.images, ["old"]);
+    assert_eq!(listed(state.path()), ["new"]);
+    assert!(tree(state.path(), &made.record, 0).is_dir());
+}
+
+#[test]
+fn an_image_that_does_not_fit_beside_those_in_use_is_refused_and_changes_nothing() {
+    let state = TempDir::new().unwrap();
+    let one = 8 + 2 * budget::ENTRY;
+    let used = add(state.path(), "used", b"12345678");
+    use_it(state.path(), &used);
+    add(state.path(), "new", b"as it is");
+    let before = room(state.path(), Some(2 * one), "new").unwrap();
+    assert_eq!(before, Some(one), "what is unused, or replaced, counts as room");
+    let result = add_within(state.path(), "new", b"one byte ", Some(2 * one));
+    assert!(matches!(result, Err(ImageError::TooLarge(budget::BESIDE_USED))), "{result:?}");
+    assert_eq!(find(state.path(), "new").unwrap().unwrap().bytes(), one, "the old one is still there");
+    assert_eq!(layers(state.path()).unwrap().len(), 2);
+    add_within(state.path(), "again", b"12345678", Some(one))
+        .expect("layers in use need no room of their own");
+    assert_eq!(listed(state.path()), ["again", "used"]);
 }
 
 #[test]

@@ -1,13 +1,12 @@
 //! `image pull`: from a registry into the state directory of this host, without a server.
 
-use std::collections::BTreeSet;
 use std::io::Read;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::Mutex;
 
 use anyhow::{Context, Result, bail};
-use backend::{Credentials, Progress, Pull, Registry};
+use backend::{Credentials, Here, Progress, Pull, Registry};
 use backend_local::images::{self, Digest, Existing, Import, Source};
 use linux::fs::Root;
 use registry::Registries;
@@ -23,8 +22,12 @@ pub(super) fn pull(config: &Config, name: &str, username: Option<&str>, printer:
     crate::serve::make_state_dir(&config.state_dir)
         .with_context(|| format!("could not make `{}`", config.state_dir.display()))?;
     let downloads = Downloads::make(&config.state_dir)?;
-    let have = images::layers(&config.state_dir)?.iter().map(ToString::to_string).collect();
-    let digest = fetch(config, name, credentials.as_ref(), &have, downloads.path(), printer)?;
+    let most = config.images.max_bytes.map(|most| most.0);
+    let here = Here {
+        layers: images::layers(&config.state_dir)?.iter().map(ToString::to_string).collect(),
+        room: images::room(&config.state_dir, most, name)?,
+    };
+    let digest = fetch(config, name, credentials.as_ref(), &here, downloads.path(), printer)?;
     if !printer.json() {
         printer.remark(format_args!("fetched {name}, {digest}"));
     }
@@ -34,7 +37,7 @@ pub(super) fn pull(config: &Config, name: &str, username: Option<&str>, printer:
         source: Source::layout(&root, None)?,
         wanted: Some(Digest::parse(&digest)?),
         existing: Existing::Replace,
-        most: config.images.max_bytes.map(|most| most.0),
+        most,
     };
     super::take_in(config, wish, printer).with_context(|| format!("`{name}` is not kept"))
 }
@@ -44,7 +47,7 @@ fn fetch(
     config: &Config,
     name: &str,
     credentials: Option<&Credentials>,
-    have: &BTreeSet<String>,
+    here: &Here,
     into: &Path,
     printer: &Printer,
 ) -> Result<String> {
@@ -61,7 +64,7 @@ fn fetch(
         .build()
         .context("could not start the event loop")?;
     let fetched =
-        runtime.block_on(registries.fetch(Pull { name, credentials, progress: &progress }, have, into));
+        runtime.block_on(registries.fetch(Pull { name, credentials, progress: &progress }, here, into));
     drop(runtime);
     Ok(fetched?)
 }
