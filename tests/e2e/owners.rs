@@ -103,6 +103,16 @@ fn a_foreign_sandbox_is_not_there() {
         assert_eq!(never.status, 404, "{method} {path}: {}", never.text());
         assert_eq!(never.text().replace("aaaaaaaaaaaaaaaaaaaa", &id), foreign.text(), "{method} {path}");
     }
+    let mut secure = wish();
+    secure["secureAccess"] = json!(true);
+    let answer = one.post("/v1/sandboxes", &secure).expect("the server answers");
+    let guarded = answer.json()["id"].as_str().expect("an id is a text").to_owned();
+    for path in ["44772/ping", "18080/policy", "8000/"] {
+        let path = format!("/v1/sandboxes/{guarded}/proxy/{path}");
+        assert_eq!(one.get(&path).expect("the server answers").status, 401, "{path}");
+        assert_eq!(other.get(&path).expect("the server answers").status, 404, "{path}");
+    }
+    delete(&mut one, &guarded);
     let listed = |client: &mut Client| client.get("/v1/sandboxes").expect("the server answers").json();
     assert_eq!(listed(&mut other)["items"], json!([]));
     assert_eq!(listed(&mut one)["items"][0]["id"], json!(id));

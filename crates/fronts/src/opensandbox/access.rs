@@ -134,6 +134,9 @@ pub(super) fn token_of(port: u16) -> (&'static str, &'static str) {
     }
 }
 
+/// Some clients present a key in the headers that are meant for tokens.
+const KEYS_OR_TOKENS: [&str; 4] = [KEY_HEADERS[0], KEY_HEADERS[1], EXECD_TOKEN, EGRESS_TOKEN];
+
 /// Who reaches a port of a sandbox. `found` is the sandbox, whoever's it is.
 ///
 /// 1. An address that carries a signature opens nothing but by that signature.
@@ -158,7 +161,15 @@ pub(super) fn admit(
     if let Some(sandbox) = found.filter(|sandbox| Notes::of(sandbox).secure_access) {
         let token = auth::text(headers, SECURE_ACCESS).unwrap_or_default();
         let by_token = || front.service.owner_by_token(&sandbox.id, SECURE_PURPOSE, token.trim());
-        return signed.or_else(by_token).ok_or_else(secure_access_needed);
+        // Whoever has a key of somebody else learns no more than about one that never was.
+        let foreign = || {
+            let caller = auth::caller(&front.service, headers, &KEYS_OR_TOKENS);
+            !front.service.keyless() && caller.is_ok_and(|caller| caller != sandbox.owner)
+        };
+        return signed.or_else(by_token).ok_or_else(|| match foreign() {
+            true => Problem::no_sandbox(target.id.as_str()),
+            false => secure_access_needed(),
+        });
     }
     let (header, purpose) = token_of(target.port);
     let own_service = purpose == "ports";
@@ -177,8 +188,7 @@ pub(super) fn admit(
     if let Some(owner) = signed.or(public).or_else(by_token) {
         return Ok(owner);
     }
-    let names = [KEY_HEADERS[0], KEY_HEADERS[1], EXECD_TOKEN, EGRESS_TOKEN];
-    Ok(auth::caller(&front.service, headers, &names)?)
+    Ok(auth::caller(&front.service, headers, &KEYS_OR_TOKENS)?)
 }
 
 fn secure_access_needed() -> Problem {
