@@ -251,7 +251,13 @@ fn the_command_line_manages_pools() {
     assert_eq!(shown(&server, id.trim())["allocation"]["poolRef"], "own");
     let mut sandbox = Sandbox::known(server.client(), id.trim());
     assert_eq!(sandbox.run("true").code, Some(0));
-    assert!(coracle(&["pool", "set", "own", "--level", "0"]).0);
+    for (words, most) in
+        [(&["--max", "7"][..], json!(7)), (&[], json!(7)), (&["--max", "none"], json!(u32::MAX))]
+    {
+        assert!(coracle(&[&["pool", "set", "own", "--level", "0"], words].concat()).0);
+        let pool = server.client().get("/v1/pools/own").expect("it answers").json();
+        assert_eq!(pool["capacitySpec"]["poolMax"], most, "after {words:?}");
+    }
     until_warm(&mut server.client(), "own", 0);
     let (_, listed, _) = coracle(&["pool", "ls"]);
     assert!(listed.contains("own") && listed.contains("config"), "{listed}");

@@ -227,6 +227,29 @@ fn an_ordinary_users_server_says_that_it_cannot() {
 }
 
 #[test]
+fn a_fork_that_is_interrupted_leaves_no_snapshot_behind() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let source = server.create();
+    let mut command = Programs::shared().command();
+    let url = format!("http://{}", server.address());
+    command.args(["--url", &url, "fork", &source.id, "-n", "1000"]);
+    let mut fork = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut told = BufReader::new(fork.stdout.take().unwrap()).lines();
+    assert_eq!(told.next().unwrap().unwrap().len(), 20, "the first is made");
+    rustix::process::kill_process(rustix::process::Pid::from_child(&fork), rustix::process::Signal::INT)
+        .unwrap();
+    let made = told.count() + 1;
+    assert_eq!(fork.wait().unwrap().code(), Some(130));
+    assert!(made < 1000, "it went on");
+    let left = server.client().get("/v1/snapshots").unwrap().json();
+    assert_eq!(left["items"], json!([]), "{left}");
+    server.remove_all().unwrap();
+}
+
+#[test]
 fn the_command_line_forks_and_leaves_no_snapshot_behind() {
     if !testkit::needs_root() {
         return;

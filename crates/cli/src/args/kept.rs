@@ -1,5 +1,6 @@
 //! The flags of what a server keeps beside sandboxes: pools, snapshots and forks, keys, volumes, images.
 
+use std::num::ParseIntError;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -59,9 +60,15 @@ pub(crate) struct PoolSize {
     /// So many are kept warm
     #[arg(long, value_name = "COUNT")]
     pub level: u32,
-    /// There are never more, those that were taken and still live included [default: no bound]
-    #[arg(long, value_name = "COUNT")]
+    /// There are never more, those that were taken and still live included; `none` for no bound
+    /// [default: no bound for a new pool, as it is for another]
+    #[arg(long, value_name = "COUNT", value_parser = count_or_none)]
     pub max: Option<u32>,
+}
+
+/// A count; `none` is the largest, which the API takes for no bound.
+fn count_or_none(text: &str) -> Result<u32, ParseIntError> {
+    if text == "none" { Ok(u32::MAX) } else { text.parse() }
 }
 
 #[derive(Debug, Subcommand)]

@@ -24,7 +24,13 @@ pub(crate) async fn pool(server: &Server, command: PoolCommand, printer: &Printe
             let wish = NewPool { name, image, size, memory, cpus, disk, refill };
             changed(&server.create_pool(&wish).await?, printer)?;
         }
-        PoolCommand::Set { name, size } => changed(&server.set_pool(&name, size).await?, printer)?,
+        PoolCommand::Set { name, mut size } => {
+            if size.max.is_none() {
+                // The API takes both or nothing.
+                size.max = Some(server.pool(&name).await?.capacity_spec.pool_max);
+            }
+            changed(&server.set_pool(&name, size).await?, printer)?;
+        }
         PoolCommand::Inspect { name } => inspect(&server.pool(&name).await?, printer)?,
         PoolCommand::Rm { names } => remove(server, &names, printer).await?,
     }

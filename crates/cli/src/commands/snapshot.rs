@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
 use serde_json::json;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::args::{ForkArgs, SnapshotCommand};
 use crate::client::{NewSandbox, Server, SnapshotInfo};
@@ -13,6 +14,9 @@ use crate::output::{Printer, WithHint};
 
 /// How often the server is asked whether a snapshot is ready: its API tells it to nobody.
 const LOOK: Duration = Duration::from_millis(20);
+
+/// The exit code of a program that was interrupted, as shells have it.
+const INTERRUPTED: u8 = 130;
 
 pub(crate) async fn snapshot(
     server: &Server,
@@ -96,12 +100,14 @@ async fn remove(server: &Server, ids: &[&str], printer: &Printer) -> Result<()> 
         .hint("`coracle snapshot ls` lists the snapshots")
 }
 
-/// Makes sandboxes with the files of another. The snapshot in between goes in any case.
+/// Makes sandboxes with the files of another. The snapshot in between goes in any case: an
+/// interrupt is heeded between two sandboxes, since one that is being made holds on to it.
 pub(crate) async fn fork(server: &Server, args: ForkArgs, printer: &Printer) -> Result<ExitCode> {
     let source = server.sandbox(args.id.as_str()).await?;
     let labels = source.rest.get("metadata").cloned().unwrap_or_default();
     let mut labels: BTreeMap<String, String> = serde_json::from_value(labels).unwrap_or_default();
     labels.extend(args.labels);
+    let mut interrupt = Interrupt::watch()?;
     let snapshot = take(server, args.id.as_str(), None, printer).await?;
     let wish = NewSandbox {
         snapshot: Some(snapshot.id.clone()),
@@ -114,18 +120,49 @@ pub(crate) async fn fork(server: &Server, args: ForkArgs, printer: &Printer) -> 
         labels,
         ..NewSandbox::default()
     };
-    let forked = make(server, &wish, args.count, printer).await;
+    let forked = make(server, &wish, args.count, &mut interrupt, printer).await;
     let dropped = server.delete_snapshot(&snapshot.id).await;
-    forked?;
+    let all = forked?;
     dropped?;
-    Ok(ExitCode::SUCCESS)
+    Ok(if all { ExitCode::SUCCESS } else { ExitCode::from(INTERRUPTED) })
 }
 
-/// Makes so many, and tells of each as soon as it exists.
-async fn make(server: &Server, wish: &NewSandbox, count: u32, printer: &Printer) -> Result<()> {
+/// Whether somebody asked this program to end.
+struct Interrupt {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Interrupt {
+    fn watch() -> Result<Self> {
+        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+    }
+
+    async fn came(&mut self) -> bool {
+        let either = async {
+            tokio::select! {
+                _ = self.interrupt.recv() => {}
+                _ = self.terminate.recv() => {}
+            }
+        };
+        tokio::time::timeout(Duration::ZERO, either).await.is_ok()
+    }
+}
+
+/// Makes so many, and tells of each as soon as it exists; `false` if it was interrupted.
+async fn make(
+    server: &Server,
+    wish: &NewSandbox,
+    count: u32,
+    interrupt: &mut Interrupt,
+    printer: &Printer,
+) -> Result<bool> {
     let mut progress = printer.progress("forking");
     let mut made = Vec::new();
     for number in 1..=count {
+        if interrupt.came().await {
+            break;
+        }
         let sandbox = server.create(wish).await?;
         if !printer.json() {
             printer.line(&sandbox.id)?;
@@ -134,5 +171,8 @@ async fn make(server: &Server, wish: &NewSandbox, count: u32, printer: &Printer)
         progress.say(&format!("{number} of {count}"));
     }
     drop(progress);
-    if printer.json() { printer.value(&made) } else { Ok(()) }
+    if printer.json() {
+        printer.value(&made)?;
+    }
+    Ok(made.len() == count as usize)
 }
