@@ -87,8 +87,8 @@ pub(crate) enum Alarm {
     Ready(u64),
     /// A nest has gone unused.
     Idle(u64),
-    /// A process was interrupted, and this many looks were taken since.
-    Insist(u64, u8),
+    /// A process was interrupted a while ago.
+    Insist(u64),
 }
 
 impl Agent {
@@ -196,7 +196,7 @@ impl Agent {
                 Alarm::Dial(dial) => self.dial_timed_out(dial),
                 Alarm::Ready(session) => self.kernel_is_late(session),
                 Alarm::Idle(session) => self.nest_idle(session),
-                Alarm::Insist(process, look) => self.interrupt_again(process, look),
+                Alarm::Insist(process) => self.interrupt_again(process),
             }
         }
     }

@@ -3,8 +3,9 @@
 //! A shell catches SIGINT. So does its child between fork and exec, and forgets with the exec
 //! what it has caught: the program runs on, and the shell waits for it. And while a shell forks it
 //! blocks the signal, so that a child which is born just then has never had it. The same happens
-//! at a terminal, where somebody presses the keys once more. Here it is done for them: whoever
-//! was there, neither catches, blocks nor ignores the signal and is still alive cannot have had it.
+//! at a terminal, where somebody presses the keys once more. Here it is done for them, and for them
+//! alone: for who has become another program since, or was born when the signal was sent, and
+//! neither catches, blocks nor ignores it. Others may well have had it and be cleaning up.
 
 use std::time::Duration;
 
@@ -23,48 +24,64 @@ const MOST_MEMBERS: usize = 256;
 /// Who was interrupted.
 #[derive(Debug, Default)]
 pub(crate) struct Interrupted {
-    members: Vec<Pid>,
-    /// Those of them whom the signal has yet to reach. Their children missed it.
+    leader: Option<Pid>,
+    /// Each with the name it had before the signal, if it was there.
+    members: Vec<(Pid, Option<String>)>,
+    /// Those whom the signal has yet to reach. Their children missed it.
     forking: Vec<Pid>,
+    looks: u8,
+    looking: bool,
 }
 
 impl Agent {
-    /// Sees to it that nobody in a process's group misses the SIGINT it was just sent. Whoever
-    /// comes later, as to clean up, is left alone.
-    pub(crate) fn insist(&mut self, number: u64, leader: Pid) {
-        if let Some(process) = self.processes.get_mut(&number) {
-            process.interrupted = Interrupted::look(leader);
+    /// Sees to it that nobody in a process's group misses the SIGINT it was just sent; `before` is who
+    /// was there then. Whoever comes later, as to clean up, is left alone.
+    pub(crate) fn insist(&mut self, number: u64, before: Interrupted) {
+        let Some(process) = self.processes.get_mut(&number) else { return };
+        let looking = std::mem::replace(&mut process.interrupted, before).looking;
+        let interrupted = &mut process.interrupted;
+        interrupted.looking = true;
+        if let Some(leader) = interrupted.leader {
+            interrupted.follow(vec![leader], None);
+        }
+        if !looking {
             self.look_later(number, 0);
         }
     }
 
     fn look_later(&mut self, process: u64, look: u8) {
-        if look < LOOKS {
-            self.set_alarm(Duration::from_millis(1 << look), Alarm::Insist(process, look));
-        }
+        self.set_alarm(Duration::from_millis(1 << look), Alarm::Insist(process));
     }
 
-    pub(crate) fn interrupt_again(&mut self, number: u64, look: u8) {
+    pub(crate) fn interrupt_again(&mut self, number: u64) {
         let process = self.processes.get_mut(&number).filter(|process| process.ended.is_none());
-        if let Some(process) = process {
+        let Some(Interrupted { looks, looking, .. }) = process.map(|process| {
             process.interrupted.interrupt_again();
-            self.look_later(number, look + 1);
+            &mut process.interrupted
+        }) else {
+            return;
+        };
+        *looks += 1;
+        *looking = *looks < LOOKS;
+        if let (look, true) = (*looks, *looking) {
+            self.look_later(number, look);
         }
     }
 }
 
 impl Interrupted {
-    fn look(leader: Pid) -> Self {
-        let mut all = Self::default();
-        all.follow(leader, vec![leader]);
+    /// Who is there before a signal is sent.
+    pub(crate) fn look(leader: Pid) -> Self {
+        let mut all = Self { leader: Some(leader), ..Self::default() };
+        all.follow(vec![leader], Some(name));
+        all.forking.clear();
         all
     }
 
-    /// Notes those of the leader's group that these have started, and themselves. They are found
-    /// from parent to child, since by the time all of `/proc` was read there would be new ones. Of
-    /// each it is seen first whether it may have more, and then which it has.
-    fn follow(&mut self, leader: Pid, these: Vec<Pid>) {
-        let group = leader.as_raw_pid();
+    /// Notes those of the group that these have started, and themselves. They are found from parent
+    /// to child, since by the time all of `/proc` was read there would be new ones. Of each it is
+    /// seen first whether it may have more, and then which it has.
+    fn follow(&mut self, these: Vec<Pid>, name: Option<fn(Pid) -> Option<String>>) {
         let mut found = these;
         let mut asked = 0;
         while let Some(pid) = found.get(asked).copied() {
@@ -78,19 +95,28 @@ impl Interrupted {
             }
             asked += 1;
         }
-        let belongs = |pid: &Pid| proc::living_kin(pid.as_raw_pid()).is_some_and(|kin| kin.group == group);
-        found.retain(|pid| !pid.is_init() && !self.members.contains(pid) && belongs(pid));
-        self.members.extend(found);
+        for pid in found {
+            let known = self.members.iter().any(|(member, _)| *member == pid);
+            if !known && self.is_member(pid) {
+                self.members.push((pid, name.and_then(|name| name(pid))));
+            }
+        }
+    }
+
+    fn is_member(&self, pid: Pid) -> bool {
+        let kin = proc::living_kin(pid.as_raw_pid());
+        !pid.is_init() && kin.and_then(|kin| Pid::from_raw(kin.group)) == self.leader
     }
 
     fn interrupt_again(&mut self) {
         let forking = std::mem::take(&mut self.forking);
-        if let (Some(leader), false) = (self.members.first().copied(), forking.is_empty()) {
-            self.follow(leader, forking);
-        }
-        for pid in self.members.iter().copied().filter(|pid| masks(*pid).is_some_and(Masks::would_end)) {
-            // Some end by themselves, and those in a nest are another process's to signal.
-            rustix::process::kill_process(pid, Signal::INT).ok();
+        self.follow(forking, None);
+        for (pid, former) in &self.members {
+            let is_new = former.as_ref().is_none_or(|former| name(*pid).is_some_and(|name| name != *former));
+            if is_new && self.is_member(*pid) && masks(*pid).is_some_and(Masks::would_end) {
+                // Some end by themselves, and those in a nest are another process's to signal.
+                rustix::process::kill_process(*pid, Signal::INT).ok();
+            }
         }
     }
 }
@@ -117,8 +143,17 @@ impl Masks {
 }
 
 fn masks(pid: Pid) -> Option<Masks> {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_pid())).ok()?;
-    read_masks(&status)
+    read_masks(&status(pid)?)
+}
+
+/// What a program is called, which changes when another takes its place.
+fn name(pid: Pid) -> Option<String> {
+    status(pid)?.lines().find_map(|line| line.strip_prefix("Name:")).map(str::to_owned)
+}
+
+fn status(pid: Pid) -> Option<String> {
+    let status = std::fs::read(format!("/proc/{}/status", pid.as_raw_pid())).ok()?;
+    Some(String::from_utf8_lossy(&status).into_owned())
 }
 
 /// See proc_pid_status(5).
@@ -169,13 +204,13 @@ mod tests {
         let lines = BufReader::new(child.stdout.take().expect("it is a pipe")).lines();
         let printed: Vec<String> = lines.take(2).map_while(Result::ok).collect();
         let leader = Pid::from_child(&child);
-        let found = Interrupted::look(leader).members;
+        let found: Vec<Pid> = Interrupted::look(leader).members.into_iter().map(|(pid, _)| pid).collect();
         for pid in proc::children(leader.as_raw_pid()).filter_map(Pid::from_raw).chain([leader]) {
             rustix::process::kill_process(pid, Signal::KILL).ok();
         }
         child.wait().expect("it was killed");
         let inside = printed.iter().find_map(|line| line.parse().ok()).and_then(Pid::from_raw);
         assert_eq!(found, [leader, inside.expect("it prints a pid")]);
-        assert_eq!(Interrupted::look(leader).members, []);
+        assert!(Interrupted::look(leader).members.is_empty());
     }
 }

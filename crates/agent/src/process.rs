@@ -314,10 +314,11 @@ impl Agent {
                 process.journal.rest();
             }
         }
-        if self.finished.len() > MOST_FINISHED
-            && let Some(oldest) = self.finished.pop_front()
-        {
-            self.drop_process(oldest);
+        if self.finished.len() > MOST_FINISHED {
+            let is_over =
+                |number: &&u64| !self.processes.get(*number).is_some_and(|process| self.has_left(process));
+            let oldest = self.finished.iter().find(is_over).or(self.finished.front()).copied();
+            oldest.into_iter().for_each(|oldest| self.drop_process(oldest));
         }
     }
 

@@ -10,6 +10,7 @@ use wire::{Call, Fault, FaultKind, Frame, FrameError, Reply, Request};
 use crate::agent::Agent;
 use crate::connection::Stage;
 use crate::fault;
+use crate::interrupt::Interrupted;
 use crate::nester::Order;
 use crate::process::Process;
 use crate::tree::Tree;
@@ -119,15 +120,21 @@ impl Agent {
     }
 
     fn status_of(&self, process: &Process) -> ProcessStatus {
-        let body = process.body.filter(|_| process.ended.is_some()).and_then(|body| self.bodies.get(&body));
-        ProcessStatus { left: body.is_some_and(|body| !matches!(body.tree, Tree::Gone)), ..process.status() }
+        ProcessStatus { left: process.ended.is_some() && self.has_left(process), ..process.status() }
+    }
+
+    /// Whether something runs that a process has started.
+    pub(crate) fn has_left(&self, process: &Process) -> bool {
+        let body = process.body.and_then(|body| self.bodies.get(&body));
+        body.is_some_and(|body| !matches!(body.tree, Tree::Gone))
     }
 
     /// As many as one message may hold, in the order of their start. If there are more, those
-    /// that run are told before those that have ended, and the newest first.
+    /// that run, or have left something running, are told before the others, and the newest first.
     fn statuses(&self) -> Vec<ProcessStatus> {
         let mut numbers: Vec<&u64> = self.processes.keys().collect();
-        let rank = |number: &u64| (self.processes[number].ended.is_some(), std::cmp::Reverse(*number));
+        let over = |process: &Process| process.ended.is_some() && !self.has_left(process);
+        let rank = |number: &u64| (over(&self.processes[number]), std::cmp::Reverse(*number));
         numbers.sort_unstable_by_key(|number| rank(number));
         let mut room = wire::frame::MAX_PAYLOAD / 2;
         let mut told = Vec::new();
@@ -153,6 +160,7 @@ impl Agent {
         let gone = || fault::from_errno(rustix::io::Errno::SRCH, "signal", &order.process);
         let body = process.body.and_then(|body| self.bodies.get(&body)).ok_or_else(gone)?;
         let commands = self.place.commands.as_ref();
+        let before = body.pid.filter(|_| signal == Signal::INT).map(Interrupted::look);
         let sent = match (order.reach, body.pid) {
             (Reach::Group, Some(leader)) => rustix::process::kill_process_group(leader, signal),
             (Reach::Tree | Reach::Group, leader) if signal == Signal::KILL => {
@@ -162,8 +170,8 @@ impl Agent {
             (Reach::Tree | Reach::Group, leader) => body.tree.signal(commands, leader, signal),
         };
         let (number, sent_to) = (process.number, body.pid);
-        if let (Ok(()), Some(leader), Signal::INT) = (&sent, sent_to, signal) {
-            self.insist(number, leader);
+        if let (Ok(()), Some(before)) = (&sent, before) {
+            self.insist(number, before);
         }
         match (sent, sent_to) {
             // What is in a nest is in another Landlock domain than we are.

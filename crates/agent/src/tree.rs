@@ -65,10 +65,16 @@ impl Tree {
     /// Whether anybody is in it beside its leader.
     pub(crate) fn has_company(&self, commands: Option<&OwnedFd>, leader: Option<Pid>) -> bool {
         match (self, commands) {
-            (Self::Group(number), Some(commands)) => open_list(commands, *number)
-                .and_then(|file| read_members(&file))
-                .is_ok_and(|all| all.len() > 1),
-            _ => leader.is_some_and(|leader| proc::children(leader.as_raw_pid()).next().is_some()),
+            (Self::Group(number), Some(commands)) => {
+                let members = open_list(commands, *number).and_then(|file| read_members(&file));
+                // Who cannot be asked may have some.
+                members.map_or(true, |members| members.len() > 1)
+            }
+            // What was left behind belongs to the runner.
+            _ => leader.map(Pid::as_raw_pid).is_some_and(|leader| {
+                let runner = proc::living_kin(leader).map(|kin| proc::children(kin.parent));
+                proc::children(leader).chain(runner.into_iter().flatten()).any(|pid| pid != leader)
+            }),
         }
     }
 

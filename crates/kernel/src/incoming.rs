@@ -50,7 +50,7 @@ impl Incoming {
     /// Whether [`Self::next`] has something to say at once, or nearly so.
     pub(crate) fn has_next(&self) -> bool {
         let _taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
-        !self.orders.is_empty() || has_come(&self.descriptor, Some(&Timespec::default())).unwrap_or(true)
+        !self.orders.is_empty() || has_come(&self.descriptor, Some(&Timespec::default())).unwrap_or(false)
     }
 }
 

@@ -281,9 +281,8 @@ impl Bridge<'_> {
 
     async fn interrupt(&mut self) -> Result<()> {
         let Some(run) = &mut self.run else { return Ok(()) };
-        if !run.counted {
-            // A kernel that has not begun forgets it.
-            run.interrupted = true;
+        // A kernel that has not begun forgets a signal. Who asks twice does not wait for it to begin.
+        if !run.counted && !self.spec.wants_message() && !std::mem::replace(&mut run.interrupted, true) {
             return Ok(());
         }
         if self.spec.wants_message() {

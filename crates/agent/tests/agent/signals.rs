@@ -103,7 +103,7 @@ fn a_signal_to_the_group_spares_what_has_left_it() {
 fn what_is_started_to_clean_up_is_not_interrupted() {
     both_ways(|agent| {
         // It takes a moment, so that the agent has long seen who was there.
-        let moment = "n=0; while [ $n -lt 50000 ]; do n=$((n+1)); done";
+        let moment = "n=0; while [ $n -lt 500000 ]; do n=$((n+1)); done";
         let script = format!(
             "trap '{moment}; sleep 0.7 && echo clean; exit 9' INT; echo on; while :; do sleep 1000; done"
         );
@@ -112,6 +112,24 @@ fn what_is_started_to_clean_up_is_not_interrupted() {
         assert_eq!(agent.signal("cleaning", 2, Reach::Group), Reply::Ok);
         let output = talk.output();
         assert_eq!((output.stdout().as_str(), output.exit()), ("clean\n", Exit::Code(9)));
+    });
+}
+
+/// As many interpreters do at their end.
+#[test]
+fn who_has_had_an_interrupt_and_expects_no_more_is_left_alone() {
+    both_ways(|agent| {
+        let script = "import signal, time\n\
+            try:\n    print('on', flush=True)\n    time.sleep(1000)\n\
+            except KeyboardInterrupt:\n    pass\n\
+            signal.signal(signal.SIGINT, signal.SIG_DFL)\n\
+            time.sleep(1.5)\n\
+            print('clean')\n";
+        let mut talk = agent.start(crate::client::argv("polite", &["/usr/bin/python3", "-c", script]));
+        assert_eq!(talk.read_text(3), "on\n");
+        assert_eq!(agent.signal("polite", 2, Reach::Group), Reply::Ok);
+        let output = talk.output();
+        assert_eq!((output.stdout().as_str(), output.exit()), ("clean\n", Exit::Code(0)));
     });
 }
 

@@ -238,7 +238,7 @@ function interrupt() {
 }
 
 process.on('SIGINT', () => {
-  Atomics.store(state, MEANT, Atomics.load(state, ACTIVE));
+  if (current) Atomics.store(state, MEANT, current.count);
   interrupt();
 });
 
