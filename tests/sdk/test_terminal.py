@@ -132,6 +132,7 @@ def test_a_shell_that_ended_is_followed_by_another(box):
     assert first.word() == {"type": "exit", "exit_code": 0}
     assert first.seen == b"first-21\nsecond-a\n"
     assert box.execd.get(f"/pty/{session}").json() == {"session_id": session, "running": False, "output_offset": 18}
+    first.socket.close()
     second = Client(box, session, "pty=0&since=9")
     assert second.replay() == (9, b"second-a\n")
     assert second.word()["type"] == "connected"

@@ -156,7 +156,9 @@ impl Core {
     /// any more, so neither its key's turn nor its hold matters.
     pub(crate) async fn evict_dead(&self, owner: Option<&Owner>) -> bool {
         for handle in self.dead(owner) {
-            if self.end_evicted(&handle).await || self.registry.find(&handle.id).is_none() {
+            // One that resists is removed in its own time, and nobody waits for that.
+            let ended = tokio::time::timeout(PROBE, self.end_evicted(&handle)).await;
+            if ended.unwrap_or(false) || self.registry.find(&handle.id).is_none() {
                 return true;
             }
         }

@@ -230,8 +230,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Runs the hook before the entrypoint. It may take hours, so neither a client that has gone
-    /// nor a server that stops waits for it.
+    /// Runs the hook before the entrypoint. It may take hours, so neither a client that has gone, who
+    /// deletes the sandbox, nor a server that stops waits for it.
     async fn prepare_life(&self) -> Result<(), ServiceError> {
         let Some(hook) = &self.record.sandbox.spec.hooks.before else { return Ok(()) };
         tokio::select! {

@@ -332,6 +332,10 @@ impl Service {
     /// Returns when it is gone.
     pub async fn destroy(&self, owner: &Owner, id: &SandboxId) -> Result<Outcome, ServiceError> {
         let handle = self.0.find(owner, id)?;
+        if handle.phase() == Phase::Starting {
+            // It may be busy with what runs before its life, and hear of nothing else.
+            handle.abandoned.cancel();
+        }
         match self.0.order(&handle, Command::Destroy).await {
             // It went while the order was on its way: somebody else's, or its time was over.
             Err(ServiceError::NoSandbox(_)) => Ok(Outcome::AlreadySo),

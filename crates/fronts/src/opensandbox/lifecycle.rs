@@ -37,7 +37,8 @@ pub(super) async fn create(
     let key = key(&owner, &headers, name.as_deref())?;
     // Who names a sandbox that lives needs no image for another.
     let found = key.as_ref().and_then(|key| front.service.find(key));
-    let lives = found.is_some_and(|sandbox| !matches!(sandbox.phase, Phase::Failed(_)));
+    let lives = found
+        .is_some_and(|sandbox| !matches!(sandbox.phase, Phase::Failed(_) | Phase::Stopping | Phase::Stopped));
     if !restored && create.pool.is_none() && !lives {
         let ensured = front.service.ensure_image(&owner, &create.spec, credentials).await;
         ensured.map_err(|error| not_pulled(error, &owner))?;

@@ -3,7 +3,7 @@
 //! Which directories of the host may be mounted is not decided here: only the launcher knows the
 //! operator's list, and only it opens them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use domain::volume::{Absent, Claim, Lifetime, is_target};
@@ -34,12 +34,16 @@ struct Entry {
     pvc: Option<Pvc>,
     /// Its fields hold secrets, and are not even looked at.
     ossfs: Option<Value>,
+    #[serde(flatten)]
+    rest: Rest,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Host {
     path: Option<String>,
+    #[serde(flatten)]
+    rest: Rest,
 }
 
 #[derive(Deserialize)]
@@ -54,6 +58,22 @@ struct Pvc {
     storage: Option<String>,
     #[serde(alias = "access_modes")]
     access_modes: Option<Vec<String>>,
+    #[serde(flatten)]
+    rest: Rest,
+}
+
+/// What nobody here knows is passed over, but for one thing: whoever wants a volume read-only, in
+/// whatever spelling and place, must not be given more.
+type Rest = BTreeMap<String, Value>;
+
+fn check_rest(name: &str, rests: &[&Rest]) -> Result<(), Problem> {
+    let plain = |field: &str| field.to_lowercase().replace(['_', '-'], "");
+    match rests.iter().flat_map(|rest| rest.keys()).find(|field| plain(field) == "readonly") {
+        Some(field) => Err(Problem::invalid(format!(
+            "volume `{name}`: `{field}` is written `readOnly`, beside `mountPath`"
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// Reads all entries, or says what is wrong with the first wrong one.
@@ -104,6 +124,8 @@ fn name(text: Option<&str>) -> Result<String, Problem> {
 }
 
 fn mount(name: &str, entry: Entry) -> Result<Mount, Problem> {
+    let (host, pvc) = (entry.host.as_ref().map(|host| &host.rest), entry.pvc.as_ref().map(|pvc| &pvc.rest));
+    check_rest(name, &[Some(&entry.rest), host, pvc].into_iter().flatten().collect::<Vec<_>>())?;
     let target = target(name, entry.mount_path.as_deref().unwrap_or_default())?;
     let sub_path = sub_path(name, entry.sub_path.as_deref().unwrap_or_default())?;
     let source = match (entry.host, entry.pvc, entry.ossfs) {
@@ -253,6 +275,14 @@ mod tests {
         assert_eq!(underscored, one(json!({"readOnly": true, "subPath": "a"})).unwrap());
         let claimed = |more: Value| one(json!({"host": null, "pvc": more})).unwrap();
         assert_eq!(claimed(json!({"claimName": "v", "labels": {}})), claimed(json!({"claimName": "v"})));
+        for misplaced in [
+            json!({"readonly": true}),
+            json!({"host": {"path": "/srv/data", "readOnly": true}}),
+            json!({"host": null, "pvc": {"claimName": "v", "read_only": true}}),
+        ] {
+            let refused = one(misplaced).unwrap_err();
+            assert!(refused.message.contains("readOnly"), "{}", refused.message);
+        }
     }
 
     #[test]
