@@ -51,6 +51,25 @@ fn one_that_fails_or_takes_too_long_leaves_no_sandbox() {
 }
 
 #[test]
+fn who_deletes_a_sandbox_does_not_wait_for_what_runs_before_it() {
+    let server = Server::start();
+    std::thread::scope(|scope| {
+        let endless = json!({"preStart": {"command": ["sleep", "600"], "timeoutSeconds": 600}});
+        let creating = scope.spawn(|| create(&server, endless));
+        let mut id = None;
+        e2e::eventually("it is being made", || {
+            let page = server.client().get("/v1/sandboxes").expect("the server answers").json();
+            id = page["items"][0]["id"].as_str().map(str::to_owned);
+            id.is_some()
+        });
+        let path = format!("/v1/sandboxes/{}", id.expect("it was just seen"));
+        assert_eq!(server.client().delete(&path).expect("the server answers").status, 204);
+        let answer = creating.join().expect("it does not panic");
+        assert!(answer.status >= 400, "{}", answer.text());
+    });
+}
+
+#[test]
 fn hooks_that_make_no_sense_are_refused() {
     let server = Server::start();
     let periodic = |change: Value| {

@@ -56,7 +56,14 @@ impl Core {
         place: &Place,
         wish: Create,
     ) -> Result<Sandbox, ServiceError> {
-        let retired = self.retire(place);
+        let retired = match self.retire(place) {
+            Some((handle, retired)) => {
+                // Nobody is to see two that live under one key, so its end is told first.
+                tokio::time::timeout(PROBE, handle.ending()).await.ok();
+                Some(retired)
+            }
+            None => None,
+        };
         let sandbox = match (self.create(key.owner(), Some(key), wish.clone()).await, retired) {
             // The dead one may still take up the room that its successor needs.
             (Err(error), Some(retired)) if matches!(error.kind(), ErrorKind::Exhausted { .. }) => {
@@ -125,17 +132,19 @@ impl Core {
 
     /// Has what is left of a dead sandbox removed. Nobody waits for it: a removal that fails is
     /// its driver's business, which tries again.
-    fn retire(self: &Arc<Self>, slot: &Slot) -> Option<JoinHandle<Outcome>> {
+    fn retire(self: &Arc<Self>, slot: &Slot) -> Option<(Arc<Handle>, JoinHandle<Outcome>)> {
         let handle = self.registry.find(&slot.sandbox()?)?;
         tracing::info!(sandbox = %handle.id, phase = %handle.phase(), "its key leads to a new one from now on");
-        let core = Arc::clone(self);
-        Some(self.tasks.spawn(async move {
+        let (core, retiring) = (Arc::clone(self), Arc::clone(&handle));
+        let retired = self.tasks.spawn(async move {
+            let handle = retiring;
             if let Err(error) = core.order(&handle, Command::Destroy).await {
                 tracing::debug!(sandbox = %handle.id, error = %chain(&error), "its remains are removed later");
                 return Outcome::AlreadySo;
             }
             Outcome::Done
-        }))
+        });
+        Some((handle, retired))
     }
 
     /// Takes away what has died and then what is parked, until there is room below the soft limit

@@ -92,6 +92,14 @@ impl Handle {
         matches!(self.phase(), Phase::Failed(_))
     }
 
+    /// Waits until it is told that it ends or has ended.
+    pub(crate) async fn ending(&self) {
+        let ends =
+            |sandbox: &Sandbox| matches!(sandbox.phase, Phase::Stopping | Phase::Stopped | Phase::Failed(_));
+        // Who says nothing more has ended.
+        self.state.clone().wait_for(ends).await.map(drop).unwrap_or_default();
+    }
+
     pub(crate) fn current(&self) -> Sandbox {
         self.state.borrow().clone()
     }
