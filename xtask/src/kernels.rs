@@ -142,21 +142,15 @@ fn go(made: &Path) -> Result<()> {
 /// A pip of our own: the Python of a host need not have one.
 fn pip(target: &Path, pins: &Path) -> Result<Command> {
     let home = workspace().join("target/pip");
-    let python = home.join("bin/python");
     if !home.join("bin/pip").exists() {
         run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&home))?;
     }
-    let mut command = Command::new(python);
-    command.args([
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--retries=10",
-        "--no-deps",
-    ]);
-    command.args(["--root-user-action=ignore", "--target"]).arg(target).arg("--requirement").arg(pins);
+    let mut command = crate::python::install(&home.join("bin/python"));
+    command
+        .args(["--no-deps", "--root-user-action=ignore", "--target"])
+        .arg(target)
+        .arg("--requirement")
+        .arg(pins);
     Ok(command)
 }
 

@@ -1,7 +1,7 @@
 //! Virtual environments with pinned packages, one for each list of requirements.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
@@ -20,18 +20,15 @@ pub(crate) fn environment(name: &str, requirements: &str) -> Result<PathBuf> {
         return Ok(python);
     }
     run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&directory))?;
-    run(Command::new(&python)
-        .args([
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--retries=10",
-            "--requirement",
-        ])
-        .arg(requirements)
-        .current_dir(&root))?;
+    run(install(&python).arg("--requirement").arg(requirements))?;
     fs::write(mark, wanted).context("could not note what was installed")?;
     Ok(python)
+}
+
+/// What installs packages by an interpreter's pip, and does not give up at once.
+pub(crate) fn install(python: &Path) -> Command {
+    let mut command = Command::new(python);
+    command.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries=10"]);
+    command.current_dir(workspace());
+    command
 }

@@ -33,20 +33,10 @@ fn libraries(python: &Path) -> Result<PathBuf> {
     if fs::read_to_string(&mark).is_ok_and(|installed| installed == wanted) {
         return Ok(directory);
     }
-    run(Command::new(python)
-        .args([
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-warn-conflicts",
-            "--retries=10",
-            "--upgrade",
-        ])
+    run(python::install(python)
+        .args(["--no-warn-conflicts", "--upgrade"])
         .args(["--only-binary=:all:", "--python-version", &version, "--requirement", LIBRARIES, "--target"])
-        .arg(&directory)
-        .current_dir(&root))?;
+        .arg(&directory))?;
     fs::write(mark, wanted).context("could not note what was installed")?;
     Ok(directory)
 }
