@@ -76,7 +76,8 @@ impl Launcher {
         };
         self.tell_of_alias(&image);
         let (reach, network) = self.reach(plan.network)?;
-        let mut holds = self.judge(plan, &image, network)?;
+        let by_image = self.ids_by_image(plan, &image);
+        let mut holds = self.judge(plan, &image, by_image, network)?;
         self.tell_of_snapshot(plan, restored, &mut holds);
         let mut gathered = self.gather_mounts(&plan.mounts)?;
         holds.measures.append(&mut gathered.measures);
@@ -87,10 +88,10 @@ impl Launcher {
             return Err(NotBegun::Failed(refuse_image(ImageError::Unknown(plan.image.clone()))));
         }
         self.note_use(&image);
-        record.user = self.default_ids(plan, &image);
+        record.user = default_ids(plan, by_image);
         record.without_set_id = self.refuses_set_id(plan);
         record.connected = reach != Reach::Nothing;
-        let begun = self.prepare(plan, &image, reach, gathered).and_then(|(parts, status)| {
+        let begun = self.prepare(plan, &image, record.user, reach, gathered).and_then(|(parts, status)| {
             let records = self.records.clone();
             let begun =
                 build::begin(&self.thread, parts, |pid| records.add_process(&plan.id, &mut record, pid))?;
@@ -154,7 +155,13 @@ impl Launcher {
     }
 
     /// Says what will be in force, or refuses what cannot be.
-    fn judge(&self, plan: &JailPlan, image: &Resolved, network: String) -> Result<Holds, Refusal> {
+    fn judge(
+        &self,
+        plan: &JailPlan,
+        image: &Resolved,
+        by_image: Option<(u32, u32)>,
+        network: String,
+    ) -> Result<Holds, Refusal> {
         let mut holds = Holds { image: image.name.clone(), ..Holds::default() };
         if plan.keep && self.settings.lifetime == Lifetime::Own {
             return Err(Refusal::unsupported("only a sandbox that ends with its maker is kept", None));
@@ -164,7 +171,7 @@ impl Launcher {
             ImageUser::Ignored => holds
                 .weaker
                 .push("the image's user is left out: this sandbox has no other than root".to_owned()),
-            ImageUser::Taken(user) if image.ids_of(&user).is_none() => holds.weaker.push(
+            ImageUser::Taken(_) if by_image.is_none() => holds.weaker.push(
                 "directories of the host belong to root inside: the image does not say who its user is"
                     .to_owned(),
             ),
@@ -277,6 +284,7 @@ impl Launcher {
         &mut self,
         plan: &JailPlan,
         image: &Resolved,
+        user: (u32, u32),
         reach: Reach,
         gathered: Gathered,
     ) -> Result<(Parts, OwnedFd), JailError> {
@@ -284,7 +292,6 @@ impl Launcher {
         let (status, report) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).at(Step::Configuration)?;
         let trees: Vec<EntryTree> = image.trees.iter().map(entry_tree).collect();
         let Gathered { entries: mounts, opened, .. } = gathered;
-        let user = self.default_ids(plan, image);
         let resources = self.resources(plan, user, reach, &trees, opened)?;
         let mut inherited = Inherited::new(report.try_clone().at(Step::Configuration)?, listen);
         let mut commands = None;
@@ -461,17 +468,12 @@ impl Launcher {
         }
     }
 
-    /// As whom commands start that do not say, for the owners of mounts.
-    fn default_ids(&self, plan: &JailPlan, image: &Resolved) -> (u32, u32) {
-        let guest = || {
-            let user = plan.guest.users.iter().find(|user| user.name == plan.guest.default_user);
-            user.map_or((0, 0), |user| (user.uid, user.gid))
-        };
-        let by_image = || match self.image_user(plan, image) {
+    /// The numbers of the image's user, if that is who commands start as and its files say.
+    fn ids_by_image(&self, plan: &JailPlan, image: &Resolved) -> Option<(u32, u32)> {
+        match self.image_user(plan, image) {
             ImageUser::Taken(user) => image.ids_of(&user),
             ImageUser::None | ImageUser::Ignored => None,
-        };
-        plan.user.or_else(by_image).unwrap_or_else(guest)
+        }
     }
 
     /// As whom and where commands start that say nothing about it.
@@ -482,6 +484,12 @@ impl Launcher {
         };
         (user, usual_directory(plan, image))
     }
+}
+
+/// As whom commands start that do not say, for the owners of mounts.
+fn default_ids(plan: &JailPlan, by_image: Option<(u32, u32)>) -> (u32, u32) {
+    let default_user = plan.guest.users.iter().find(|user| user.name == plan.guest.default_user);
+    plan.user.or(by_image).unwrap_or(default_user.map_or((0, 0), |user| (user.uid, user.gid)))
 }
 
 fn usual_directory(plan: &JailPlan, image: &Resolved) -> String {
