@@ -2,6 +2,7 @@
 
 mod bench;
 mod check;
+mod docs;
 mod kernels;
 mod npm;
 mod packages;
@@ -26,6 +27,7 @@ usage: cargo xtask CHORE
   test    set up what is needed and run every test there is
   check   check the invariants of ARCHITECTURE.md
   sdk     run only the tests with the official clients; `--binary PATH` names the program
+  docs    run the commands and snippets of the pages; `--binary PATH` names the program, PAGE... the pages
   upstream CHECKOUT
           run the reference's own suites from a checkout of its repository
   kernels assemble Jupyter kernels in target/kernels; `DIR [python] [java] [go]` names others
@@ -37,6 +39,7 @@ fn main() -> ExitCode {
         Some((chore, [])) if chore == "test" => test::test(),
         Some((chore, [])) if chore == "check" => check::check().map(|()| true),
         Some((chore, rest)) if chore == "sdk" => test::sdk_alone(rest),
+        Some((chore, rest)) if chore == "docs" => docs::alone(rest),
         Some((chore, rest)) if chore == "upstream" => upstream::upstream(rest),
         Some((chore, rest)) if chore == "kernels" => kernels::chore(rest),
         Some((chore, rest)) if chore == "vm" => run_vm(rest),

@@ -15,7 +15,7 @@ use crate::tools::{output, run, workspace};
 use crate::{npm, python};
 
 const TESTS: &str = "tests/sdk";
-const REQUIREMENTS: &str = "tests/sdk/requirements.txt";
+pub(crate) const REQUIREMENTS: &str = "tests/sdk/requirements.txt";
 /// What code inside sandboxes imports, and the interpreter that will do it.
 const LIBRARIES: &str = "tests/sdk/libraries.txt";
 const INTERPRETER: &str = "/usr/bin/python3";

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use crate::report::Report;
 use crate::tools::{cargo, output, run, run_watched};
 use crate::vm::{self, VmOutcome};
-use crate::{bench, check, kernels, packages, sdk};
+use crate::{bench, check, docs, kernels, packages, sdk};
 
 pub(crate) fn test() -> Result<bool> {
     let mut report = Report::default();
@@ -32,6 +32,7 @@ pub(crate) fn test() -> Result<bool> {
         )
     });
     report.stage("SDK tests", |report| sdk::test(&binary, report));
+    report.stage("docs", |report| docs::test(&binary, &[], report));
     report.stage("bench", |report| bench::bench(&binary, report));
     report.stage("cgroup v2", |report| {
         match vm::vm(&["--binary".to_owned(), binary.display().to_string()])? {

@@ -1,0 +1,107 @@
+//! `cargo xtask docs`: runs the commands and Python snippets of the README and of all pages below
+//! `docs`, in order, as a reader would. A page that says something untrue fails.
+
+mod extract;
+mod page;
+mod script;
+
+use std::fs;
+use std::path::Path;
+use std::sync::Mutex;
+use std::thread;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+
+use crate::packages::has_python;
+use crate::report::{Report, say};
+use crate::tools::workspace;
+use crate::{python, sdk};
+use extract::{Action, Block};
+use page::Tools;
+
+/// Pages that are run at once.
+const WORKERS: usize = 3;
+
+/// A page and its blocks.
+struct Page {
+    path: String,
+    blocks: Vec<Block>,
+}
+
+/// Runs the pages named, or all if none is, with `binary` as `coracle`.
+pub(crate) fn test(binary: &Path, pages: &[String], report: &mut Report) -> Result<()> {
+    let pages = if pages.is_empty() { page::all()? } else { pages.to_vec() };
+    let mut failures = Vec::new();
+    let mut parsed = Vec::new();
+    for path in pages {
+        let text = fs::read_to_string(workspace().join(&path));
+        let text = text.with_context(|| format!("could not read `{path}`"))?;
+        match extract::extract(&text) {
+            Ok(blocks) => parsed.push(Page { path, blocks }),
+            Err(error) => failures.push(format!("{path}: {error}")),
+        }
+    }
+    for page in &parsed {
+        for block in &page.blocks {
+            if let Action::NotRun(reason) = &block.action {
+                report.skip(&format!("{}:{}", page.path, block.line), format_args!("no-run, {reason}"));
+            }
+        }
+    }
+    match obstacle() {
+        Some(why) => report.skip("commands and snippets of the pages", why),
+        None => {
+            let python = python::environment("venv", sdk::REQUIREMENTS)?;
+            let tools = Tools { binary: binary.to_owned(), python };
+            failures.extend(run_all(parsed, &tools));
+        }
+    }
+    if failures.is_empty() { Ok(()) } else { bail!("{}", failures.join("\n\n")) }
+}
+
+/// Why pages cannot be run on this host.
+fn obstacle() -> Option<&'static str> {
+    if !rustix::process::geteuid().is_root() {
+        return Some("only root can give each page a network of its own");
+    }
+    (!has_python()).then_some("there is no python3 on this host")
+}
+
+/// Runs the pages side by side, and returns what failed.
+fn run_all(pages: Vec<Page>, tools: &Tools) -> Vec<String> {
+    let runs = |block: &Block| !matches!(block.action, Action::NotRun(_) | Action::Show);
+    let queue = Mutex::new(pages.into_iter().filter(|page| page.blocks.iter().any(runs)));
+    let failures = Mutex::new(Vec::new());
+    let work = || {
+        loop {
+            let next = queue.lock().expect("no worker panics").next();
+            let Some(page) = next else { break };
+            let begun = Instant::now();
+            let outcome = page::run(&page.path, &page.blocks, tools);
+            let verdict = if outcome.is_ok() { "passed" } else { "FAILED" };
+            say(format_args!("{} {verdict} in {:.1} s", page.path, begun.elapsed().as_secs_f64()));
+            if let Err(error) = outcome {
+                failures.lock().expect("no worker panics").push(format!("{error:#}"));
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..WORKERS {
+            scope.spawn(work);
+        }
+    });
+    failures.into_inner().expect("no worker panics")
+}
+
+/// `cargo xtask docs [--binary PATH] [PAGE...]`.
+pub(crate) fn alone(args: &[String]) -> Result<bool> {
+    let (binary, pages) = match args {
+        [flag, path, pages @ ..] if flag == "--binary" => (std::path::absolute(path)?, pages),
+        [flag, ..] if flag.starts_with('-') => bail!("usage: cargo xtask docs [--binary PATH] [PAGE...]"),
+        pages => (crate::test::build()?, pages),
+    };
+    let mut report = Report::default();
+    report.stage("docs", |report| test(&binary, pages, report));
+    Ok(report.finish())
+}

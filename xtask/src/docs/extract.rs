@@ -1,0 +1,237 @@
+//! The code blocks of a page, in order, and what is done with each.
+//!
+//! A fence names its language, and may say more after it:
+//!
+//! ```text
+//! ```sh                         run in the page's one bash session
+//! ```sh host-network            run in the network of the host, in a shell of its own
+//! ```sh no-run needs a registry listed in the report with its reason, not run
+//! ```console                    the lines after `$ ` are run, the others are output
+//! ```python                     run in the page's one interpreter
+//! ```toml                       checked as a configuration file
+//! ```
+//!
+//! Everything that would let a command slip through unseen is an error: a fence without a
+//! language or with an unknown one, an unknown word after it, a command in an indented block.
+
+use std::fmt;
+
+/// What is done with a block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    Shell,
+    ShellOnHostNetwork,
+    Python,
+    CheckConfig,
+    /// Listed with the reason that the page gives.
+    NotRun(String),
+    /// Output, drawings and other languages.
+    Show,
+}
+
+/// A code block of a page.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Block {
+    /// The line of its fence, counted from one. The content begins on the next line.
+    pub(super) line: usize,
+    pub(super) action: Action,
+    pub(super) text: String,
+}
+
+/// A block that cannot be understood.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct BadBlock {
+    pub(super) line: usize,
+    why: String,
+}
+
+impl fmt::Display for BadBlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}: {}", self.line, self.why)
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Language {
+    Shell,
+    Console,
+    Python,
+    Toml,
+    Shown,
+}
+
+/// Languages of blocks that are only shown.
+const SHOWN: &[&str] = &["text", "json", "ini", "yaml", "js", "ts", "dockerfile", "http"];
+
+/// An open fence: what it is made of, and how far its content is indented.
+struct Fence<'a> {
+    marks: &'a str,
+    indent: usize,
+    info: &'a str,
+}
+
+/// Finds all blocks of a page.
+pub(super) fn extract(page: &str) -> Result<Vec<Block>, BadBlock> {
+    let lines: Vec<&str> = page.lines().collect();
+    let mut blocks = Vec::new();
+    let mut index = 0;
+    while index < lines.len() {
+        let line = index + 1;
+        if let Some(fence) = opening(lines[index]) {
+            let length = lines[index + 1..].iter().position(|line| closes(line, &fence));
+            let length = length.ok_or(BadBlock { line, why: "the block has no end".to_owned() })?;
+            let content = &lines[index + 1..index + 1 + length];
+            blocks.push(block(line, &fence, content)?);
+            index += length + 1;
+        } else if is_indented_command(&lines, index) {
+            let why = "a command in an indented block is not run; use a fence".to_owned();
+            return Err(BadBlock { line, why });
+        }
+        index += 1;
+    }
+    Ok(blocks)
+}
+
+/// A fence may be indented, and may follow the mark of a list item.
+fn opening(line: &str) -> Option<Fence<'_>> {
+    let rest = line.trim_start();
+    let item = rest.find(' ').filter(|end| is_list_mark(&rest[..*end]));
+    let rest = item.map_or(rest, |end| rest[end..].trim_start());
+    let length = rest.bytes().take_while(|byte| *byte == b'`').count();
+    let (marks, info) = rest.split_at(length);
+    let is_fence = length >= 3 && !info.contains('`');
+    is_fence.then(|| Fence { marks, indent: line.len() - rest.len(), info: info.trim() })
+}
+
+fn is_list_mark(word: &str) -> bool {
+    let digits = word.trim_end_matches(['.', ')']);
+    matches!(word, "-" | "*" | "+")
+        || (digits.len() < word.len()
+            && !digits.is_empty()
+            && digits.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+fn closes(line: &str, fence: &Fence<'_>) -> bool {
+    let line = line.trim();
+    line.len() >= fence.marks.len() && line.bytes().all(|byte| byte == b'`')
+}
+
+fn is_indented_command(lines: &[&str], index: usize) -> bool {
+    let after_blank = index == 0 || lines[index - 1].trim().is_empty();
+    let code = lines[index].strip_prefix("    ").unwrap_or_default();
+    after_blank && ["coracle ", "$ ", "cargo ", "curl "].iter().any(|start| code.starts_with(start))
+}
+
+fn block(line: usize, fence: &Fence<'_>, content: &[&str]) -> Result<Block, BadBlock> {
+    let bad = |why: String| BadBlock { line, why };
+    let (name, words) = fence.info.split_once(char::is_whitespace).unwrap_or((fence.info, ""));
+    let language = match name {
+        "sh" => Language::Shell,
+        "console" => Language::Console,
+        "python" => Language::Python,
+        "toml" => Language::Toml,
+        "" => return Err(bad("the fence names no language; `text` is for what is only shown".to_owned())),
+        name if SHOWN.contains(&name) => Language::Shown,
+        name => return Err(bad(format!("unknown language `{name}`; a shell block is `sh`"))),
+    };
+    let words = words.trim();
+    let action = match (language, words.strip_prefix("no-run")) {
+        (_, Some(reason)) if reason.trim().is_empty() => {
+            return Err(bad("`no-run` needs a reason after it".to_owned()));
+        }
+        (_, Some(reason)) => Action::NotRun(reason.trim().to_owned()),
+        (Language::Shell, None) if words == "host-network" => Action::ShellOnHostNetwork,
+        (_, None) if !words.is_empty() => {
+            return Err(bad(format!("unknown words `{words}` after the language")));
+        }
+        (Language::Shell | Language::Console, None) => Action::Shell,
+        (Language::Python, None) => Action::Python,
+        (Language::Toml, None) => Action::CheckConfig,
+        (Language::Shown, None) => Action::Show,
+    };
+    let mut text = String::new();
+    for line in content {
+        let blank = line.bytes().take_while(|byte| *byte == b' ').count();
+        let line = &line[blank.min(fence.indent)..];
+        text.push_str(match language {
+            // A line of output becomes an empty one, so that the lines keep their numbers.
+            Language::Console => line.strip_prefix("$ ").unwrap_or_default(),
+            _ => line,
+        });
+        text.push('\n');
+    }
+    Ok(Block { line, action, text })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one(page: &str) -> Block {
+        let mut blocks = extract(page).expect("it is understood");
+        assert_eq!(blocks.len(), 1, "{blocks:?}");
+        blocks.remove(0)
+    }
+
+    fn refused(page: &str) -> String {
+        extract(page).expect_err("it is refused").to_string()
+    }
+
+    #[test]
+    fn blocks_come_in_order_with_their_lines() {
+        let page = "# A\n\n```sh\necho 1\n```\ntext\n```python\nprint(2)\n```\n```text\nshown\n```\n";
+        let found = extract(page).expect("it is understood");
+        let expected = [
+            (3, Action::Shell, "echo 1\n"),
+            (7, Action::Python, "print(2)\n"),
+            (10, Action::Show, "shown\n"),
+        ];
+        let expected = expected.map(|(line, action, text)| Block { line, action, text: text.to_owned() });
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn no_run_keeps_its_reason() {
+        let block = one("```sh no-run needs a registry\ncoracle image pull x\n```\n");
+        assert_eq!(block.action, Action::NotRun("needs a registry".to_owned()));
+        assert_eq!(refused("```sh no-run\nx\n```\n"), "line 1: `no-run` needs a reason after it");
+    }
+
+    #[test]
+    fn shell_blocks_may_ask_for_the_network_of_the_host() {
+        assert_eq!(one("```sh host-network\npip download x\n```\n").action, Action::ShellOnHostNetwork);
+        assert!(refused("```python host-network\nx\n```\n").contains("unknown words"));
+    }
+
+    #[test]
+    fn console_output_is_not_run_and_keeps_line_numbers() {
+        assert_eq!(one("```console\n$ coracle ls\nID  IMAGE\n$ true\n```\n").text, "coracle ls\n\ntrue\n");
+    }
+
+    #[test]
+    fn fences_in_lists_lose_their_indentation() {
+        let block = one("1. text\n2. ```toml\n   [gateway]\n   mode = \"off\"\n   ```\n");
+        assert_eq!((block.line, block.action), (2, Action::CheckConfig));
+        assert_eq!(block.text, "[gateway]\nmode = \"off\"\n");
+        assert_eq!(one("- ```sh\n  if x; then\n    y\n  fi\n  ```").text, "if x; then\n  y\nfi\n");
+    }
+
+    #[test]
+    fn longer_fences_hold_shorter_ones() {
+        assert_eq!(one("````text\n```sh\nx\n```\n````\n").text, "```sh\nx\n```\n");
+    }
+
+    #[test]
+    fn inline_code_is_no_fence() {
+        assert_eq!(extract("```sh no-run```\n`x`\n"), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn what_would_slip_through_is_refused() {
+        assert!(refused("```\nx\n```\n").starts_with("line 1: the fence names no language"));
+        assert!(refused("\n```shell\nx\n```\n").starts_with("line 2: unknown language `shell`"));
+        assert!(refused("```sh norun x\nx\n```\n").contains("unknown words `norun x`"));
+        assert_eq!(refused("a\n```sh\nx\n"), "line 2: the block has no end");
+        assert!(refused("a:\n\n    coracle ls\n").starts_with("line 3: a command in an indented block"));
+    }
+}

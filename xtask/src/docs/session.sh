@@ -1,0 +1,63 @@
+# What a page's blocks run in: sourced by the generated script of a page, in namespaces of its own.
+# DOCS_DIR has the page's files, DOCS_PYTHON the interpreter; fd 9 is the network of the host.
+# Names begin with two underscores, so that pages can use all others.
+
+ip link set lo up
+mkfifo "$DOCS_DIR/ready" "$DOCS_DIR/orders" "$DOCS_DIR/replies"
+set -eE -o pipefail
+trap '__failed "$LINENO" "$BASH_COMMAND"' ERR
+trap '__finish' EXIT
+
+# Notes which command failed. The first report counts: what follows is a consequence of it.
+__failed() {
+  [ -e "$DOCS_DIR/failure" ] || printf '%s\n%s\n' "$1" "$2" >"$DOCS_DIR/failure"
+}
+
+# Marks in the log where the output of a block begins.
+__block() {
+  printf '%s\n' "$1" >"$DOCS_DIR/block"
+  : >"$DOCS_DIR/log"
+}
+
+# Waits until the server that was just started in the background says that it is ready.
+__wait_for_server() {
+  exec 6<"$DOCS_DIR/ready"
+  local line
+  while read -r -t 60 line <&6; do
+    case "$line" in "coracle listening on "*) return ;; esac
+  done
+  echo "coracle serve did not become ready" >&2
+  return 1
+}
+
+# Runs a block in the page's interpreter, which sees what the shell exports.
+__python() {
+  env -0 >"$DOCS_DIR/environment"
+  if [ -z "${__python_runs-}" ]; then
+    # Not a job of this shell: pages count their own jobs.
+    ("$DOCS_PYTHON" -u "$DOCS_DIR/session.py" "$DOCS_DIR" 6<&- 9<&- &)
+    exec 7>"$DOCS_DIR/orders" 8<"$DOCS_DIR/replies"
+    __python_runs=yes
+  fi
+  local reply
+  printf '%s\n' "$1" >&7
+  read -r reply <&8 && [ "$reply" = ok ]
+}
+
+# Runs a block in a shell of its own, in the network of the host.
+__on_host_network() {
+  export -f __failed
+  nsenter --net=/proc/self/fd/9 bash -eE -o pipefail -c \
+    'trap '\''__failed "$LINENO" "$BASH_COMMAND"'\'' ERR; . "$0"' "$1"
+}
+
+# Removes the page's sandboxes and ends its server, so that nothing is left on the host.
+__finish() {
+  trap - ERR
+  set +eE
+  {
+    coracle rm --all
+    for __job in $(jobs -p); do kill "$__job"; done
+    wait
+  } >/dev/null 2>&1
+}
