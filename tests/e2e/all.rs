@@ -19,6 +19,7 @@ mod large_files;
 mod limits;
 mod maxima;
 mod mounts;
+mod names;
 mod network;
 mod open_files;
 mod operators;

@@ -4,6 +4,7 @@
 //! take these structures.
 
 mod kept;
+mod owners;
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -11,11 +12,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use domain::{Bytes, Cpus, Identity, Mount, SandboxId, SnapshotId};
+use domain::{Bytes, Cpus, Identity, Mount};
 
 pub(crate) use self::kept::{
     ForkArgs, ImageCommand, KeyCommand, PoolCommand, PoolSize, SnapshotCommand, VolumeCommand,
 };
+pub(crate) use self::owners::OwnerArgs;
+use crate::client::{SandboxRef, SnapshotRef};
 use crate::values::{self, Place};
 
 /// Sandboxes for AI agents: one binary, milliseconds per sandbox.
@@ -69,8 +72,9 @@ pub(crate) enum Command {
     Release(ReleaseArgs),
     /// Show what a sandbox is made of, what holds for it and what it uses
     Inspect {
-        #[arg(value_name = "ID", value_parser = values::sandbox_id)]
-        id: SandboxId,
+        /// The sandbox: its id, its name, or the beginning of its id
+        #[arg(value_name = "SANDBOX")]
+        id: SandboxRef,
     },
     /// Show what the sandboxes use, again and again
     Top(TopArgs),
@@ -242,8 +246,8 @@ pub(crate) struct CreateArgs {
     pub pool: Option<String>,
 
     /// Begin with the files of this snapshot instead of an image
-    #[arg(long, value_name = "SNAPSHOT", value_parser = values::snapshot_id, conflicts_with = "image")]
-    pub snapshot: Option<SnapshotId>,
+    #[arg(long, value_name = "SNAPSHOT", conflicts_with = "image")]
+    pub snapshot: Option<SnapshotRef>,
 
     /// Find the sandbox of this name again, and make it only if there is none
     #[arg(long, value_name = "NAME")]
@@ -302,8 +306,8 @@ pub(crate) struct TopArgs {
 #[derive(Debug, Args)]
 pub(crate) struct UsageArgs {
     /// Show the last hour of this sandbox instead of what owners used
-    #[arg(value_name = "ID", value_parser = values::sandbox_id)]
-    pub id: Option<SandboxId>,
+    #[arg(value_name = "SANDBOX")]
+    pub id: Option<SandboxRef>,
 
     /// How many hours to look back
     #[arg(long, value_name = "COUNT", default_value_t = 24, value_parser = clap::value_parser!(u64).range(1..=744), conflicts_with = "id")]
@@ -330,14 +334,17 @@ pub(crate) struct LsArgs {
     /// Print ids only
     #[arg(long, short = 'q')]
     pub quiet: bool,
+
+    #[command(flatten)]
+    pub owners: OwnerArgs,
 }
 
 #[derive(Debug, Args)]
 #[command(after_help = EXEC_HELP)]
 pub(crate) struct ExecArgs {
-    /// The sandbox, as `create` and `ls` name it
-    #[arg(value_name = "ID", value_parser = values::sandbox_id)]
-    pub id: SandboxId,
+    /// The sandbox: its id, its name, or the beginning of its id
+    #[arg(value_name = "SANDBOX")]
+    pub id: SandboxRef,
 
     /// Run this text in a shell, instead of a command with arguments
     #[arg(short = 'c', value_name = "TEXT", conflicts_with = "command", required_unless_present = "command")]
@@ -375,9 +382,9 @@ The first Ctrl-C asks the command to end, the second leaves it alone and returns
 
 #[derive(Debug, Args)]
 pub(crate) struct ShellArgs {
-    /// The sandbox, as `create` and `ls` name it
-    #[arg(value_name = "ID", value_parser = values::sandbox_id)]
-    pub id: SandboxId,
+    /// The sandbox: its id, its name, or the beginning of its id
+    #[arg(value_name = "SANDBOX")]
+    pub id: SandboxRef,
 
     /// Start in this directory
     #[arg(long, short = 'w', value_name = "DIR")]
@@ -390,20 +397,20 @@ pub(crate) struct ShellArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct CpArgs {
-    /// A path here, ID:/PATH in a sandbox, or - for standard input
+    /// A path here, SANDBOX:/PATH in a sandbox, or - for standard input
     #[arg(value_name = "SRC", value_parser = values::place)]
     pub source: Place,
 
-    /// A path here, ID:/PATH in a sandbox, or - for standard output
+    /// A path here, SANDBOX:/PATH in a sandbox, or - for standard output
     #[arg(value_name = "DST", value_parser = values::place)]
     pub destination: Place,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct LogsArgs {
-    /// The sandbox, as `create` and `ls` name it
-    #[arg(value_name = "ID", value_parser = values::sandbox_id)]
-    pub id: SandboxId,
+    /// The sandbox: its id, its name, or the beginning of its id
+    #[arg(value_name = "SANDBOX")]
+    pub id: SandboxRef,
 
     /// The id that `exec --detach` printed
     #[arg(value_name = "PROCESS", value_parser = process_id)]
@@ -424,9 +431,9 @@ fn process_id(text: &str) -> Result<domain::ProcessId, String> {
 
 #[derive(Debug, Args)]
 pub(crate) struct RmArgs {
-    /// The sandboxes, as `create` and `ls` name them
-    #[arg(value_name = "ID", value_parser = values::sandbox_id, required_unless_present = "all")]
-    pub ids: Vec<SandboxId>,
+    /// The sandboxes: ids, names, or beginnings of ids
+    #[arg(value_name = "SANDBOX", required_unless_present = "all")]
+    pub ids: Vec<SandboxRef>,
 
     /// Remove every sandbox of the server
     #[arg(long, conflicts_with = "ids")]
@@ -515,7 +522,8 @@ mod tests {
         assert!(parse(&["exec", id, "-c", "ls | wc"]).is_ok());
         assert!(parse(&["exec", id]).is_err());
         assert!(parse(&["exec", id, "-c", "ls", "--", "ls"]).is_err());
-        assert!(parse(&["exec", "nonsense", "--", "ls"]).is_err());
+        assert!(parse(&["exec", "a-name", "--", "ls"]).is_ok());
+        assert!(parse(&["exec", "", "--", "ls"]).is_err());
     }
 
     #[test]

@@ -7,7 +7,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use domain::{Access, Bytes, Cpus, Identity, Mount, SandboxId, SnapshotId};
+use domain::{Access, Bytes, Cpus, Identity, Mount, SandboxId};
+
+use crate::client::SandboxRef;
 
 /// One end of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,7 +18,7 @@ pub(crate) enum Place {
     Standard,
     Local(PathBuf),
     Remote {
-        id: SandboxId,
+        sandbox: SandboxRef,
         path: String,
     },
 }
@@ -149,16 +151,9 @@ pub(crate) fn numeric_identity(text: &str) -> Result<(u32, u32), String> {
     }
 }
 
-pub(crate) fn snapshot_id(text: &str) -> Result<SnapshotId, String> {
-    SnapshotId::parse(text).map_err(|error| error.to_string())
-}
-
-pub(crate) fn sandbox_id(text: &str) -> Result<SandboxId, String> {
-    SandboxId::parse(text).map_err(|error| format!("{error}; `coracle ls` lists them"))
-}
-
-/// Reads one end of a copy. Only a text that begins with a whole sandbox id and a colon is
-/// inside a sandbox, so local names with colons need no quoting.
+/// Reads one end of a copy. `SANDBOX:/PATH` is inside a sandbox, unless there is a slash before the
+/// colon: then, and in everything else, it is a path here. A local name of that form is written with
+/// `./` before it.
 pub(crate) fn place(text: &str) -> Result<Place, String> {
     if text.is_empty() {
         return Err("a path cannot be empty".to_owned());
@@ -166,11 +161,17 @@ pub(crate) fn place(text: &str) -> Result<Place, String> {
     if text == "-" {
         return Ok(Place::Standard);
     }
-    let remote = text.split_once(':').and_then(|(id, path)| Some((SandboxId::parse(id).ok()?, path)));
-    match remote {
-        Some((id, path)) if path.starts_with('/') => Ok(Place::Remote { id, path: path.to_owned() }),
-        Some((_, path)) => Err(format!("`{path}` is not an absolute path inside the sandbox")),
-        None => Ok(Place::Local(Path::new(text).to_owned())),
+    if let Some((id, path)) = text.split_once(':')
+        && SandboxId::parse(id).is_ok()
+        && !path.starts_with('/')
+    {
+        return Err(format!("`{path}` is not an absolute path inside the sandbox"));
+    }
+    match text.find(":/").map(|colon| text.split_at(colon)) {
+        Some((sandbox, path)) if !sandbox.is_empty() && !sandbox.contains('/') => {
+            Ok(Place::Remote { sandbox: sandbox.parse()?, path: path[1..].to_owned() })
+        }
+        _ => Ok(Place::Local(Path::new(text).to_owned())),
     }
 }
 
@@ -259,9 +260,15 @@ mod tests {
         let id = "abcdefghijklmnopqrst";
         assert_eq!(
             place(&format!("{id}:/etc/passwd")),
-            Ok(Place::Remote { id: SandboxId::parse(id).expect("an id"), path: "/etc/passwd".to_owned() })
+            Ok(Place::Remote { sandbox: id.parse().expect("an id"), path: "/etc/passwd".to_owned() })
         );
-        assert_eq!(place("a:b"), Ok(Place::Local("a:b".into())));
+        assert_eq!(
+            place("user:7:/tmp"),
+            Ok(Place::Remote { sandbox: "user:7".parse().expect("a name"), path: "/tmp".to_owned() })
+        );
+        for local in ["a:b", "./a:/b", "/tmp/a:/b", "dir/a:/b", ":/x"] {
+            assert_eq!(place(local), Ok(Place::Local(local.into())), "{local}");
+        }
         assert_eq!(place("-"), Ok(Place::Standard));
         assert!(place(&format!("{id}:etc")).is_err());
         assert!(place("").is_err());

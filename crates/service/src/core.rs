@@ -21,7 +21,7 @@ use crate::error::chain;
 use crate::events::Feed;
 use crate::history::History;
 use crate::images::Pulls;
-use crate::names::Names;
+use crate::names::{Names, chosen_name};
 use crate::pools::{Pools, Taken, WaitsForRoom};
 use crate::quota::{Cost, Quota};
 use crate::reaper::Schedule;
@@ -258,6 +258,8 @@ impl Core {
             origin: wish.origin.to_owned(),
             in_force: InForce { image: wish.spec.image.clone(), ..InForce::default() },
             pool: None,
+            name: key.and_then(chosen_name),
+            idle_timeout: wish.idle_timeout.filter(|limit| !limit.is_zero()),
             spec: wish.spec,
             labels: wish.labels,
             notes: wish.notes,
@@ -285,6 +287,14 @@ impl Core {
             ))),
             _ => Ok(timeout),
         }
+    }
+
+    /// Every sandbox of one owner's, or of all, the newest first.
+    pub(crate) fn newest_first(&self, owner: Option<&Owner>) -> Vec<Arc<Handle>> {
+        let mut handles = self.registry.all();
+        handles.retain(|handle| owner.is_none_or(|owner| handle.owner == *owner));
+        handles.sort_unstable_by(|one, other| other.created.cmp(&one.created).then(one.id.cmp(&other.id)));
+        handles
     }
 
     /// A foreign sandbox is as unknown as one that never was.

@@ -167,8 +167,12 @@ pub struct Sandbox {
     pub created: SystemTime,
     pub expires: Option<SystemTime>,
     pub in_force: InForce,
+    /// After how long without use it ends.
+    pub idle_timeout: Option<Duration>,
     /// The pool it was taken from.
     pub pool: Option<String>,
+    /// The name that its owner gave it on purpose, in the space [`NAMES`].
+    pub name: Option<String>,
 }
 
 /// Which sandboxes to list: those with all of `labels` whose phase passes.
@@ -350,15 +354,17 @@ impl Service {
 
     /// Every sandbox of one owner's, or of all, the newest first, with what it uses now.
     pub async fn survey(&self, owner: Option<&Owner>) -> Vec<(Sandbox, Option<Usage>)> {
-        let mut handles = self.0.registry.all();
-        handles.retain(|handle| owner.is_none_or(|owner| handle.owner == *owner));
-        handles.sort_unstable_by(|one, other| other.created.cmp(&one.created).then(one.id.cmp(&other.id)));
-        let looks = futures_util::stream::iter(handles);
+        let looks = futures_util::stream::iter(self.0.newest_first(owner));
         let look = |handle: Arc<Handle>| async move {
             let usage = self.0.usage_of(&handle.id).await.ok();
             (handle.current(), usage)
         };
         looks.map(look).buffered(history::AT_ONCE).collect().await
+    }
+
+    /// Every sandbox of one owner's, or of all, the newest first, without asking what it uses.
+    pub fn overview(&self, owner: Option<&Owner>) -> Vec<Sandbox> {
+        self.0.newest_first(owner).iter().map(|handle| handle.current()).collect()
     }
 
     /// A sandbox of one owner's, or of anybody's, with what it uses now.

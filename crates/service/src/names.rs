@@ -93,6 +93,12 @@ impl Names {
     }
 }
 
+/// The name in a key that the owner chose; keys of other uses, such as requests that may be
+/// repeated, are not names.
+pub(crate) fn chosen_name(key: &Key) -> Option<String> {
+    (key.space() == crate::NAMES).then(|| key.name().to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use domain::Owner;

@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use domain::{Bytes, Cpus, SandboxId, SnapshotId};
+use domain::{Bytes, Cpus};
 
 use super::{LimitArgs, StateArgs};
+use crate::client::{SandboxRef, SnapshotRef};
 use crate::values;
 
 #[derive(Debug, Subcommand)]
@@ -75,9 +76,9 @@ fn count_or_none(text: &str) -> Result<u32, ParseIntError> {
 pub(crate) enum SnapshotCommand {
     /// Keep the files of a running sandbox, and print the id of the snapshot
     Create {
-        /// The sandbox, as `create` and `ls` name it
-        #[arg(value_name = "ID", value_parser = values::sandbox_id)]
-        id: SandboxId,
+        /// The sandbox: its id, its name, or the beginning of its id
+        #[arg(value_name = "SANDBOX")]
+        id: SandboxRef,
         /// What to call it
         #[arg(long)]
         name: Option<String>,
@@ -85,27 +86,28 @@ pub(crate) enum SnapshotCommand {
     /// List the snapshots of the server
     Ls {
         /// Only those of this sandbox
-        #[arg(long, value_name = "ID", value_parser = values::sandbox_id)]
-        sandbox: Option<SandboxId>,
+        #[arg(long, value_name = "SANDBOX")]
+        sandbox: Option<SandboxRef>,
     },
     /// Show a snapshot
     Inspect {
-        #[arg(value_name = "SNAPSHOT", value_parser = values::snapshot_id)]
-        id: SnapshotId,
+        /// The snapshot: its id, its name, or the beginning of its id
+        #[arg(value_name = "SNAPSHOT")]
+        id: SnapshotRef,
     },
     /// Delete snapshots; sandboxes that were made from them keep their files
     Rm {
-        #[arg(required = true, value_name = "SNAPSHOT", value_parser = values::snapshot_id)]
-        ids: Vec<SnapshotId>,
+        #[arg(required = true, value_name = "SNAPSHOT")]
+        ids: Vec<SnapshotRef>,
     },
 }
 
 #[derive(Debug, Args)]
 #[command(after_help = FORK_HELP)]
 pub(crate) struct ForkArgs {
-    /// The sandbox, as `create` and `ls` name it
-    #[arg(value_name = "ID", value_parser = values::sandbox_id)]
-    pub id: SandboxId,
+    /// The sandbox: its id, its name, or the beginning of its id
+    #[arg(value_name = "SANDBOX")]
+    pub id: SandboxRef,
 
     /// How many to make
     #[arg(long, short = 'n', default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]

@@ -178,6 +178,19 @@ impl Server {
     }
 }
 
+impl SandboxInfo {
+    /// The name that `create --key` gave it.
+    pub(crate) fn name(&self) -> Option<&str> {
+        self.rest.get("extensions")?.get("coracle.key")?.as_str()
+    }
+
+    /// Its labels, sorted.
+    pub(crate) fn labels(&self) -> BTreeMap<String, String> {
+        let labels = self.rest.get("metadata").cloned().unwrap_or_default();
+        serde_json::from_value(labels).unwrap_or_default()
+    }
+}
+
 impl NewSandbox {
     fn body(&self) -> serde_json::Value {
         let mut limits = BTreeMap::new();

@@ -11,15 +11,24 @@ use serde::{Deserialize, Serialize};
 use super::commands::next_chunk;
 use super::http as web;
 use super::lifecycle::Server;
+use super::resolve::OwnerScope;
 
 /// What holds for a sandbox and what it uses. Unknown fields are kept for `--json`.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Report {
     pub id: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
     pub phase: String,
     pub owner: String,
     pub image: UsedImage,
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    #[serde(default)]
+    pub created_at: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<String>,
     #[serde(default)]
     pub in_force: BTreeMap<String, String>,
     #[serde(default)]
@@ -100,6 +109,14 @@ impl Server {
     pub(crate) async fn reports(&self) -> Result<Vec<Report>> {
         let found: Reports = web::json(self.operator().get("/sandboxes").await?).await?;
         Ok(found.sandboxes)
+    }
+
+    /// The sandboxes of an owner, or of all, without what they use.
+    pub(crate) async fn overview(&self, scope: &OwnerScope) -> Result<Vec<Report>> {
+        let mut parameters = vec![("usage", "false")];
+        parameters.extend(scope.parameters());
+        let answer = self.operator().get(&format!("/sandboxes{}", web::query(&parameters))).await?;
+        Ok(web::json::<Reports>(answer).await?.sandboxes)
     }
 
     /// What was used in each of the last hours, as the server tells it.

@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 
 use crate::args::CpArgs;
-use crate::client::{Kind, Sandbox, Server};
+use crate::client::{Kind, Sandbox, SandboxRef, Server};
 use crate::output::Printer;
 use crate::values::Place;
 
@@ -23,23 +23,27 @@ pub(crate) async fn copy(server: &Server, args: CpArgs, printer: &Printer) -> Re
         (Place::Remote { .. }, Place::Remote { .. }) => {
             bail!("one of the two ends must be on this host")
         }
-        (Place::Standard, Place::Remote { id, path }) => {
-            outgoing::standard_input(&server.open(id).await?, path, printer).await?;
+        (Place::Standard, Place::Remote { sandbox, path }) => {
+            outgoing::standard_input(&open(server, sandbox).await?, path, printer).await?;
         }
-        (Place::Local(source), Place::Remote { id, path }) => {
-            outgoing::local(&server.open(id).await?, source, path, printer).await?;
+        (Place::Local(source), Place::Remote { sandbox, path }) => {
+            outgoing::local(&open(server, sandbox).await?, source, path, printer).await?;
         }
-        (Place::Remote { id, path }, Place::Standard) => {
-            incoming::to_standard_output(&server.open(id).await?, path, printer).await?;
+        (Place::Remote { sandbox, path }, Place::Standard) => {
+            incoming::to_standard_output(&open(server, sandbox).await?, path, printer).await?;
         }
-        (Place::Remote { id, path }, Place::Local(destination)) => {
-            incoming::to_local(&server.open(id).await?, path, destination, printer).await?;
+        (Place::Remote { sandbox, path }, Place::Local(destination)) => {
+            incoming::to_local(&open(server, sandbox).await?, path, destination, printer).await?;
         }
         (Place::Standard | Place::Local(_), Place::Standard | Place::Local(_)) => {
-            bail!("one of the two ends must be in a sandbox, as in `ID:/PATH`")
+            bail!("one of the two ends must be in a sandbox, as in `SANDBOX:/PATH`")
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+async fn open(server: &Server, sandbox: &SandboxRef) -> Result<Sandbox> {
+    server.open(&server.resolve(sandbox).await?).await
 }
 
 /// Where inside the source will be: below `path` if that is, or is written as, a directory.

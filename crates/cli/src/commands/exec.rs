@@ -15,7 +15,7 @@ use crate::output::Printer;
 const INTERRUPTED: u8 = 130;
 
 pub(crate) async fn exec(server: &Server, args: ExecArgs, printer: &Printer) -> Result<ExitCode> {
-    let sandbox = server.open(&args.id).await?;
+    let sandbox = server.open(&server.resolve(&args.id).await?).await?;
     let wish = Wish {
         text: args.text,
         argv: args.command,

@@ -10,7 +10,7 @@ use crate::client::{Server, refused_with};
 use crate::output::{Printer, WithHint};
 
 pub(crate) async fn logs(server: &Server, args: LogsArgs, printer: &Printer) -> Result<ExitCode> {
-    let sandbox = server.open(&args.id).await?;
+    let sandbox = server.open(&server.resolve(&args.id).await?).await?;
     let mut logs = match sandbox.logs(&args.process, args.from, args.follow).await {
         Err(error) if refused_with(&error, StatusCode::NOT_FOUND) => {
             return Err(error).hint("`coracle exec --detach` prints the id of a process");

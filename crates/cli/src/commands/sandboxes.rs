@@ -1,5 +1,6 @@
 //! `create`, `release`, `ls` and `rm`.
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use anyhow::{Result, anyhow};
@@ -7,15 +8,19 @@ use jiff::Timestamp;
 use serde_json::json;
 
 use crate::args::{CreateArgs, LsArgs, ReleaseArgs, RmArgs};
-use crate::client::{NewSandbox, SandboxInfo, Server};
+use crate::client::{NewSandbox, OwnerScope, Report, SandboxInfo, Server};
 use crate::output::{Printer, WithHint, span};
 
 pub(crate) async fn create(server: &Server, args: CreateArgs, printer: &Printer) -> Result<ExitCode> {
+    let snapshot = match &args.snapshot {
+        Some(snapshot) => Some(server.resolve_snapshot(snapshot).await?.to_string()),
+        None => None,
+    };
     let wish = NewSandbox {
         key: args.key,
         pool: args.pool,
         image: args.image,
-        snapshot: args.snapshot.map(|id| id.to_string()),
+        snapshot,
         timeout: args.timeout,
         idle_timeout: args.idle_timeout,
         memory: args.limits.memory,
@@ -52,6 +57,10 @@ pub(crate) async fn release(server: &Server, args: &ReleaseArgs, printer: &Print
 }
 
 pub(crate) async fn list(server: &Server, args: LsArgs, printer: &Printer) -> Result<ExitCode> {
+    let scope = args.owners.scope();
+    if scope != OwnerScope::Own {
+        return list_of_owners(server, &args, &scope, printer).await;
+    }
     let found = server.list(&args.labels).await?;
     if args.quiet && !printer.json() {
         for sandbox in &found {
@@ -61,23 +70,69 @@ pub(crate) async fn list(server: &Server, args: LsArgs, printer: &Printer) -> Re
     }
     let now = Timestamp::now();
     let rows = found.iter().map(|sandbox| row(sandbox, now)).collect();
-    printer.list(&found, &["id", "image", "state", "age", "expires"], rows)?;
+    printer.list(&found, &["id", "name", "image", "state", "age", "expires", "labels"], rows)?;
     Ok(ExitCode::SUCCESS)
 }
 
+/// The sandboxes of other owners too, as the operator sees them.
+async fn list_of_owners(
+    server: &Server,
+    args: &LsArgs,
+    scope: &OwnerScope,
+    printer: &Printer,
+) -> Result<ExitCode> {
+    let mut found = server.overview(scope).await?;
+    found.retain(|report| args.labels.iter().all(|(key, value)| report.labels.get(key) == Some(value)));
+    if args.quiet && !printer.json() {
+        found.iter().try_for_each(|report| printer.line(&report.id))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let now = Timestamp::now();
+    let rows = found.iter().map(|report| owned_row(report, now)).collect();
+    let columns = ["id", "owner", "name", "image", "phase", "age", "expires", "labels"];
+    printer.list(&found, &columns, rows)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn owned_row(report: &Report, now: Timestamp) -> Vec<String> {
+    vec![
+        report.id.clone(),
+        report.owner.clone(),
+        report.name.clone().unwrap_or_default(),
+        report.image.used.clone(),
+        report.phase.clone(),
+        age(&report.created_at, now),
+        expiry(report.expires_at.as_deref(), now),
+        labels_text(&report.labels),
+    ]
+}
+
+/// How long ago something was. A time that cannot be read is shown as it came.
+fn age(at: &str, now: Timestamp) -> String {
+    at.parse().map_or_else(|_error| at.to_owned(), |at| span(seconds(at, now)))
+}
+
+fn expiry(at: Option<&str>, now: Timestamp) -> String {
+    let left = |at: &str| at.parse().map(|at| format!("in {}", span(seconds(now, at))));
+    at.map_or_else(|| "never".to_owned(), |at| left(at).unwrap_or_else(|_error| at.to_owned()))
+}
+
 fn row(sandbox: &SandboxInfo, now: Timestamp) -> Vec<String> {
-    // A time that cannot be read is shown as it came.
-    let age = |at: Timestamp| span(seconds(at, now));
-    let rest = |at: Timestamp| format!("in {}", span(seconds(now, at)));
-    let show = |text: &str, told: &dyn Fn(Timestamp) -> String| text.parse().map_or(text.to_owned(), told);
     let snapshot = || Some(format!("snapshot {}", sandbox.rest.get("snapshotId")?.as_str()?));
     vec![
         sandbox.id.clone(),
+        sandbox.name().unwrap_or_default().to_owned(),
         sandbox.image.as_ref().map(|image| image.uri.clone()).or_else(snapshot).unwrap_or_default(),
         sandbox.status.state.clone(),
-        show(&sandbox.created_at, &age),
-        sandbox.expires_at.as_ref().map_or("never".to_owned(), |at| show(at, &rest)),
+        age(&sandbox.created_at, now),
+        expiry(sandbox.expires_at.as_deref(), now),
+        labels_text(&sandbox.labels()),
     ]
+}
+
+/// Labels as they are written with `--label`.
+fn labels_text(labels: &BTreeMap<String, String>) -> String {
+    labels.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",")
 }
 
 /// From one moment to a later one; nothing if it is not later.
@@ -88,20 +143,21 @@ fn seconds(from: Timestamp, to: Timestamp) -> u64 {
 /// Removes what was named. One that is missing does not keep the others alive, but is an error
 /// in the end.
 pub(crate) async fn remove(server: &Server, args: RmArgs, printer: &Printer) -> Result<ExitCode> {
-    let ids: Vec<String> = if args.all {
-        server.list(&[]).await?.into_iter().map(|sandbox| sandbox.id).collect()
+    let (ids, mut missing): (Vec<String>, Vec<String>) = if args.all {
+        let own = server.list(&[]).await?.into_iter().map(|sandbox| sandbox.id).collect();
+        (own, Vec::new())
     } else {
-        args.ids.iter().map(ToString::to_string).collect()
+        let (found, missing) = server.resolve_all(&args.ids, &OwnerScope::Own).await?;
+        (found.iter().map(ToString::to_string).collect(), missing)
     };
     let mut progress = printer.progress("removing");
     let mut removed = Vec::new();
-    let mut missing = Vec::new();
     for id in &ids {
         let gone = server.remove(id).await?;
         if gone {
             removed.push(id)
         } else {
-            missing.push(id.as_str())
+            missing.push(id.clone())
         }
         progress.say(&format!("{} of {}", removed.len(), ids.len()));
     }
@@ -128,10 +184,14 @@ mod tests {
         let info: SandboxInfo = serde_json::from_value(json!({
             "id": "abcdefghijklmnopqrst", "status": {"state": "Running"}, "image": {"uri": "host"},
             "createdAt": "2026-11-15T10:00:00Z", "expiresAt": "2026-11-15T10:10:00Z",
+            "metadata": {"team": "search", "env": "test"}, "extensions": {"coracle.key": "web"},
         }))
         .expect("it reads");
         let now = "2026-11-15T10:01:30Z".parse().expect("a time");
-        assert_eq!(row(&info, now), ["abcdefghijklmnopqrst", "host", "Running", "1m", "in 8m"]);
+        assert_eq!(
+            row(&info, now),
+            ["abcdefghijklmnopqrst", "web", "host", "Running", "1m", "in 8m", "env=test,team=search"]
+        );
     }
 
     #[test]
@@ -141,6 +201,6 @@ mod tests {
         }))
         .expect("it reads");
         let now = "2026-11-15T10:00:05Z".parse().expect("a time");
-        assert_eq!(row(&info, now), ["a", "", "Paused", "5s", "never"]);
+        assert_eq!(row(&info, now), ["a", "", "", "Paused", "5s", "never", ""]);
     }
 }

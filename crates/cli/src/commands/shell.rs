@@ -19,7 +19,7 @@ pub(crate) async fn shell(server: &Server, args: ShellArgs, _printer: &Printer) 
         return Err(anyhow!("`coracle shell` needs a terminal for input and output"))
             .hint("use `coracle exec` in scripts");
     }
-    let sandbox = server.open(&args.id).await?;
+    let sandbox = server.open(&server.resolve(&args.id).await?).await?;
     let mut terminal = sandbox.open_terminal(args.workdir.as_deref(), args.text.as_deref()).await?;
     let raw = RawMode::enter()?;
     let outcome = converse(&mut terminal).await;

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
+use domain::SnapshotId;
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -25,18 +26,26 @@ pub(crate) async fn snapshot(
 ) -> Result<ExitCode> {
     match command {
         SnapshotCommand::Create { id, name } => {
+            let id = server.resolve(&id).await?;
             let ready = take(server, id.as_str(), name.as_deref(), printer).await?;
             if printer.json() { printer.value(&ready)? } else { printer.line(&ready.id)? }
         }
         SnapshotCommand::Ls { sandbox } => {
+            let sandbox = match &sandbox {
+                Some(sandbox) => Some(server.resolve(sandbox).await?),
+                None => None,
+            };
             let found = server.snapshots(sandbox.as_ref().map(|id| id.as_str())).await?;
             let rows = found.iter().map(row).collect();
             printer.list(&found, &["id", "sandbox", "name", "state", "created"], rows)?;
         }
-        SnapshotCommand::Inspect { id } => inspect(server, id.as_str(), printer).await?,
+        SnapshotCommand::Inspect { id } => {
+            let id = server.resolve_snapshot(&id).await?;
+            inspect(server, id.as_str(), printer).await?;
+        }
         SnapshotCommand::Rm { ids } => {
-            let ids: Vec<&str> = ids.iter().map(|id| id.as_str()).collect();
-            remove(server, &ids, printer).await?;
+            let (found, missing) = server.resolve_snapshots(&ids).await?;
+            remove(server, &found, missing, printer).await?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -82,11 +91,16 @@ async fn take(server: &Server, sandbox: &str, name: Option<&str>, printer: &Prin
 }
 
 /// Removes all that are there; one that is missing is an error in the end.
-async fn remove(server: &Server, ids: &[&str], printer: &Printer) -> Result<()> {
-    let (mut removed, mut missing) = (Vec::new(), Vec::new());
+async fn remove(
+    server: &Server,
+    ids: &[SnapshotId],
+    mut missing: Vec<String>,
+    printer: &Printer,
+) -> Result<()> {
+    let mut removed = Vec::new();
     for id in ids {
-        let list = if server.delete_snapshot(id).await? { &mut removed } else { &mut missing };
-        list.push(*id);
+        let list = if server.delete_snapshot(id.as_str()).await? { &mut removed } else { &mut missing };
+        list.push(id.to_string());
     }
     if printer.json() {
         printer.value(&json!({ "removed": removed, "missing": missing }))?;
@@ -103,12 +117,13 @@ async fn remove(server: &Server, ids: &[&str], printer: &Printer) -> Result<()> 
 /// Makes sandboxes with the files of another. The snapshot in between goes in any case: an
 /// interrupt is heeded between two sandboxes, since one that is being made holds on to it.
 pub(crate) async fn fork(server: &Server, args: ForkArgs, printer: &Printer) -> Result<ExitCode> {
-    let source = server.sandbox(args.id.as_str()).await?;
+    let id = server.resolve(&args.id).await?;
+    let source = server.sandbox(id.as_str()).await?;
     let labels = source.rest.get("metadata").cloned().unwrap_or_default();
     let mut labels: BTreeMap<String, String> = serde_json::from_value(labels).unwrap_or_default();
     labels.extend(args.labels);
     let mut interrupt = Interrupt::watch()?;
-    let snapshot = take(server, args.id.as_str(), None, printer).await?;
+    let snapshot = take(server, id.as_str(), None, printer).await?;
     let wish = NewSandbox {
         snapshot: Some(snapshot.id.clone()),
         timeout: args.timeout,

@@ -20,14 +20,38 @@ pub(crate) async fn volume(server: &Server, command: VolumeCommand, printer: &Pr
             let made = server.make_volume(&name, size).await?;
             if printer.json() { printer.value(&made)? } else { printer.line(&made.name)? }
         }
-        VolumeCommand::Inspect { name } => match server.volume(&name).await {
-            Ok(volume) => inspect(&volume, printer)?,
-            Err(error) if refused_with(&error, http::StatusCode::NOT_FOUND) => missing(&[&name])?,
-            Err(error) => return Err(error),
+        VolumeCommand::Inspect { name } => match find(server, &name).await? {
+            Some(volume) => inspect(&volume, printer)?,
+            None => missing(&[&name])?,
         },
         VolumeCommand::Rm { names } => remove(server, &names, printer).await?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A volume by its name or, where there is none of that name, by its id or the beginning of it.
+async fn find(server: &Server, text: &str) -> Result<Option<VolumeInfo>> {
+    match server.volume(text).await {
+        Ok(volume) => Ok(Some(volume)),
+        Err(error) if refused_with(&error, http::StatusCode::NOT_FOUND) => {
+            match server.resolve_volume(text).await? {
+                Some(name) => server.volume(&name).await.map(Some),
+                None => Ok(None),
+            }
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Removes a volume that is named as [`find`] takes it; gives its name if it was there.
+async fn remove_one(server: &Server, text: &str) -> Result<Option<String>> {
+    if server.remove_volume(text).await? {
+        return Ok(Some(text.to_owned()));
+    }
+    match server.resolve_volume(text).await? {
+        Some(name) if server.remove_volume(&name).await? => Ok(Some(name)),
+        _ => Ok(None),
+    }
 }
 
 fn rows(volumes: &[VolumeInfo]) -> Vec<Vec<String>> {
@@ -64,8 +88,10 @@ fn inspect(volume: &VolumeInfo, printer: &Printer) -> Result<()> {
 async fn remove(server: &Server, names: &[String], printer: &Printer) -> Result<()> {
     let (mut removed, mut absent) = (Vec::new(), Vec::new());
     for name in names {
-        let list = if server.remove_volume(name).await? { &mut removed } else { &mut absent };
-        list.push(name.as_str());
+        match remove_one(server, name).await? {
+            Some(name) => removed.push(name),
+            None => absent.push(name.as_str()),
+        }
     }
     if printer.json() {
         printer.value(&json!({ "removed": removed, "missing": absent }))?;

@@ -6,14 +6,14 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
-use domain::SandboxId;
 use serde_json::{Value, json};
 
 use crate::args::{EventsArgs, TopArgs, UsageArgs};
-use crate::client::{Hour, Report, Sample, Server};
+use crate::client::{Hour, Report, Sample, SandboxRef, Server};
 use crate::output::{Printer, WithHint, size};
 
-pub(crate) async fn inspect(server: &Server, id: &SandboxId, printer: &Printer) -> Result<ExitCode> {
+pub(crate) async fn inspect(server: &Server, sandbox: &SandboxRef, printer: &Printer) -> Result<ExitCode> {
+    let id = &server.resolve(sandbox).await?;
     let Some(report) = server.report(id).await? else {
         return Err(anyhow!("there is no such sandbox as `{id}`")).hint("`coracle ls` lists the sandboxes");
     };
@@ -120,10 +120,10 @@ fn row(report: &Report, cores: Option<f64>) -> Vec<String> {
 pub(crate) async fn usage(server: &Server, args: &UsageArgs, printer: &Printer) -> Result<ExitCode> {
     match &args.id {
         None => show_hours(&server.hours(args.hours).await?, printer)?,
-        Some(id) => match server.samples(id).await? {
+        Some(sandbox) => match server.samples(&server.resolve(sandbox).await?).await? {
             Some(samples) => show_samples(&samples, printer)?,
             None => {
-                return Err(anyhow!("there is no such sandbox as `{id}`"))
+                return Err(anyhow!("there is no such sandbox as `{sandbox}`"))
                     .hint("`coracle ls` lists the sandboxes");
             }
         },

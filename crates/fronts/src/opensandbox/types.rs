@@ -187,6 +187,7 @@ impl SandboxBody {
         if !sandbox.in_force.image.is_empty() && sandbox.in_force.image != sandbox.spec.image {
             extensions.insert("coracle.image".to_owned(), sandbox.in_force.image.clone());
         }
+        extensions.extend(sandbox.name.clone().map(|name| ("coracle.key".to_owned(), name)));
         let (shown, snapshot) = (image == ImageShown::Yes, sandbox.spec.snapshot.as_ref());
         Self {
             id: sandbox.id.to_string(),

@@ -20,6 +20,10 @@ pub(super) struct Operator;
 /// Whose affairs the caller may see: the operator everybody's, others their own.
 pub(super) struct Scope(pub(super) Option<Owner>);
 
+/// Whose affairs the caller asks for: with `owner=NAME` that owner's, with `mine=true` the caller's
+/// own, else all that [`Scope`] shows. Another owner's are shown to the operator alone.
+pub(super) struct Selected(pub(super) Option<Owner>);
+
 impl Front {
     /// Whose request it is. Who may open the operators' socket needs no key.
     pub(super) fn owner(&self, request: &Parts) -> Result<Owner, Refusal> {
@@ -55,18 +59,45 @@ impl FromRequestParts<Front> for Scope {
     }
 }
 
+impl FromRequestParts<Front> for Selected {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, front: &Front) -> Result<Self, Response> {
+        let caller = front.owner(parts).map_err(refuse)?;
+        let is_operator = caller == Owner::single();
+        let mut selected = if is_operator { None } else { Some(caller.clone()) };
+        for (name, value) in form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes()) {
+            match &*name {
+                "mine" if value == "true" => selected = Some(caller.clone()),
+                "owner" => {
+                    let owner = Owner::parse(&value).map_err(|error| {
+                        answer::error(StatusCode::BAD_REQUEST, "INVALID_OWNER", &error.to_string())
+                    })?;
+                    if !is_operator && owner != caller {
+                        return Err(operators_only());
+                    }
+                    selected = Some(owner);
+                }
+                _ => {}
+            }
+        }
+        Ok(Self(selected))
+    }
+}
+
 impl FromRequestParts<Front> for Operator {
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut Parts, front: &Front) -> Result<Self, Response> {
         match front.scope(parts).map_err(refuse)? {
             None => Ok(Self),
-            Some(_) => {
-                let message = "only the operator of the server may do this";
-                Err(answer::error(StatusCode::FORBIDDEN, "FORBIDDEN", message))
-            }
+            Some(_) => Err(operators_only()),
         }
     }
+}
+
+fn operators_only() -> Response {
+    answer::error(StatusCode::FORBIDDEN, "FORBIDDEN", "only the operator of the server may do this")
 }
 
 fn refuse(refusal: Refusal) -> Response {

@@ -20,7 +20,13 @@ const OPEN: &[Operation] = &[
 
 const OPERATORS: &[Operation] = &[
     operation("GET /metrics", "Measurements as Prometheus reads them", "", "", "200 501"),
-    operation("GET /coracle/v1/sandboxes", "What holds for every sandbox", "", "", "200"),
+    operation(
+        "GET /coracle/v1/sandboxes",
+        "What holds for every sandbox",
+        "owner mine:bool usage:bool",
+        "",
+        "200 400",
+    ),
     operation("GET /coracle/v1/sandboxes/{id}", "What holds for a sandbox", "", "", "200 404"),
     operation("GET /coracle/v1/sandboxes/{id}/usage", "What it used in the last hour", "", "", "200 404"),
     operation("GET /coracle/v1/usage", "What sandboxes used in the last hours", "hours:int", "", "200 400"),

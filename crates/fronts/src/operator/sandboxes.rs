@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
-use axum::http::StatusCode;
+use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use domain::{Exit, SandboxId};
 use jiff::Timestamp;
@@ -13,16 +13,26 @@ use serde::Serialize;
 use serde_json::json;
 use service::{ErrorKind, HookReport, Sandbox, ServiceError, Usage};
 
-use super::Front;
-use super::access::Scope;
+use super::access::{Scope, Selected};
+use super::{Front, time};
 use crate::answer;
 
 /// `GET /coracle/v1/sandboxes`: every sandbox that the caller may see, the newest first, with what
-/// it uses now.
-pub(super) async fn list(State(front): State<Front>, Scope(whose): Scope) -> Response {
-    let found = front.service.survey(whose.as_ref()).await;
-    let reports: Vec<Report> = found.iter().map(|(sandbox, usage)| Report::of(sandbox, *usage)).collect();
+/// it uses now unless `usage=false`.
+pub(super) async fn list(State(front): State<Front>, Selected(whose): Selected, uri: Uri) -> Response {
+    let reports: Vec<Report> = if wants_usage(&uri) {
+        let found = front.service.survey(whose.as_ref()).await;
+        found.iter().map(|(sandbox, usage)| Report::of(sandbox, *usage)).collect()
+    } else {
+        let found = front.service.overview(whose.as_ref());
+        found.iter().map(|sandbox| Report::of(sandbox, None)).collect()
+    };
     Json(json!({ "sandboxes": reports })).into_response()
+}
+
+fn wants_usage(uri: &Uri) -> bool {
+    let query = uri.query().unwrap_or_default();
+    !form_urlencoded::parse(query.as_bytes()).any(|(name, value)| name == "usage" && value == "false")
 }
 
 /// `GET /coracle/v1/sandboxes/{id}`: one of them.
@@ -60,13 +70,26 @@ pub(super) fn refuse(error: &ServiceError) -> Response {
 }
 
 #[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
 struct Report {
     id: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
     owner: String,
     origin: String,
     phase: &'static str,
+    phase_since: String,
     image: Image,
-    #[serde(rename = "inForce")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    snapshot: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pool: Option<String>,
+    labels: BTreeMap<String, String>,
+    created_at: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expires_at: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    idle_timeout_seconds: Option<u64>,
     in_force: BTreeMap<String, String>,
     weaker: Vec<String>,
     usage: BTreeMap<&'static str, u64>,
@@ -125,9 +148,17 @@ impl Report {
     fn of(sandbox: &Sandbox, usage: Option<Usage>) -> Self {
         Self {
             id: sandbox.id.to_string(),
+            name: sandbox.name.clone(),
             owner: sandbox.owner.as_str().to_owned(),
             origin: sandbox.origin.clone(),
             phase: sandbox.phase.name(),
+            phase_since: time(sandbox.phase_since),
+            snapshot: sandbox.spec.snapshot.as_ref().map(ToString::to_string),
+            pool: sandbox.pool.clone(),
+            labels: sandbox.labels.clone(),
+            created_at: time(sandbox.created),
+            expires_at: sandbox.expires.map(time),
+            idle_timeout_seconds: sandbox.idle_timeout.map(|timeout| timeout.as_secs()),
             image: Image { requested: sandbox.spec.image.clone(), used: sandbox.in_force.image.clone() },
             in_force: sandbox.in_force.measures.iter().cloned().collect(),
             weaker: sandbox.in_force.weaker.clone(),

@@ -104,7 +104,9 @@ impl Row {
             created: wall_time(self.created),
             expires: self.expires.map(wall_time),
             in_force: in_force.into_backend(),
+            idle_timeout: self.idle_timeout.map(span),
             pool: self.pool,
+            name: key.as_ref().and_then(crate::names::chosen_name),
         };
         Ok(Record {
             sandbox,

@@ -32,7 +32,9 @@ fn record(number: u64) -> Record {
         created: UNIX_EPOCH + Duration::from_micros(number),
         expires: None,
         in_force: InForce::default(),
+        idle_timeout: None,
         pool: None,
+        name: None,
     };
     Record {
         key: None,
@@ -84,6 +86,7 @@ fn full_record() -> Record {
     record.sandbox.expires = Some(UNIX_EPOCH + Duration::from_micros(7));
     record.expires_boot = Some(Duration::from_micros(8));
     record.idle_timeout = Some(Duration::from_secs(9));
+    record.sandbox.idle_timeout = record.idle_timeout;
     record.entrypoint = Some(ProcessId::from_entropy([7; 16]));
     record.epoch = 3;
     record

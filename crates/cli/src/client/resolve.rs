@@ -1,0 +1,352 @@
+//! From what a person wrote to an id: sandboxes and snapshots by id, by name, or by the beginning
+//! of an id.
+//!
+//! The API knows ids only, so this is done here. A whole id is believed without asking the server,
+//! which keeps commands with ids at one request. A name that is equal to the text is preferred to
+//! an id that begins with it.
+
+use std::fmt;
+use std::str::FromStr;
+
+use anyhow::{Context, Result, anyhow};
+use domain::{SandboxId, SnapshotId};
+use http::StatusCode;
+use serde::Deserialize;
+
+use super::http::{self as web};
+use super::lifecycle::Server;
+use crate::output::WithHint;
+
+/// How many candidates an error lists.
+const MAX_LISTED: usize = 10;
+
+/// A sandbox as it is written on the command line: an id, a name or the beginning of an id.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SandboxRef(String);
+
+/// A snapshot as it is written on the command line: an id, a name or the beginning of an id.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SnapshotRef(String);
+
+/// Whose things a command is about.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum OwnerScope {
+    /// The caller's own.
+    #[default]
+    Own,
+    /// One owner's; for the operator.
+    Owner(String),
+    /// Every owner's; for the operator.
+    All,
+}
+
+/// Something that can be meant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Candidate {
+    pub id: String,
+    pub name: Option<String>,
+    pub owner: Option<String>,
+}
+
+/// How a text fits the candidates.
+#[derive(Debug, PartialEq, Eq)]
+enum Match<'a> {
+    One(&'a Candidate),
+    Nothing,
+    Several(Vec<&'a Candidate>),
+}
+
+impl FromStr for SandboxRef {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.is_empty() {
+            Err("an id or a name cannot be empty".to_owned())
+        } else {
+            Ok(Self(text.to_owned()))
+        }
+    }
+}
+
+impl FromStr for SnapshotRef {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.is_empty() {
+            Err("an id or a name cannot be empty".to_owned())
+        } else {
+            Ok(Self(text.to_owned()))
+        }
+    }
+}
+
+impl fmt::Display for SandboxRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Display for SnapshotRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl SandboxRef {
+    /// The id, if the text is a whole one.
+    pub(crate) fn exact(&self) -> Option<SandboxId> {
+        SandboxId::parse(&self.0).ok()
+    }
+}
+
+impl SnapshotRef {
+    fn exact(&self) -> Option<SnapshotId> {
+        SnapshotId::parse(&self.0).ok()
+    }
+}
+
+impl OwnerScope {
+    /// As parameters of a query of our own API.
+    pub(super) fn parameters(&self) -> Vec<(&str, &str)> {
+        match self {
+            Self::Own => vec![("mine", "true")],
+            Self::Owner(name) => vec![("owner", name)],
+            Self::All => Vec::new(),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Overview {
+    sandboxes: Vec<OverviewItem>,
+}
+
+#[derive(Deserialize)]
+struct OverviewItem {
+    id: String,
+    owner: String,
+    #[serde(default)]
+    name: Option<String>,
+}
+
+impl Server {
+    /// The id of one of the caller's own sandboxes.
+    pub(crate) async fn resolve(&self, reference: &SandboxRef) -> Result<SandboxId> {
+        self.resolve_in(reference, &OwnerScope::Own).await
+    }
+
+    /// The id of a sandbox among those of `scope`.
+    pub(crate) async fn resolve_in(&self, reference: &SandboxRef, scope: &OwnerScope) -> Result<SandboxId> {
+        if let Some(id) = reference.exact() {
+            return Ok(id);
+        }
+        let found = pick(&reference.0, &self.candidates(scope).await?, &SANDBOXES)?;
+        found.ok_or_else(|| anyhow!("no sandbox has the id or name `{reference}`")).hint(SANDBOXES.hint)
+    }
+
+    /// The ids of several sandboxes, with one look at the list at most, and those that were not found.
+    /// One that could mean several is an error.
+    pub(crate) async fn resolve_all(
+        &self,
+        references: &[SandboxRef],
+        scope: &OwnerScope,
+    ) -> Result<(Vec<SandboxId>, Vec<String>)> {
+        let inexact = references.iter().any(|reference| reference.exact().is_none());
+        let candidates = if inexact { self.candidates(scope).await? } else { Vec::new() };
+        let (mut found, mut missing) = (Vec::new(), Vec::new());
+        for reference in references {
+            let id = match reference.exact() {
+                Some(id) => Some(id),
+                None => pick(&reference.0, &candidates, &SANDBOXES)?,
+            };
+            match id {
+                Some(id) if found.contains(&id) => {}
+                Some(id) => found.push(id),
+                None => missing.push(reference.to_string()),
+            }
+        }
+        Ok((found, missing))
+    }
+
+    /// The id of one of the caller's own snapshots.
+    pub(crate) async fn resolve_snapshot(&self, reference: &SnapshotRef) -> Result<SnapshotId> {
+        if let Some(id) = reference.exact() {
+            return Ok(id);
+        }
+        let found = self.resolve_snapshots(std::slice::from_ref(reference)).await?.0.pop();
+        found.ok_or_else(|| anyhow!("no snapshot has the id or name `{reference}`")).hint(SNAPSHOTS.hint)
+    }
+
+    /// As [`Server::resolve_all`], for snapshots.
+    pub(crate) async fn resolve_snapshots(
+        &self,
+        references: &[SnapshotRef],
+    ) -> Result<(Vec<SnapshotId>, Vec<String>)> {
+        let inexact = references.iter().any(|reference| reference.exact().is_none());
+        let snapshots = if inexact { self.snapshots(None).await? } else { Vec::new() };
+        let candidate =
+            |snapshot: super::SnapshotInfo| Candidate { id: snapshot.id, name: snapshot.name, owner: None };
+        let candidates: Vec<Candidate> = snapshots.into_iter().map(candidate).collect();
+        let (mut found, mut missing) = (Vec::new(), Vec::new());
+        for reference in references {
+            let id = match reference.exact() {
+                Some(id) => Some(id),
+                None => pick(&reference.0, &candidates, &SNAPSHOTS)?,
+            };
+            match id {
+                Some(id) if found.contains(&id) => {}
+                Some(id) => found.push(id),
+                None => missing.push(reference.to_string()),
+            }
+        }
+        Ok((found, missing))
+    }
+
+    /// The name of the caller's own volume whose id is, or begins with, the text.
+    pub(crate) async fn resolve_volume(&self, text: &str) -> Result<Option<String>> {
+        let volumes = self.volumes().await?;
+        let candidate = |volume: &super::VolumeInfo| Candidate {
+            id: volume.id.clone(),
+            name: Some(volume.name.clone()),
+            owner: None,
+        };
+        let candidates: Vec<Candidate> = volumes.iter().map(candidate).collect();
+        let id = pick::<String>(text, &candidates, &VOLUMES)?;
+        Ok(id.and_then(|id| volumes.into_iter().find(|volume| volume.id == id)).map(|volume| volume.name))
+    }
+
+    /// Every sandbox that can be meant. A server that has no such list of its own, because it is not
+    /// Coracle, has the one of the OpenSandbox API.
+    async fn candidates(&self, scope: &OwnerScope) -> Result<Vec<Candidate>> {
+        let mut parameters = vec![("usage", "false")];
+        parameters.extend(scope.parameters());
+        match self.operator().get(&format!("/sandboxes{}", web::query(&parameters))).await {
+            Ok(answer) => {
+                let found: Overview = web::json(answer).await?;
+                let candidate =
+                    |item: OverviewItem| Candidate { id: item.id, name: item.name, owner: Some(item.owner) };
+                Ok(found.sandboxes.into_iter().map(candidate).collect())
+            }
+            Err(error) if super::refused_with(&error, StatusCode::NOT_FOUND) => {
+                let candidate = |info: super::SandboxInfo| Candidate {
+                    name: info.name().map(str::to_owned),
+                    id: info.id,
+                    owner: None,
+                };
+                Ok(self.list(&[]).await?.into_iter().map(candidate).collect())
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// What is looked for, in the words of messages.
+struct Kind {
+    singular: &'static str,
+    plural: &'static str,
+    hint: &'static str,
+}
+
+const SANDBOXES: Kind =
+    Kind { singular: "sandbox", plural: "sandboxes", hint: "`coracle ls` lists the sandboxes" };
+const SNAPSHOTS: Kind =
+    Kind { singular: "snapshot", plural: "snapshots", hint: "`coracle snapshot ls` lists the snapshots" };
+const VOLUMES: Kind =
+    Kind { singular: "volume", plural: "volumes", hint: "`coracle volume ls` lists the volumes" };
+
+/// An id as the API writes it.
+pub(crate) trait ParseId: Sized {
+    fn parse_id(text: &str) -> Result<Self>;
+}
+
+impl ParseId for SandboxId {
+    fn parse_id(text: &str) -> Result<Self> {
+        Self::parse(text).context("the server sent an id that is none")
+    }
+}
+
+impl ParseId for SnapshotId {
+    fn parse_id(text: &str) -> Result<Self> {
+        Self::parse(text).context("the server sent an id that is none")
+    }
+}
+
+impl ParseId for String {
+    fn parse_id(text: &str) -> Result<Self> {
+        Ok(text.to_owned())
+    }
+}
+
+fn pick<Id: ParseId>(text: &str, candidates: &[Candidate], kind: &Kind) -> Result<Option<Id>> {
+    match find(text, candidates) {
+        Match::One(candidate) => Id::parse_id(&candidate.id).map(Some),
+        Match::Nothing => Ok(None),
+        Match::Several(meant) => {
+            let listed: Vec<String> = meant.iter().take(MAX_LISTED).map(|one| one.describe()).collect();
+            let more = meant.len().saturating_sub(MAX_LISTED);
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            let (count, plural) = (meant.len(), kind.plural);
+            Err(anyhow!("`{text}` could mean {count} {plural}: {}{more}", listed.join(", ")))
+                .hint(format!("write more of the id of the {} that is meant", kind.singular))
+        }
+    }
+}
+
+fn find<'a>(text: &str, candidates: &'a [Candidate]) -> Match<'a> {
+    let named: Vec<&Candidate> = candidates.iter().filter(|one| one.name.as_deref() == Some(text)).collect();
+    let begins = || candidates.iter().filter(|one| one.id.starts_with(text)).collect::<Vec<_>>();
+    let meant = if named.is_empty() { begins() } else { named };
+    match meant[..] {
+        [] => Match::Nothing,
+        [one] => Match::One(one),
+        _ => Match::Several(meant),
+    }
+}
+
+impl Candidate {
+    fn describe(&self) -> String {
+        let remarks: Vec<&str> = self.name.as_deref().into_iter().chain(self.owner.as_deref()).collect();
+        if remarks.is_empty() { self.id.clone() } else { format!("{} ({})", self.id, remarks.join(", ")) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidate(id: &str, name: Option<&str>) -> Candidate {
+        Candidate { id: id.to_owned(), name: name.map(str::to_owned), owner: None }
+    }
+
+    #[test]
+    fn name_is_preferred_to_prefix_and_ambiguity_lists_candidates() {
+        let all = [
+            candidate("abcdefghijklmnopqrst", Some("web")),
+            candidate("abxdefghijklmnopqrst", None),
+            candidate("webdefghijklmnopqrst", Some("abc")),
+        ];
+        assert_eq!(find("web", &all), Match::One(&all[0]));
+        assert_eq!(find("webd", &all), Match::One(&all[2]));
+        assert_eq!(find("abx", &all), Match::One(&all[1]));
+        assert_eq!(find("zzz", &all), Match::Nothing);
+        let error = pick::<SandboxId>("ab", &all, &SANDBOXES).expect_err("two begin so");
+        assert_eq!(
+            error.to_string(),
+            "`ab` could mean 2 sandboxes: abcdefghijklmnopqrst (web), abxdefghijklmnopqrst"
+        );
+    }
+
+    #[test]
+    fn equal_names_are_ambiguous() {
+        let all = [candidate("a1", Some("daily")), candidate("b2", Some("daily"))];
+        assert!(matches!(find("daily", &all), Match::Several(meant) if meant.len() == 2));
+    }
+
+    #[test]
+    fn whole_id_is_exact() {
+        let exact = |text: &str| text.parse::<SandboxRef>().expect("it is not empty").exact().is_some();
+        assert!(exact("abcdefghijklmnopqrst"));
+        assert!(!exact("abcdefghijklmnopqrs") && !exact("web"));
+        assert!("".parse::<SandboxRef>().is_err());
+    }
+}
