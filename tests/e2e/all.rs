@@ -28,4 +28,5 @@ mod pools;
 mod run;
 mod serving;
 mod snapshots;
+mod stand_ins;
 mod volumes;

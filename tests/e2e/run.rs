@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use e2e::binary::Programs;
 use e2e::host::{self, Host};
-use e2e::run::{Ended, Run, User, users};
+use e2e::run::{Run, User, users};
 
 #[test]
 fn output_and_exit_code_are_those_of_the_command() {
@@ -88,22 +88,6 @@ fn an_imported_image_can_be_run() {
         assert!(ended.stdout.starts_with("coracle "), "{user:?}: {ended:?}");
         assert_eq!(run.argv(&["/usr/bin/env"]).code, Some(127), "{user:?}: the image `host` was used");
     }
-}
-
-#[test]
-fn an_alias_stands_in_with_a_warning_and_not_at_all_in_strict_mode() {
-    let run = Run::new(User::Same).flag("--image", "python:3.12");
-    let ended = run.shell("echo ran");
-    assert_eq!((ended.code, ended.stdout.as_str()), (Some(0), "ran\n"), "{ended:?}");
-    let warned = "warning: there is no image `python:3.12` here; `host` stands in for it";
-    assert!(ended.stderr.contains(warned), "{ended:?}");
-    let strict = run.command(&["true"]).env("CORACLE_IMAGES_STRICT", "true").output();
-    let strict: Ended = strict.expect("the binary runs").into();
-    assert_eq!(strict.code, Some(125), "{strict:?}");
-    assert!(strict.stderr.contains("python:3.12") && strict.stderr.contains("hint:"), "{strict:?}");
-    // The image itself needs no warning.
-    let ended = Run::new(User::Same).argv(&["true"]);
-    assert!(!ended.stderr.contains("stands in"), "{ended:?}");
 }
 
 /// The numbers at which the agent finds what it inherits may be free or taken beforehand.

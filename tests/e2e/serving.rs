@@ -63,33 +63,6 @@ fn create(server: &Server, image: &str) -> Response {
     server.client().post("/v1/sandboxes", &wish).expect("the server answers")
 }
 
-#[test]
-fn an_alias_is_logged_once_and_told_to_its_client() {
-    let server = how(User::Same).start();
-    for _ in 0..2 {
-        let answer = create(&server, "python:3.12");
-        assert_eq!(answer.status, 202, "{}", answer.text());
-        let id = answer.json()["id"].as_str().expect("an id").to_owned();
-        let seen = server.client().get(&format!("/v1/sandboxes/{id}")).expect("the server answers").json();
-        assert_eq!(seen["image"]["uri"], "python:3.12", "{seen}");
-        assert_eq!(seen["extensions"]["coracle.image"], "host", "{seen}");
-    }
-    let log = server.log();
-    let told = log.lines().filter(|line| line.contains("an alias stands in") && line.contains("python:3.12"));
-    assert_eq!(told.count(), 1, "{log}");
-}
-
-#[test]
-fn an_unknown_image_is_an_error_and_in_strict_mode_an_alias_too() {
-    let server = how(User::Same).env("CORACLE_IMAGES_STRICT", "true").start();
-    for image in ["no-such-image", "python:3.12"] {
-        let answer = create(&server, image);
-        assert!((400..500).contains(&answer.status), "{image}: {} {}", answer.status, answer.text());
-        assert!(answer.text().contains(image), "{}", answer.text());
-    }
-    assert_eq!(create(&server, "host").status, 202);
-}
-
 /// The answer says that it is too much now, and when to come back.
 fn check_too_many(answer: &Response) {
     assert_eq!(answer.status, 429, "{}", answer.text());

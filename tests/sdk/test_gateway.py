@@ -40,7 +40,11 @@ class Server:
     def __init__(self, **settings):
         self.directory = tempfile.TemporaryDirectory(prefix="gateway")
         os.chmod(self.directory.name, 0o755)
-        environment = {"CORACLE_API_KEY": OWN_KEY, "CORACLE_NETWORK_DEFAULT": "off", **settings}
+        aliases = self.directory.name + "/coracle.toml"
+        with open(aliases, "w") as file:
+            file.write('[images]\naliases = { "python:3.12" = "host" }\n')
+        own = {"CORACLE_API_KEY": OWN_KEY, "CORACLE_CONFIG": aliases, "CORACLE_NETWORK_DEFAULT": "off"}
+        environment = {**own, **settings}
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("CORACLE_")}
         self.environment = {**inherited, **environment}
         command = [BINARY, "serve", "--listen", "127.0.0.1:0", "--state-dir", self.directory.name + "/state"]

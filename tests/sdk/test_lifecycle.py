@@ -22,6 +22,13 @@ def test_a_sandbox_shows_its_image_as_it_was_named(api, box):
     assert "image" not in box.created
 
 
+def test_a_stand_in_is_named_in_a_header(api):
+    answer = api.post("/v1/sandboxes", json=CREATE)
+    assert answer.status_code == 202, answer.text
+    assert "`host`" in answer.headers["coracle-image-stand-in"] and "python:3.12" in answer.headers["coracle-image-stand-in"]
+    api.delete(f"/v1/sandboxes/{answer.json()['id']}")
+
+
 def test_extensions_with_their_prefix_are_echoed(api, new_box):
     box = new_box(extensions={"opensandbox.extensions.team": "x", "other": "y"})
     for shown in [box.created, api.get(f"/v1/sandboxes/{box.id}").json()]:

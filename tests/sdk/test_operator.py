@@ -26,6 +26,7 @@ def test_no_measurement_names_a_sandbox_or_a_path(api, box):
 
 def test_what_is_in_force_is_told(api, box):
     report = api.get(f"/coracle/v1/sandboxes/{box.id}").json()
-    assert report["image"] == {"requested": "python:3.12", "used": "host"}
+    assert (report["image"]["requested"], report["image"]["used"]) == ("python:3.12", "host")
+    assert report["image"]["standIn"].endswith("stands in for `python:3.12`")
     assert report["phase"] == "running" and report["inForce"]
     assert api.get("/coracle/v1/sandboxes/aaaaaaaaaaaaaaaaaaaa").status_code == 404

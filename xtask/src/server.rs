@@ -55,11 +55,16 @@ impl Server {
             Access::Keyed => Some(format!("key-{:032x}", u128::from_ne_bytes(random()?))),
             Access::Keyless => None,
         };
+        // Clients ask for this image by habit; whether a host may stand in for it depends on the host.
+        let config = directory.join("coracle.toml");
+        let aliases = "[images]\naliases = { \"python:3.12\" = \"host\" }\n";
+        fs::write(&config, aliases).context("could not write the configuration")?;
         let instance = format!("t{:031x}", u128::from_ne_bytes(random()?) >> 4);
         let mut process = Command::new(binary)
             .args(["serve", "--listen", "127.0.0.1:0", "--state-dir"])
             .arg(&state)
             .env("CORACLE_INSTANCE", &instance)
+            .env("CORACLE_CONFIG", &config)
             .envs(key.iter().map(|key| ("CORACLE_API_KEY", key)))
             // The links and packet filters of this host are not for tests to change.
             .env("CORACLE_NETWORK_DEFAULT", "off")

@@ -21,6 +21,7 @@ mod digest;
 mod directory;
 mod essentials;
 mod host;
+mod host_programs;
 mod import;
 mod layer;
 mod manifest;
@@ -37,10 +38,11 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub use aliases::{Aliases, Unlisted};
+pub use aliases::{AliasRule, Aliases};
 pub use collect::{Collected, collect, collect_if_free, remove, room, stored_bytes};
 pub use digest::Digest;
 pub use host::{HostImage, host_skeleton, premade_in_usr, remove_old_skeletons};
+pub use host_programs::{HostProgram, HostPrograms, OsRelease};
 pub use import::{Existing, Import, Imported, Unpacker, import};
 pub use manifest::architecture;
 pub use record::{ImageConfig, LayerRecord, Record};
@@ -68,8 +70,26 @@ pub struct Resolved {
     pub env: Vec<(String, String)>,
     /// What the store knows of it, if it is kept there.
     pub record: Option<Record>,
-    /// The name that was asked for, when an alias stood in for it.
-    pub alias_of: Option<String>,
+    /// Set when this image is not the one that was named.
+    pub stand_in: Option<StandIn>,
+}
+
+/// An image is used in the place of another that is not here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StandIn {
+    /// The name that was asked for.
+    pub asked: String,
+    pub used: String,
+    /// What the used image has, such as `Python 3.11`, where that is known.
+    pub has: Option<String>,
+}
+
+impl std::fmt::Display for StandIn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "image `{}`", self.used)?;
+        self.has.iter().try_for_each(|has| write!(f, " ({has})"))?;
+        write!(f, " stands in for `{}`", self.asked)
+    }
 }
 
 impl Resolved {
@@ -91,10 +111,12 @@ pub enum ImageError {
     Io { action: &'static str, path: PathBuf, source: io::Error },
     #[error("`{0}` is not the name of an image")]
     BadName(String),
-    #[error("there is no such image as `{0}`")]
+    #[error("there is no image `{0}` here")]
     Unknown(String),
-    #[error("`{name}` is only an alias of `{target}`, and aliases are refused here")]
-    OnlyAlias { name: String, target: String },
+    #[error("there is no image `{name}` here, and no other stands in for it: {reason}")]
+    NoStandIn { name: String, reason: String },
+    #[error("there is no image `{0}` here, and `images.strict` allows no other to stand in for it")]
+    Strict(String),
     #[error("`{0}` is made from this host and cannot be imported or removed")]
     Reserved(String),
     #[error("there is an image `{0}` already")]
@@ -125,8 +147,10 @@ impl ImageError {
     pub fn hint(&self) -> Option<&str> {
         match self {
             Self::BadName(_) => Some("lower-case letters, digits and `._/-`, then a `:tag` if you like"),
-            Self::Unknown(_) => Some("`coracle image ls` lists the images"),
-            Self::OnlyAlias { .. } => Some("import it, name the target itself, or allow aliases"),
+            Self::Unknown(_) | Self::NoStandIn { .. } => Some(backend::WAYS_TO_AN_IMAGE),
+            Self::Strict(_) => Some(
+                "`coracle image pull NAME` or `coracle image import NAME FILE` provides it; `coracle image ls` lists what is here",
+            ),
             Self::Exists(_) => Some("remove it first with `coracle image rm`"),
             Self::TooLarge(budget::BESIDE_USED) => {
                 Some("end sandboxes or delete snapshots, or allow images more room")
@@ -151,24 +175,32 @@ pub fn resolve(
     if let Some(found) = exact(state, host, name)? {
         return Ok(found);
     }
-    let target = aliases.target(name).ok_or_else(|| ImageError::Unknown(name.to_owned()))?;
-    if aliases.unlisted == Unlisted::Refuse {
-        return Err(ImageError::OnlyAlias { name: name.to_owned(), target: target.to_owned() });
+    if aliases.rule == AliasRule::Refuse {
+        return Err(ImageError::Strict(name.to_owned()));
     }
-    let found = exact(state, host, target)?.ok_or_else(|| ImageError::Unknown(target.to_owned()))?;
-    Ok(Resolved { alias_of: Some(name.to_owned()), ..found })
+    let alias = aliases.stand_in(name).map_err(|reason| match reason {
+        Some(reason) => ImageError::NoStandIn { name: name.to_owned(), reason },
+        None => ImageError::Unknown(name.to_owned()),
+    })?;
+    let absent = || {
+        let reason = format!("`images.aliases` names `{}`, which is not here either", alias.image);
+        ImageError::NoStandIn { name: name.to_owned(), reason }
+    };
+    let found = exact(state, host, &alias.image)?.ok_or_else(absent)?;
+    let stand_in = StandIn { asked: name.to_owned(), used: found.name.clone(), has: alias.has };
+    Ok(Resolved { stand_in: Some(stand_in), ..found })
 }
 
 fn exact(state: &Path, host: &HostImage, name: &str) -> Result<Option<Resolved>, ImageError> {
     if name == HOST {
         let env = environment(&[]);
         let (name, trees) = (name.to_owned(), host.trees.clone());
-        return Ok(Some(Resolved { name, trees, env, record: None, alias_of: None }));
+        return Ok(Some(Resolved { name, trees, env, record: None, stand_in: None }));
     }
     let Some(record) = store::find(state, name)? else { return Ok(None) };
     let trees = vec![Tree { mount_point: "/".to_owned(), lowers: store::trees(state, &record) }];
     let env = environment(&record.config.env);
-    Ok(Some(Resolved { name: record.name.clone(), trees, env, record: Some(record), alias_of: None }))
+    Ok(Some(Resolved { name: record.name.clone(), trees, env, record: Some(record), stand_in: None }))
 }
 
 /// What every process finds in its environment: the image's own words over the usual ones. There

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use backend::{
     AgentStream, Backend, BackendError, Capabilities, Death, Found, FoundSnapshot, FoundVolume, InForce,
-    KeptFiles, Measures, Usage,
+    KeptFiles, Measures, ResolvedImage, Usage,
 };
 use domain::volume::Lifetime;
 use domain::{
@@ -27,7 +27,7 @@ use tokio::time::Instant;
 use crate::jail::plan::{GuestPlan, JailPlan, LimitName, Limits, MountPlan, SourcePlan, UserPlan};
 use crate::launcher::packet;
 use crate::launcher::protocol::{
-    Answer, Ask, FoundKept, KeptBox, Question, Refusal, Resize, SOCKET, Tell, VERSION, VolumePlan,
+    Answer, Ask, FoundKept, Holds, KeptBox, Question, Refusal, Resize, SOCKET, Tell, VERSION, VolumePlan,
 };
 use crate::network::Wish;
 
@@ -162,8 +162,8 @@ impl Backend for Native {
 
     async fn probe(&self) -> Result<Capabilities, BackendError> {
         match self.simple(Question::Report).await? {
-            Answer::Report { limits, weaker, pause, snapshot, attach, volumes, network } => {
-                Ok(Capabilities { pause, attach, snapshot, volumes, network, limits, weaker })
+            Answer::Report { limits, weaker, pause, snapshot, attach, volumes, network, host_versions } => {
+                Ok(Capabilities { pause, attach, snapshot, volumes, network, limits, weaker, host_versions })
             }
             _ => Err(unexpected()),
         }
@@ -174,7 +174,8 @@ impl Backend for Native {
         match self.link.ask(Question::Create(Box::new(plan))).await? {
             (Answer::Created(holds), Some(pidfd)) => {
                 self.watch(id.clone(), pidfd);
-                Ok(InForce { image: holds.image, measures: holds.measures, weaker: holds.weaker })
+                let Holds { image, stand_in, measures, weaker } = holds;
+                Ok(InForce { image, stand_in, measures, weaker })
             }
             _ => Err(unexpected()),
         }
@@ -295,9 +296,9 @@ impl Backend for Native {
         }
     }
 
-    async fn resolve(&self, image: &str) -> Result<String, BackendError> {
+    async fn resolve(&self, image: &str) -> Result<ResolvedImage, BackendError> {
         match self.simple(Question::Resolve { image: image.to_owned() }).await? {
-            Answer::Resolved(name) => Ok(name),
+            Answer::Resolved { image, stand_in } => Ok(ResolvedImage { name: image, stand_in }),
             _ => Err(unexpected()),
         }
     }

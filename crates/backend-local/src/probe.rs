@@ -16,6 +16,7 @@ use std::path::Path;
 use domain::Bytes;
 use serde::{Deserialize, Serialize};
 
+use crate::images::HostPrograms;
 use crate::network::NetworkSettings;
 
 /// Everything that was found.
@@ -71,6 +72,7 @@ pub fn probe(state: &Path, floor: Bytes, uid_base: u32, network: &NetworkSetting
     checks.push(disk.check);
     checks.push(storage::free_space(state, floor));
     checks.extend(network::checks(network, rootless));
+    checks.push(Check::ok("image host", HostPrograms::of_this_host().summary()));
     let mut enforced = groups.enforced;
     enforced.push(Enforced { what: "disk".to_owned(), by: disk.by });
     let sandboxes_can_run = checks.iter().all(|check| check.status != Status::Missing);

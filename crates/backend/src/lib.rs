@@ -48,8 +48,8 @@ pub trait Backend: Send + Sync {
     /// Gives a living sandbox other limits, those that are left open as at its creation, and says
     /// what holds now. What cannot be enforced fails, and then nobody knows which limits hold.
     async fn resize(&self, id: &SandboxId, resources: &Resources) -> Result<Measures, BackendError>;
-    /// The image that a name stands for, as `InForce::image` would tell it.
-    async fn resolve(&self, image: &str) -> Result<String, BackendError>;
+    /// The image that a sandbox would get by this name, as `InForce` would tell it.
+    async fn resolve(&self, image: &str) -> Result<ResolvedImage, BackendError>;
     /// Gives a living sandbox that was made without one its network. Asking again changes nothing.
     async fn connect(&self, id: &SandboxId, network: Network) -> Result<Measures, BackendError>;
     /// Keeps the files of a living sandbox as they are at one moment. Its commands stand still
@@ -94,7 +94,22 @@ pub struct Capabilities {
     pub limits: Vec<String>,
     /// What holds less than it should here, each as a sentence.
     pub weaker: Vec<String>,
+    /// Names and versions of what the image `host` has: its system, and programs that images are named after.
+    pub host_versions: Vec<(String, String)>,
 }
+
+/// The image that a name leads to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ResolvedImage {
+    pub name: String,
+    /// Set if another image was named, which is not here: a sentence that names both and says what
+    /// the used one has.
+    pub stand_in: Option<String>,
+}
+
+/// How to get an image that is not here.
+pub const WAYS_TO_AN_IMAGE: &str = "`coracle image pull NAME` or `coracle image import NAME FILE` provides it; an entry in \
+     `images.aliases` lets another image stand in; `coracle image ls` lists what is here";
 
 /// Entries that replace those of the same name in what is in force, or are new there.
 pub type Measures = Vec<(String, String)>;
@@ -104,6 +119,8 @@ pub type Measures = Vec<(String, String)>;
 pub struct InForce {
     /// The image that was used, after aliases.
     pub image: String,
+    /// As in [`ResolvedImage`].
+    pub stand_in: Option<String>,
     /// Name and value of each measure, such as `memory` → `cgroup v1, 512Mi`.
     pub measures: Measures,
     /// Defaults that could not be enforced, each as a sentence.
@@ -211,8 +228,9 @@ pub enum BackendError {
     /// Something cannot be mounted.
     #[error("{message}")]
     Mount { fault: MountFault, message: String, hint: Option<String> },
-    #[error("there is no such image as `{0}`")]
-    NoImage(String),
+    /// The image or snapshot that was named is not here.
+    #[error("{message}")]
+    NoImage { message: String, hint: Option<String> },
     /// An image could not be fetched or unpacked.
     #[error("image `{image}` could not be pulled: {message}")]
     Pull { image: String, message: String, hint: Option<String> },
@@ -245,8 +263,8 @@ impl BackendError {
             | Self::Unsupported { hint, .. }
             | Self::TooMuch { hint, .. }
             | Self::Mount { hint, .. }
+            | Self::NoImage { hint, .. }
             | Self::Pull { hint, .. } => hint.as_deref(),
-            Self::NoImage(_) => Some("`coracle image ls` lists the images, `coracle image pull` fetches one"),
             // Why exactly stands in the log: it names paths of the host.
             Self::Exhausted(_) => {
                 Some("the disk or the ids of this host are used up; remove sandboxes or free some")

@@ -25,7 +25,7 @@ pub(crate) use files::{FileInfo, Kind};
 pub(crate) use http::Refused;
 pub(crate) use keys::KeyInfo;
 pub(crate) use lifecycle::{NewSandbox, SandboxInfo, Server};
-pub(crate) use operator::{Hour, Report, Sample};
+pub(crate) use operator::{Hour, Report, Sample, UsedImage};
 pub(crate) use pools::{NewPool, PoolInfo};
 pub(crate) use resolve::{OwnerScope, SandboxRef, SnapshotRef};
 pub(crate) use sandbox::Sandbox;

@@ -101,10 +101,8 @@ impl Sandbox {
         let mut sandbox = Self { launcher, id: plan.id.clone(), _alive: alive, alive_path, turn_path };
         match sandbox.come_up(plan, turn) {
             Ok(holds) => {
-                let used = &holds.image;
-                if *used != plan.image {
-                    printer
-                        .warn(format!("there is no image `{}` here; `{used}` stands in for it", plan.image));
+                if let Some(stand_in) = &holds.stand_in {
+                    printer.warn(stand_in);
                 }
                 for sentence in &holds.weaker {
                     printer.warn(sentence);

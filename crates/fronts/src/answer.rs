@@ -2,11 +2,14 @@
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
-use http::{HeaderName, HeaderValue, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use serde::Serialize;
 
 /// The header of our own in which a hint travels, so that bodies are exactly those of the references.
 const HINT: HeaderName = HeaderName::from_static("coracle-hint");
+
+/// The header that says, on the answer to a create, that another image stands in for the one that was named.
+const STAND_IN: HeaderName = HeaderName::from_static("coracle-image-stand-in");
 
 #[derive(Serialize)]
 struct Body<'a> {
@@ -37,6 +40,15 @@ pub(crate) fn add_hint(response: &mut Response, hint: Option<&str>) {
     if let Some(hint) = hint.and_then(|hint| HeaderValue::try_from(hint).ok()) {
         response.headers_mut().insert(HINT, hint);
     }
+}
+
+/// The header for an image that stands in for another. Names of images come from clients, so what
+/// a header cannot hold is replaced.
+pub(crate) fn stand_in(sentence: Option<&str>) -> HeaderMap {
+    let plain = |letter: char| if letter == ' ' || letter.is_ascii_graphic() { letter } else { '?' };
+    let value = sentence.map(|sentence| sentence.chars().map(plain).collect::<String>());
+    let value = value.and_then(|value| HeaderValue::try_from(value).ok());
+    value.into_iter().map(|value| (STAND_IN, value)).collect()
 }
 
 pub(crate) async fn not_found() -> Response {

@@ -80,6 +80,9 @@ impl Core {
             action: "say what this host offers",
             source: Box::new(source),
         })?;
+        let versions: Vec<String> =
+            capabilities.host_versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
+        tracing::info!(versions = versions.join(", "), "found what image `host` offers");
         let pools = Pools::new(&config.pools, kept.pools, clock.now().wall);
         let core = Self {
             config,

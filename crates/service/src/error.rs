@@ -236,7 +236,7 @@ impl ServiceError {
 
     /// Whether an image was named that is not here and was not fetched.
     pub fn lacks_image(&self) -> bool {
-        matches!(self, Self::Backend { source, .. } if matches!(**source, BackendError::NoImage(_)))
+        matches!(self, Self::Backend { source, .. } if matches!(**source, BackendError::NoImage { .. }))
     }
 
     /// What somebody could do about it.
@@ -275,7 +275,7 @@ fn kind_of_backend(error: &BackendError) -> ErrorKind {
     match error {
         BackendError::Unsupported { .. } => ErrorKind::Unsupported,
         BackendError::Pull { .. } => ErrorKind::Pull,
-        BackendError::NoImage(_) | BackendError::TooMuch { .. } => ErrorKind::Invalid,
+        BackendError::NoImage { .. } | BackendError::TooMuch { .. } => ErrorKind::Invalid,
         BackendError::Mount { fault, .. } => ErrorKind::Mount(*fault),
         BackendError::Gone => ErrorKind::NotFound,
         BackendError::Exhausted(_) => exhausted(),

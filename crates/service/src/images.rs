@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use backend::{BackendError, Credentials, Freed, ImageInfo, Images, Progress, Pull};
+use backend::{BackendError, Credentials, Freed, ImageInfo, Images, Progress, Pull, ResolvedImage};
 use domain::{Owner, Spec};
 use tokio::sync::watch;
 
@@ -54,6 +54,15 @@ impl Service {
     pub async fn image(&self, name: &str) -> Result<Option<ImageInfo>, ServiceError> {
         let found = self.0.kept_images("find an image")?.find(name).await;
         found.map_err(|source| self.0.image_failed("find an image", source))
+    }
+
+    /// The image that a sandbox would get by this name. One that would be fetched is itself.
+    pub async fn resolve_image(&self, name: &str) -> Result<ResolvedImage, ServiceError> {
+        if self.0.must_fetch(name).await? {
+            return Ok(ResolvedImage { name: name.to_owned(), stand_in: None });
+        }
+        let resolved = self.0.backend.resolve(name).await;
+        resolved.map_err(|source| self.0.image_failed("find an image", source))
     }
 
     /// Begins to fetch an image for the operator, or joins those who already wait for it. It goes on when nobody

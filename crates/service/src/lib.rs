@@ -63,7 +63,9 @@ use crate::registry::Handle;
 
 pub use agent_client::AgentError;
 pub use api_keys::ApiKey;
-pub use backend::{AgentStream, Capabilities, Credentials, Freed, ImageInfo, InForce, MountFault, Usage};
+pub use backend::{
+    AgentStream, Capabilities, Credentials, Freed, ImageInfo, InForce, MountFault, ResolvedImage, Usage,
+};
 pub use contexts::{Context, MOST_CONTEXTS, OpenContext, RunCode, Unread, default_context};
 pub use diagnosis::Tail;
 pub use domain::NestStatus;

@@ -105,7 +105,7 @@ mod tests {
             lowers.push(lower);
         }
         let trees = vec![Tree { mount_point: "/".to_owned(), lowers }];
-        Resolved { name: "test".to_owned(), trees, env: Vec::new(), record: None, alias_of: None }
+        Resolved { name: "test".to_owned(), trees, env: Vec::new(), record: None, stand_in: None }
     }
 
     #[test]

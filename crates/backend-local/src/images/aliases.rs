@@ -1,65 +1,169 @@
-//! Aliases: names that clients send by habit and that stand for an image this host has.
+//! Aliases: names of images that are not here, and the image that stands in for each.
+//!
+//! The operator's own table decides first. After it come fixed rules, by which the image `host`
+//! stands in for a name only if it has what that name promises. Everything else is refused.
 
 use super::HOST;
+use super::host_programs::{HostProgram, HostPrograms, OsRelease, leading_version, major};
 
-/// What becomes of a name that is no image but matches an alias.
+/// Which aliases are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unlisted {
-    /// The alias stands in for it.
-    Alias,
-    /// Only images that really exist are used.
+pub enum AliasRule {
+    /// The operator's, then the rules for the image `host`.
+    OperatorThenHost,
+    OperatorOnly,
+    /// None at all: only images that are here are used.
     Refuse,
 }
 
-/// Patterns and the image each stands for; the first that matches counts. A `*` in a pattern
-/// matches any text.
+/// Patterns of the operator and the image each stands for; the first that matches counts. A `*`
+/// in a pattern matches any text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Aliases {
     pub table: Vec<(String, String)>,
-    pub unlisted: Unlisted,
+    pub rule: AliasRule,
+    pub host: HostPrograms,
 }
 
-/// What the SDKs and examples of the compatible APIs ask for.
-const BY_HABIT: [&str; 24] = [
-    "opensandbox/*",
-    "*/opensandbox/*",
-    "*/code-interpreter*",
-    "code-interpreter*",
-    "base",
-    "base:*",
-    "python",
-    "python:*",
-    "*/python:*",
-    "node",
-    "node:*",
-    "*/node:*",
-    "ubuntu",
-    "ubuntu:*",
-    "*/ubuntu:*",
-    "debian",
-    "debian:*",
-    "*/debian:*",
-    "alpine",
-    "alpine:*",
-    "*/alpine:*",
-    "busybox",
-    "busybox:*",
-    "*/busybox:*",
+/// The image that stands in for a name, and what it has to offer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Alias {
+    pub image: String,
+    pub has: Option<String>,
+}
+
+/// What the fixed rules say of a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// The image `host` stands in for it, with this.
+    Host(String),
+    /// It does not, for this reason.
+    Refused(String),
+    /// No rule knows the name.
+    Unknown,
+}
+
+/// Repositories that the compatible APIs use by default, for which `host` always stands in: they
+/// promise a place to run code and no version of anything.
+const DEFAULTS: [&str; 4] = ["base", "agent-infra/sandbox", "all-in-one-sandbox", "rockchin/langbot-sandbox"];
+
+/// The repository of the reference's image for code, whose name goes on in several ways.
+const CODE_INTERPRETER: &str = "opensandbox/code-interpreter";
+
+/// Repositories of distributions, and how `os-release` names each.
+const DISTRIBUTIONS: [(&str, &str); 20] = [
+    ("almalinux", "almalinux"),
+    ("alpine", "alpine"),
+    ("alt", "altlinux"),
+    ("amazonlinux", "amzn"),
+    ("archlinux", "arch"),
+    ("archlinux/archlinux", "arch"),
+    ("centos", "centos"),
+    ("clearlinux", "clear-linux-os"),
+    ("debian", "debian"),
+    ("fedora", "fedora"),
+    ("gentoo/stage3", "gentoo"),
+    ("kalilinux/kali-rolling", "kali"),
+    ("mageia", "mageia"),
+    ("opensuse/leap", "opensuse-leap"),
+    ("opensuse/tumbleweed", "opensuse-tumbleweed"),
+    ("oraclelinux", "ol"),
+    ("photon", "photon"),
+    ("rockylinux", "rocky"),
+    ("ubuntu", "ubuntu"),
+    ("voidlinux/voidlinux", "void"),
 ];
 
-impl Default for Aliases {
-    fn default() -> Self {
-        let table = BY_HABIT.map(|pattern| (pattern.to_owned(), HOST.to_owned())).to_vec();
-        Self { table, unlisted: Unlisted::Alias }
+impl Aliases {
+    /// The image that stands in for `name`, or why there is none, where that is known.
+    pub(super) fn stand_in(&self, name: &str) -> Result<Alias, Option<String>> {
+        let found = self.table.iter().find(|(pattern, _)| matches(pattern, name));
+        if let Some((_, target)) = found {
+            let has = (target == HOST).then(|| self.host.summary());
+            return Ok(Alias { image: target.clone(), has });
+        }
+        if self.rule == AliasRule::OperatorOnly {
+            return Err(None);
+        }
+        match judge(name, &self.host) {
+            Verdict::Host(has) => Ok(Alias { image: HOST.to_owned(), has: Some(has) }),
+            Verdict::Refused(reason) => Err(Some(reason)),
+            Verdict::Unknown => Err(None),
+        }
     }
 }
 
-impl Aliases {
-    /// The image `name` stands for.
-    pub fn target(&self, name: &str) -> Option<&str> {
-        let found = self.table.iter().find(|(pattern, _)| matches(pattern, name));
-        found.map(|(_, target)| target.as_str())
+/// Decides by the fixed rules whether the image `host` may stand in for `name`.
+fn judge(name: &str, host: &HostPrograms) -> Verdict {
+    // A digest names exact content, which the host never is.
+    if name.contains('@') {
+        return Verdict::Unknown;
     }
+    let (repository, tag) = super::name::split_tag(name);
+    let repository = familiar(repository);
+    let ends_with = |known: &str| {
+        repository.strip_suffix(known).is_some_and(|before| before.is_empty() || before.ends_with('/'))
+    };
+    let is_code_interpreter = repository
+        .find(CODE_INTERPRETER)
+        .is_some_and(|start| start == 0 || repository[..start].ends_with('/'));
+    if is_code_interpreter || DEFAULTS.into_iter().any(|known| known != "base" && ends_with(known)) {
+        return Verdict::Host(host.summary());
+    }
+    let distribution = DISTRIBUTIONS.iter().find(|(known, _)| *known == repository);
+    match (repository, distribution) {
+        ("base", _) => Verdict::Host(host.summary()),
+        ("python", _) => judge_program("Python", tag, host.python()),
+        ("node", _) => judge_program("Node", tag, host.node()),
+        (_, Some((_, id))) => judge_distribution(id, tag, host.os_release()),
+        _ => Verdict::Unknown,
+    }
+}
+
+/// The short form of a repository of Docker Hub.
+fn familiar(repository: &str) -> &str {
+    let hub = ["docker.io/", "index.docker.io/"];
+    let path = hub.iter().find_map(|hub| repository.strip_prefix(hub)).unwrap_or(repository);
+    path.strip_prefix("library/").unwrap_or(path)
+}
+
+/// A program stands in for a tag without a number and for one of the same major version.
+fn judge_program(name: &str, tag: Option<&str>, found: Option<HostProgram>) -> Verdict {
+    let Some(found) = found else {
+        return Verdict::Refused(format!("image `host` has no {name} below /usr"));
+    };
+    let has = found.described(name);
+    match (tag.and_then(leading_version), &found.version) {
+        (None, _) => Verdict::Host(has),
+        (Some(asked), Some(version)) if major(&asked) == major(version) => Verdict::Host(has),
+        _ => Verdict::Refused(format!("image `host` has {has}")),
+    }
+}
+
+/// A distribution stands in for itself: for a tag that names no version, its own version or its
+/// own code name, with or without a variant (`12-slim`, `bookworm-slim`).
+fn judge_distribution(id: &str, tag: Option<&str>, release: Option<OsRelease>) -> Verdict {
+    let Some(release) = release else {
+        return Verdict::Refused("this host does not say which system it is".to_owned());
+    };
+    let refused = Verdict::Refused(format!("image `host` is {release}"));
+    if release.id != id {
+        return refused;
+    }
+    let version = tag.map(|tag| tag.split('-').next().unwrap_or(tag));
+    let matches = match version {
+        None | Some("latest") => true,
+        Some(version) => {
+            release.version_id.as_deref().is_some_and(|own| same_release(version, own))
+                || release.codename.as_deref() == Some(version)
+        }
+    };
+    if matches { Verdict::Host(release.to_string()) } else { refused }
+}
+
+/// Whether one version is the other, or goes on where the other ends: `12.5` is of release `12`.
+fn same_release(one: &str, other: &str) -> bool {
+    one.split('.').zip(other.split('.')).all(|(one, other)| one == other)
 }
 
 /// Whether `text` has the shape of `pattern`. Taking the first place for every part between two
@@ -100,12 +204,121 @@ mod tests {
         }
     }
 
-    #[test]
-    fn names_sent_by_habit_stand_for_the_host() {
-        let aliases = Aliases::default();
-        for name in ["opensandbox/code-interpreter:latest", "python:3.12", "base", "ghcr.io/x/node:20"] {
-            assert_eq!(aliases.target(name), Some(HOST), "{name}");
+    /// A Debian 12 with Python 3.11 and Node 20.1.7.
+    fn debian() -> (tempfile::TempDir, HostPrograms) {
+        let root = tempfile::tempdir().expect("there is room");
+        let header =
+            "#define NODE_MAJOR_VERSION 20\n#define NODE_MINOR_VERSION 1\n#define NODE_PATCH_VERSION 7\n";
+        let release = "NAME=\"Debian GNU/Linux\"\nVERSION_ID=\"12\"\nVERSION_CODENAME=bookworm\nID=debian\n";
+        for (path, content) in [
+            ("usr/bin/python3.11", "\x7fELF"),
+            ("usr/bin/node", "\x7fELF"),
+            ("usr/include/node/node_version.h", header),
+            ("usr/lib/os-release", release),
+        ] {
+            use std::os::unix::fs::PermissionsExt;
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().expect("below the root")).expect("our own directory");
+            std::fs::write(&path, content).expect("our own file");
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("our own file");
         }
-        assert_eq!(aliases.target("my-own"), None);
+        std::os::unix::fs::symlink("python3.11", root.path().join("usr/bin/python3")).expect("it is new");
+        let host = HostPrograms::below(root.path());
+        (root, host)
+    }
+
+    #[test]
+    fn host_stands_in_only_for_what_it_has() {
+        let (_root, host) = debian();
+        for (name, expected) in [
+            ("opensandbox/code-interpreter", "all"),
+            ("opensandbox/code-interpreter:v1.0.2", "all"),
+            ("opensandbox/code-interpreter-base:latest", "all"),
+            ("registry.example/opensandbox/code-interpreter:v1", "all"),
+            ("registry.example:5000/vefaas-public/all-in-one-sandbox:latest", "all"),
+            ("ghcr.io/agent-infra/sandbox:1.11.0", "all"),
+            ("rockchin/langbot-sandbox:latest", "all"),
+            ("base", "all"),
+            ("base:latest", "all"),
+            ("python", "Python 3.11"),
+            ("python:3", "Python 3.11"),
+            ("python:3.12", "Python 3.11"),
+            ("python:3.99", "Python 3.11"),
+            ("python:3.12-slim-bookworm", "Python 3.11"),
+            ("python:slim", "Python 3.11"),
+            ("docker.io/library/python:3.12", "Python 3.11"),
+            ("library/python:latest", "Python 3.11"),
+            ("python:2.7", "refused"),
+            ("python:2", "refused"),
+            ("python:30", "refused"),
+            ("node", "Node 20.1.7"),
+            ("node:lts-slim", "Node 20.1.7"),
+            ("node:20", "Node 20.1.7"),
+            ("node:20.19-alpine", "Node 20.1.7"),
+            ("node:22", "refused"),
+            ("node:2", "refused"),
+            ("debian", "Debian GNU/Linux 12"),
+            ("debian:latest", "Debian GNU/Linux 12"),
+            ("debian:12", "Debian GNU/Linux 12"),
+            ("debian:12.5", "Debian GNU/Linux 12"),
+            ("debian:12-slim", "Debian GNU/Linux 12"),
+            ("debian:bookworm-slim", "Debian GNU/Linux 12"),
+            ("debian:11", "refused"),
+            ("debian:trixie", "refused"),
+            ("debian:stable", "refused"),
+            ("ubuntu", "refused"),
+            ("ubuntu:24.04", "refused"),
+            ("alpine:3.20", "refused"),
+            ("fedora", "refused"),
+            ("busybox", "unknown"),
+            ("pypy:3", "unknown"),
+            ("ghcr.io/x/node:20", "unknown"),
+            ("registry.example/python:3.12", "unknown"),
+            ("code-interpreter-v1", "unknown"),
+            ("opensandbox/desktop", "unknown"),
+            ("my-own", "unknown"),
+            ("someone/base", "unknown"),
+            ("xopensandbox/code-interpreter", "unknown"),
+            ("python@sha256:00", "unknown"),
+            ("Python:3", "unknown"),
+            ("", "unknown"),
+        ] {
+            let verdict = match judge(name, &host) {
+                Verdict::Host(has) if has == host.summary() => "all".to_owned(),
+                Verdict::Host(has) => has,
+                Verdict::Refused(_) => "refused".to_owned(),
+                Verdict::Unknown => "unknown".to_owned(),
+            };
+            assert_eq!(verdict, expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_host_without_a_program_stands_in_for_none() {
+        let empty = tempfile::tempdir().expect("there is room");
+        let host = HostPrograms::below(empty.path());
+        for name in ["python", "node:20", "debian"] {
+            assert!(matches!(judge(name, &host), Verdict::Refused(_)), "{name}");
+        }
+        assert!(matches!(judge("base", &host), Verdict::Host(_)));
+        // A program of an unknown version serves only those who name none.
+        let unknown = || Some(HostProgram { version: None });
+        assert!(matches!(judge_program("Node", Some("20"), unknown()), Verdict::Refused(_)));
+        assert!(matches!(judge_program("Node", Some("lts"), unknown()), Verdict::Host(_)));
+    }
+
+    #[test]
+    fn the_operator_decides_first() {
+        let (_root, host) = debian();
+        let table = vec![("ubuntu*".to_owned(), "jammy".to_owned()), ("my".to_owned(), HOST.to_owned())];
+        let mut aliases = Aliases { table, rule: AliasRule::OperatorThenHost, host };
+        let alias = aliases.stand_in("ubuntu:22.04");
+        assert_eq!(alias, Ok(Alias { image: "jammy".to_owned(), has: None }));
+        assert_eq!(aliases.stand_in("my").map(|alias| alias.image).as_deref(), Ok(HOST));
+        assert!(aliases.stand_in("python:3.12").is_ok());
+        assert_eq!(aliases.stand_in("no-such"), Err(None));
+        aliases.rule = AliasRule::OperatorOnly;
+        assert!(aliases.stand_in("ubuntu").is_ok());
+        assert_eq!(aliases.stand_in("python:3.12"), Err(None));
     }
 }

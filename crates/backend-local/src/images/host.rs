@@ -24,7 +24,7 @@ pub struct HostImage {
 }
 
 /// On most hosts these are links into `/usr`; where they are directories, each is a tree.
-const MERGED: [&str; 7] = ["bin", "sbin", "lib", "lib32", "lib64", "libx32", "libo32"];
+pub(super) const MERGED: [&str; 7] = ["bin", "sbin", "lib", "lib32", "lib64", "libx32", "libo32"];
 
 const EMPTY: [(&str, u32); 22] = [
     ("dev", 0o755),

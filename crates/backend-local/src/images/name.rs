@@ -36,7 +36,7 @@ pub(super) fn with_tag(name: &str) -> Option<String> {
 }
 
 /// A colon before a slash belongs to a port.
-fn split_tag(name: &str) -> (&str, Option<&str>) {
+pub(super) fn split_tag(name: &str) -> (&str, Option<&str>) {
     match name.rsplit_once(':') {
         Some((path, tag)) if !tag.contains('/') => (path, Some(tag)),
         _ => (name, None),

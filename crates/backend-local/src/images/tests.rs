@@ -213,19 +213,24 @@ fn names_resolve_to_images_then_to_aliases() {
     let (state, result) = import_bytes(&archive(GOOD));
     result.unwrap();
     let host = host_skeleton(&state.path().join("host")).unwrap();
-    let mut aliases = Aliases::default();
+    let table = vec![("my-*".to_owned(), HOST.to_owned()), ("gone".to_owned(), "nowhere".to_owned())];
+    let rule = AliasRule::OperatorThenHost;
+    let mut aliases = Aliases { table, rule, host: HostPrograms::of_this_host() };
     let find = |name: &str, aliases: &Aliases| resolve(state.path(), &host, name, aliases);
     assert_eq!(find("host", &aliases).unwrap().trees, host.trees);
     let named = find("test", &aliases).unwrap();
     assert!(named.env.iter().all(|(name, _)| name != "HOME"), "it depends on the user");
-    assert_eq!((named.trees.len(), named.alias_of.as_ref()), (1, None));
+    assert_eq!((named.trees.len(), named.stand_in.as_ref()), (1, None));
     assert!(named.is_whole() && named.trees[0].lowers.len() == 2, "{named:?}");
-    let alias = find("Python:3", &aliases);
-    assert!(matches!(alias, Err(ImageError::Unknown(_))));
-    let alias = find("python:3", &aliases).unwrap();
-    assert_eq!((alias.name.as_str(), alias.alias_of.as_deref()), (HOST, Some("python:3")));
-    aliases.unlisted = Unlisted::Refuse;
-    assert!(matches!(find("python:3", &aliases), Err(ImageError::OnlyAlias { .. })));
+    let unknown = find("Python:3", &aliases);
+    assert!(matches!(unknown, Err(ImageError::Unknown(_))));
+    let alias = find("my-python", &aliases).unwrap();
+    let told = alias.stand_in.expect("another was named").to_string();
+    assert!(told.starts_with("image `host` (") && told.ends_with(") stands in for `my-python`"), "{told}");
+    assert_eq!(alias.name, HOST);
+    assert!(matches!(find("gone", &aliases), Err(ImageError::NoStandIn { .. })));
+    aliases.rule = AliasRule::Refuse;
+    assert!(matches!(find("my-python", &aliases), Err(ImageError::Strict(_))));
     assert!(find("test", &aliases).is_ok());
 }
 

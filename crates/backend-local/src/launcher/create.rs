@@ -15,7 +15,7 @@ use wire::config::Nesting;
 
 use super::inherited::{Inherited, memfd};
 use super::mounts::Gathered;
-use super::protocol::{Holds, Refusal, RefusalKind};
+use super::protocol::{Answer, Holds, Refusal, RefusalKind};
 use super::record::MadeOf;
 use super::{Launcher, PREPARED_DISK, Rights, Root};
 use crate::cgroups::{Groups, has_legacy_controllers};
@@ -74,7 +74,7 @@ impl Launcher {
             Some(snapshot) => self.image_below(snapshot)?,
             None => (self.resolve(&plan.image)?, 0),
         };
-        self.tell_of_alias(&image);
+        self.log_stand_in(&image);
         let (reach, network) = self.reach(plan.network)?;
         let by_image = self.ids_by_image(plan, &image);
         let mut holds = self.judge(plan, &image, by_image, network)?;
@@ -127,9 +127,13 @@ impl Launcher {
         Err(failure.into())
     }
 
-    /// The name of the image that another name stands for.
-    pub fn image_named(&self, name: &str) -> Result<String, Refusal> {
-        self.resolve(name).map(|image| image.name)
+    /// The image that a sandbox would get by this name.
+    pub fn resolve_name(&self, name: &str) -> Result<Answer, Refusal> {
+        let image = self.resolve(name)?;
+        Ok(Answer::Resolved {
+            image: image.name,
+            stand_in: image.stand_in.map(|stand_in| stand_in.to_string()),
+        })
     }
 
     pub(super) fn resolve(&self, name: &str) -> Result<Resolved, Refusal> {
@@ -145,12 +149,12 @@ impl Launcher {
     }
 
     /// Says at its first use that a client did not get the image it named.
-    fn tell_of_alias(&mut self, image: &Resolved) {
+    fn log_stand_in(&mut self, image: &Resolved) {
         /// Clients choose the names, so not all of them are kept.
-        const MOST: usize = 256;
-        let Some(asked) = &image.alias_of else { return };
-        if self.stood_in.len() < MOST && self.stood_in.insert(asked.clone()) {
-            tracing::warn!(asked, used = image.name, "this image is not here; an alias stands in for it");
+        const MAX_NAMES: usize = 256;
+        let Some(stand_in) = &image.stand_in else { return };
+        if self.stood_in.len() < MAX_NAMES && self.stood_in.insert(stand_in.asked.clone()) {
+            tracing::warn!("{stand_in}; this is logged once for each name");
         }
     }
 
@@ -162,7 +166,8 @@ impl Launcher {
         by_image: Option<(u32, u32)>,
         network: String,
     ) -> Result<Holds, Refusal> {
-        let mut holds = Holds { image: image.name.clone(), ..Holds::default() };
+        let stand_in = image.stand_in.as_ref().map(ToString::to_string);
+        let mut holds = Holds { image: image.name.clone(), stand_in, ..Holds::default() };
         if plan.keep && self.settings.lifetime == Lifetime::Own {
             return Err(Refusal::unsupported("only a sandbox that ends with its maker is kept", None));
         }
@@ -562,7 +567,9 @@ fn disk_error(error: VolumeError) -> io::Error {
 pub(super) fn refuse_image(error: ImageError) -> Refusal {
     let hint = error.hint().map(str::to_owned);
     match error {
-        ImageError::Unknown(name) => Refusal { kind: RefusalKind::NoImage, message: name, hint },
+        ImageError::Unknown(_) | ImageError::NoStandIn { .. } | ImageError::Strict(_) => {
+            Refusal { kind: RefusalKind::NoImage, message: error.to_string(), hint }
+        }
         error => Refusal { kind: RefusalKind::Unsupported, message: error.to_string(), hint },
     }
 }

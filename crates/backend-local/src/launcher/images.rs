@@ -15,7 +15,7 @@ use super::Launcher;
 use super::create::refuse_image;
 use super::protocol::{Answer, Refusal, RefusalKind};
 use crate::images::{
-    self, Aliases, Collected, Digest, Existing, HOST, ImageError, Import, Record, Source, Unlisted, Unpacker,
+    self, AliasRule, Collected, Digest, Existing, HOST, ImageError, Import, Record, Source, Unpacker,
 };
 
 /// What is asked about images.
@@ -90,8 +90,9 @@ impl Launcher {
     }
 
     fn find_image(&self, name: &str) -> Result<Option<Record>, ImageError> {
-        let table = self.settings.aliases.clone().into_iter().collect();
-        let own = Aliases { table, unlisted: Unlisted::Alias };
+        // What `host` may stand in for is fetched first, where that is allowed.
+        let rule = if self.settings.strict_images { AliasRule::Refuse } else { AliasRule::OperatorOnly };
+        let own = super::aliases(&self.settings, rule);
         let nothing = || Record {
             name: HOST.to_owned(),
             manifest: None,
@@ -100,7 +101,7 @@ impl Launcher {
         };
         match images::resolve(&self.settings.image_state, &self.host, name, &own) {
             Ok(found) => Ok(Some(found.record.unwrap_or_else(nothing))),
-            Err(ImageError::Unknown(_)) => Ok(None),
+            Err(ImageError::Unknown(_) | ImageError::NoStandIn { .. } | ImageError::Strict(_)) => Ok(None),
             Err(error) => Err(error),
         }
     }

@@ -42,7 +42,7 @@ use self::record::Records;
 use self::snapshot::Snapshots;
 use self::stock::NetStock;
 use crate::cgroups::{Freezing, Hierarchies};
-use crate::images::{Aliases, HostImage, ImageError, Unlisted};
+use crate::images::{AliasRule, Aliases, HostImage, HostPrograms, ImageError};
 use crate::jail::filters::Filters;
 use crate::jail::plan::LimitName;
 use crate::network::uplink::Uplink;
@@ -164,7 +164,8 @@ impl Launcher {
         let agent = agent_program(&bin).map_err(failed("copy ourselves to", &bin))?;
         let run = open_directory(&state.join("run")).map_err(failed("open", &state.join("run")))?;
         let host = crate::images::host_skeleton(&state.join("host"))?;
-        let aliases = aliases(&settings);
+        let rule = if settings.strict_images { AliasRule::Refuse } else { AliasRule::OperatorThenHost };
+        let aliases = aliases(&settings, rule);
         let rights = if rustix::process::geteuid().is_root() {
             Rights::Root(Box::new(Root::open(&settings)?))
         } else {
@@ -389,15 +390,10 @@ fn delegated_groups(settings: &Settings) -> Result<Box<Hierarchies>, String> {
     open().map_err(|error: io::Error| error.to_string())
 }
 
-/// The operator's aliases first, then the habits of the compatible APIs.
-fn aliases(settings: &Settings) -> Aliases {
-    let mut aliases = Aliases::default();
-    let own = settings.aliases.iter().map(|(name, target)| (name.clone(), target.clone()));
-    aliases.table = own.chain(std::mem::take(&mut aliases.table)).collect();
-    if settings.strict_images {
-        aliases.unlisted = Unlisted::Refuse;
-    }
-    aliases
+/// The operator's aliases, and what may be done beside them.
+fn aliases(settings: &Settings, rule: AliasRule) -> Aliases {
+    let table = settings.aliases.iter().map(|(name, target)| (name.clone(), target.clone()));
+    Aliases { table: table.collect(), rule, host: HostPrograms::of_this_host() }
 }
 
 fn make_directory(path: &Path, mode: u32) -> io::Result<()> {

@@ -149,7 +149,10 @@ pub enum Answer {
     Ended {
         cpu_micros: Option<u64>,
     },
-    Resolved(String),
+    Resolved {
+        image: String,
+        stand_in: Option<String>,
+    },
     Yes(bool),
     Kept(KeptBox),
     Snapshots(Vec<FoundKept>),
@@ -164,6 +167,8 @@ pub enum Answer {
         #[serde(default)]
         volumes: bool,
         network: bool,
+        #[serde(default)]
+        host_versions: Vec<(String, String)>,
     },
 }
 
@@ -184,6 +189,9 @@ pub struct VolumePlan {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Holds {
     pub image: String,
+    /// The sentence that says so, if this image stands in for another.
+    #[serde(default)]
+    pub stand_in: Option<String>,
     pub measures: Vec<(String, String)>,
     pub weaker: Vec<String>,
 }
@@ -321,7 +329,7 @@ impl From<Refusal> for BackendError {
             RefusalKind::Unsupported => Self::Unsupported { message, hint },
             RefusalKind::TooMuch => Self::TooMuch { message, hint },
             RefusalKind::Mount(fault) => Self::Mount { fault: fault.into(), message, hint },
-            RefusalKind::NoImage => Self::NoImage(message),
+            RefusalKind::NoImage => Self::NoImage { message, hint },
             RefusalKind::Image => Self::Pull { image: String::new(), message, hint },
             RefusalKind::Exhausted => Self::Exhausted(message),
             RefusalKind::Gone => Self::Gone,

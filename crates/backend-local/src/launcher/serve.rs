@@ -348,7 +348,7 @@ impl Loop {
             Question::VolumesHold { ids } => Ok(Answer::VolumesHold(self.launcher.volumes_hold(ids))),
             Question::WasOutOfMemory { id } => Ok(Answer::Yes(self.launcher.was_out_of_memory(&id))),
             Question::Report => Ok(self.report()),
-            Question::Resolve { image } => self.launcher.image_named(&image).map(Answer::Resolved),
+            Question::Resolve { image } => self.launcher.resolve_name(&image),
             Question::Snapshots => self.found_snapshots(),
             Question::Create(_)
             | Question::Snapshot { .. }
@@ -376,6 +376,7 @@ impl Loop {
             attach: true,
             volumes: self.launcher.keeps_volumes(),
             network: self.launcher.has_network(),
+            host_versions: crate::images::HostPrograms::of_this_host().versions(),
         }
     }
 

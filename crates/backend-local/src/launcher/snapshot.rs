@@ -264,10 +264,11 @@ impl Launcher {
         if let Some(gone) = trees.iter().flat_map(|tree| &tree.lowers).find(|lower| !lower.is_dir()) {
             tracing::warn!(snapshot, layer = %gone.display(), "a layer below it is gone");
             let hint = Some("import the image again under the same name".to_owned());
-            return Err(Refusal { kind: RefusalKind::NoImage, message: made_of.image, hint });
+            let message = format!("a layer of image `{}`, below the snapshot, is gone", made_of.image);
+            return Err(Refusal { kind: RefusalKind::NoImage, message, hint });
         }
         let (name, env, record) = (made_of.image, made_of.env, made_of.record);
-        let image = Resolved { name, trees, env, record, alias_of: None };
+        let image = Resolved { name, trees, env, record, stand_in: None };
         Ok((image, size))
     }
 }
@@ -364,7 +365,7 @@ fn only_memory() -> Refusal {
 }
 
 fn no_snapshot(snapshot: &str) -> Refusal {
-    let message = format!("the snapshot {snapshot}");
+    let message = format!("there is no snapshot `{snapshot}` here");
     Refusal { kind: RefusalKind::NoImage, message, hint: None }
 }
 

@@ -96,6 +96,6 @@ pub(super) async fn what_cannot_be_kept_or_restored_is_refused_and_leaves_nothin
     assert_eq!(found(&backend, &snapshot).await, None);
     let spec = Spec { snapshot: Some(snapshot), ..Spec::plain() };
     let refused = backend.create(&nobody, &spec).await;
-    assert!(matches!(refused, Err(BackendError::NoImage(_))), "from a snapshot that is not: {refused:?}");
+    assert!(matches!(refused, Err(BackendError::NoImage { .. })), "from a snapshot that is not: {refused:?}");
     assert_eq!(super::found(&backend, &nobody).await, None, "a refused create left something");
 }

@@ -90,6 +90,14 @@ const NO_SNAPSHOT: &str = "SNAPSHOT::NOT_FOUND";
 /// Where the server puts advice, apart from what went wrong.
 const HINT: &str = "coracle-hint";
 
+/// Where the server says that another image stands in for the one that was named.
+const STAND_IN: &str = "coracle-image-stand-in";
+
+/// What an answer says about an image that stands in for another.
+pub(super) fn stand_in(answer: &Response<Incoming>) -> Option<String> {
+    answer.headers().get(STAND_IN)?.to_str().ok().map(str::to_owned)
+}
+
 /// Seconds, rounded up, so that nothing ends earlier than was asked.
 pub(super) fn whole_seconds(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)

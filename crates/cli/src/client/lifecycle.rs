@@ -56,6 +56,9 @@ pub(crate) struct SandboxInfo {
     pub created_at: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<String>,
+    /// What the server said about an image that stands in for another, at a create.
+    #[serde(skip)]
+    pub stand_in: Option<String>,
     #[serde(flatten)]
     pub rest: BTreeMap<String, serde_json::Value>,
 }
@@ -109,7 +112,8 @@ impl Server {
 
     pub(crate) async fn create(&self, wish: &NewSandbox) -> Result<SandboxInfo> {
         let answer = self.0.post_json("/sandboxes", &wish.body()).await?;
-        web::json(answer).await
+        let stand_in = web::stand_in(&answer);
+        Ok(SandboxInfo { stand_in, ..web::json(answer).await? })
     }
 
     /// All sandboxes that have these labels, newest first.

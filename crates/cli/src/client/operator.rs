@@ -43,6 +43,8 @@ pub(crate) struct Report {
 pub(crate) struct UsedImage {
     pub requested: String,
     pub used: String,
+    #[serde(default, rename = "standIn", skip_serializing_if = "Option::is_none")]
+    pub stand_in: Option<String>,
 }
 
 #[derive(Deserialize)]

@@ -32,6 +32,9 @@ pub(crate) struct PoolInfo {
     pub capacity_spec: CapacityInfo,
     pub status: PoolStatus,
     pub managed_by: String,
+    /// What the server said about an image that stands in for another, at a create.
+    #[serde(skip)]
+    pub stand_in: Option<String>,
     #[serde(flatten)]
     pub rest: BTreeMap<String, Value>,
 }
@@ -73,7 +76,9 @@ impl Server {
     }
 
     pub(crate) async fn create_pool(&self, pool: &NewPool) -> Result<PoolInfo> {
-        web::json(self.0.post_json("/pools", &pool.body()).await?).await
+        let answer = self.0.post_json("/pools", &pool.body()).await?;
+        let stand_in = web::stand_in(&answer);
+        Ok(PoolInfo { stand_in, ..web::json(answer).await? })
     }
 
     pub(crate) async fn set_pool(&self, name: &str, size: PoolSize) -> Result<PoolInfo> {

@@ -22,7 +22,9 @@ pub(crate) async fn pool(server: &Server, command: PoolCommand, printer: &Printe
             let refill = (per_second.is_some() || at_once.is_some())
                 .then(|| (per_second.unwrap_or(usual.per_second), at_once.unwrap_or(usual.at_once)));
             let wish = NewPool { name, image, size, memory, cpus, disk, refill };
-            changed(&server.create_pool(&wish).await?, printer)?;
+            let made = server.create_pool(&wish).await?;
+            made.stand_in.iter().for_each(|stand_in| printer.warn(stand_in));
+            changed(&made, printer)?;
         }
         PoolCommand::Set { name, mut size } => {
             if size.max.is_none() {

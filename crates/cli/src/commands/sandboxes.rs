@@ -34,6 +34,7 @@ pub(crate) async fn create(server: &Server, args: CreateArgs, printer: &Printer)
         entrypoint: args.entrypoint,
     };
     let made = server.create(&wish).await?;
+    made.stand_in.iter().for_each(|stand_in| printer.warn(stand_in));
     if printer.json() {
         printer.value(&made)?
     } else {
@@ -99,12 +100,21 @@ fn owned_row(report: &Report, now: Timestamp) -> Vec<String> {
         report.id.clone(),
         report.owner.clone(),
         report.name.clone().unwrap_or_default(),
-        report.image.used.clone(),
+        owned_image(report),
         report.phase.clone(),
         age(&report.created_at, now),
         expiry(report.expires_at.as_deref(), now),
         labels_text(&report.labels),
     ]
+}
+
+/// As [`image`], of another owner's sandbox.
+fn owned_image(report: &Report) -> String {
+    let image = &report.image;
+    match image.stand_in {
+        Some(_) => format!("{} (for {})", image.used, image.requested),
+        None => image.used.clone(),
+    }
 }
 
 /// How long ago something was. A time that cannot be read is shown as it came.
@@ -122,7 +132,7 @@ fn row(sandbox: &SandboxInfo, now: Timestamp) -> Vec<String> {
     vec![
         sandbox.id.clone(),
         sandbox.name().unwrap_or_default().to_owned(),
-        sandbox.image.as_ref().map(|image| image.uri.clone()).or_else(snapshot).unwrap_or_default(),
+        image(sandbox).or_else(snapshot).unwrap_or_default(),
         sandbox.status.state.clone(),
         age(&sandbox.created_at, now),
         expiry(sandbox.expires_at.as_deref(), now),
@@ -133,6 +143,13 @@ fn row(sandbox: &SandboxInfo, now: Timestamp) -> Vec<String> {
 /// Labels as they are written with `--label`.
 fn labels_text(labels: &BTreeMap<String, String>) -> String {
     labels.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",")
+}
+
+/// The image that a sandbox was asked for, and before it the one that stands in, if another does.
+fn image(sandbox: &SandboxInfo) -> Option<String> {
+    let asked = &sandbox.image.as_ref()?.uri;
+    let used = sandbox.rest.get("extensions").and_then(|extensions| extensions["coracle.image"].as_str());
+    Some(used.map_or_else(|| asked.clone(), |used| format!("{used} (for {asked})")))
 }
 
 /// From one moment to a later one; nothing if it is not later.
@@ -192,6 +209,16 @@ mod tests {
             row(&info, now),
             ["abcdefghijklmnopqrst", "web", "host", "Running", "1m", "in 8m", "env=test,team=search"]
         );
+    }
+
+    #[test]
+    fn image_that_stands_in_is_shown_before_the_one_asked_for() {
+        let info: SandboxInfo = serde_json::from_value(json!({
+            "id": "a", "status": {"state": "Running"}, "createdAt": "2026-11-15T10:00:00Z",
+            "image": {"uri": "python:3.12"}, "extensions": {"coracle.image": "host"},
+        }))
+        .expect("it reads");
+        assert_eq!(image(&info).as_deref(), Some("host (for python:3.12)"));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, anyhow};
 use serde_json::{Value, json};
 
 use crate::args::{EventsArgs, TopArgs, UsageArgs};
-use crate::client::{Hour, Report, Sample, SandboxRef, Server};
+use crate::client::{Hour, Report, Sample, SandboxRef, Server, UsedImage};
 use crate::output::{Printer, WithHint, size};
 
 pub(crate) async fn inspect(server: &Server, sandbox: &SandboxRef, printer: &Printer) -> Result<ExitCode> {
@@ -22,8 +22,9 @@ pub(crate) async fn inspect(server: &Server, sandbox: &SandboxRef, printer: &Pri
         return Ok(ExitCode::SUCCESS);
     }
     let image = match &report.image {
+        UsedImage { stand_in: Some(stand_in), .. } => stand_in.clone(),
         image if image.requested == image.used => image.used.clone(),
-        image => format!("{} (asked for as {})", image.used, image.requested),
+        image => format!("{} (for {})", image.used, image.requested),
     };
     let head = [("id", report.id), ("phase", report.phase), ("owner", report.owner), ("image", image)];
     let head = head.map(|(name, value)| vec![name.to_owned(), value]).into_iter();

@@ -18,7 +18,7 @@ use super::types::{
 use super::volumes;
 use super::wish::Wish;
 use super::{Front, labels, wish};
-use crate::auth;
+use crate::{answer, auth};
 
 /// Where the header `Idempotency-Key` is looked up.
 const IDEMPOTENCY: &str = "opensandbox idempotency";
@@ -31,7 +31,7 @@ pub(super) async fn create(
     Caller(owner): Caller,
     headers: HeaderMap,
     JsonBody(body): JsonBody<CreateBody>,
-) -> Result<(StatusCode, Json<SandboxBody>), Problem> {
+) -> Result<(StatusCode, HeaderMap, Json<SandboxBody>), Problem> {
     let Wish { create, name, credentials } = wish::parse(body, front.settings.default_network)?;
     let restored = create.spec.snapshot.is_some();
     let key = key(&owner, &headers, name.as_deref())?;
@@ -52,7 +52,8 @@ pub(super) async fn create(
         let problem = not_created(error, &owner);
         if restored && backend { not_restored(problem) } else { problem }
     })?;
-    Ok((StatusCode::ACCEPTED, Json(SandboxBody::of(&sandbox, ImageShown::No))))
+    let stand_in = answer::stand_in(sandbox.in_force.stand_in.as_deref());
+    Ok((StatusCode::ACCEPTED, stand_in, Json(SandboxBody::of(&sandbox, ImageShown::No))))
 }
 
 fn key(owner: &Owner, headers: &HeaderMap, name: Option<&str>) -> Result<Option<Key>, Problem> {

@@ -3,8 +3,8 @@
 use axum::Json;
 use axum::extract::{FromRequestParts, State};
 use domain::{Bytes, Capacity, Cpus, Guest, Network, Owner, Pool, Refill, Resources, Spec};
-use http::StatusCode;
 use http::request::Parts;
+use http::{HeaderMap, StatusCode};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use service::{PoolReport, PoolSource};
@@ -13,6 +13,7 @@ use super::Front;
 use super::access::{Caller, JsonBody, param};
 use super::problem::Problem;
 use super::types::rfc3339;
+use crate::answer;
 
 /// The operator calls, the owner of the configured key.
 pub(super) struct Operator;
@@ -105,7 +106,7 @@ pub(super) async fn create(
     State(front): State<Front>,
     _: Operator,
     JsonBody(body): JsonBody<CreateBody>,
-) -> Result<(StatusCode, Json<PoolBody>), Problem> {
+) -> Result<(StatusCode, HeaderMap, Json<PoolBody>), Problem> {
     let refill = body.refill.map_or_else(Refill::default, |refill| Refill {
         per_second: refill.per_second,
         at_once: refill.at_once,
@@ -114,7 +115,10 @@ pub(super) async fn create(
     let capacity = body.capacity_spec.into_domain();
     let pool = Pool { name: body.name, template, capacity, refill };
     let made = front.service.create_pool(pool).await?;
-    Ok((StatusCode::CREATED, Json(PoolBody::of(&made))))
+    // An image that is not here is the pool's trouble, which its answers show.
+    let image = front.service.resolve_image(&made.pool.template.image).await;
+    let stand_in = answer::stand_in(image.ok().and_then(|image| image.stand_in).as_deref());
+    Ok((StatusCode::CREATED, stand_in, Json(PoolBody::of(&made))))
 }
 
 /// `GET /pools`

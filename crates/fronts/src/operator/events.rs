@@ -1,5 +1,6 @@
 //! What becomes of sandboxes, as server-sent events, and what failed lately.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::time::Duration;
 
@@ -148,6 +149,8 @@ pub(super) async fn errors(State(front): State<Front>, Scope(whose): Scope) -> R
 /// `GET /coracle/v1/capabilities`: what this host really offers.
 pub(super) async fn capabilities(State(front): State<Front>, _: Caller) -> Response {
     let offered = front.service.capabilities();
+    let versions: BTreeMap<&String, &String> =
+        offered.host_versions.iter().map(|(name, version)| (name, version)).collect();
     Json(json!({
         "pause": offered.pause,
         "attach": offered.attach,
@@ -155,6 +158,7 @@ pub(super) async fn capabilities(State(front): State<Front>, _: Caller) -> Respo
         "network": offered.network,
         "limits": offered.limits,
         "weaker": offered.weaker,
+        "hostVersions": versions,
     }))
     .into_response()
 }

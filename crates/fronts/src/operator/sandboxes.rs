@@ -142,6 +142,9 @@ fn exit_text(exit: Exit) -> String {
 struct Image {
     requested: String,
     used: String,
+    /// A sentence about both, if they differ.
+    #[serde(rename = "standIn", skip_serializing_if = "Option::is_none")]
+    stand_in: Option<String>,
 }
 
 impl Report {
@@ -159,7 +162,11 @@ impl Report {
             created_at: time(sandbox.created),
             expires_at: sandbox.expires.map(time),
             idle_timeout_seconds: sandbox.idle_timeout.map(|timeout| timeout.as_secs()),
-            image: Image { requested: sandbox.spec.image.clone(), used: sandbox.in_force.image.clone() },
+            image: Image {
+                requested: sandbox.spec.image.clone(),
+                used: sandbox.in_force.image.clone(),
+                stand_in: sandbox.in_force.stand_in.clone(),
+            },
             in_force: sandbox.in_force.measures.iter().cloned().collect(),
             weaker: sandbox.in_force.weaker.clone(),
             usage: usage.map(amounts).unwrap_or_default(),

@@ -108,7 +108,7 @@ impl Keeper {
             let image = &kept.pool.template.image;
             core.ensure_warm_image(image).await?;
             // Whoever asks for it by another name is counted even while none is ready.
-            let resolved = core.backend.resolve(image).await.ok();
+            let resolved = core.backend.resolve(image).await.ok().map(|resolved| resolved.name);
             let mut state = kept.lock();
             state.image = resolved.or_else(|| state.image.take());
             Ok(())

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use backend::ResolvedImage;
 use domain::Network;
 
 use super::{Kept, Warm};
@@ -15,6 +16,8 @@ pub(crate) struct Taken {
     core: Arc<Core>,
     kept: Arc<Kept>,
     warm: Option<Warm>,
+    /// The image by the name that was asked for, if its pool has another name for it.
+    named: Option<ResolvedImage>,
 }
 
 impl Drop for Taken {
@@ -39,6 +42,9 @@ impl Taken {
     pub(crate) fn mark(&self, record: &mut Record) {
         record.sandbox.id = self.warm().id.clone();
         record.sandbox.in_force = self.warm().in_force.clone();
+        if let Some(named) = &self.named {
+            record.sandbox.in_force.stand_in = named.stand_in.clone();
+        }
         record.sandbox.pool = Some(self.kept.pool.name.clone());
     }
 
@@ -115,8 +121,8 @@ impl Core {
     /// A warm sandbox of the pool that the wish names, or of one that fits. There may be none, and
     /// that is no error.
     pub(crate) async fn take_warm(self: &Arc<Self>, wish: &Create) -> Option<Taken> {
-        let kept = match &wish.pool {
-            Some(name) => self.pools.find(name)?,
+        let (kept, named) = match &wish.pool {
+            Some(name) => (self.pools.find(name)?, None),
             None => self.fitting(wish).await?,
         };
         if !kept.pool.fits(&wish.spec) || !self.can_be_bound(&kept, wish) {
@@ -127,24 +133,28 @@ impl Core {
             kept.count_cold();
             return None;
         };
-        Some(Taken { core: Arc::clone(self), kept, warm: Some(warm) })
+        Some(Taken { core: Arc::clone(self), kept, warm: Some(warm), named })
     }
 
-    /// The pool with the most warm sandboxes of this image, by whatever name.
-    async fn fitting(&self, wish: &Create) -> Option<Arc<Kept>> {
+    /// The pool with the most warm sandboxes of this image, by whatever name. If the pool has
+    /// another name for it, the image that the wish's name leads to comes along.
+    async fn fitting(&self, wish: &Create) -> Option<(Arc<Kept>, Option<ResolvedImage>)> {
         let mut pools = self.pools.all();
         pools.retain(|kept| kept.pool.fits(&wish.spec));
         if pools.is_empty() {
             return None;
         }
         let image = &wish.spec.image;
+        let mut named = None;
         if pools.iter().any(|kept| kept.pool.template.image == *image) {
             pools.retain(|kept| kept.pool.template.image == *image);
         } else {
             let resolved = self.backend.resolve(image).await.ok()?;
-            pools.retain(|kept| kept.image().is_some_and(|image| image == resolved));
+            pools.retain(|kept| kept.image().is_some_and(|image| image == resolved.name));
+            named = Some(resolved);
         }
-        pools.into_iter().max_by_key(|kept| kept.lock().ready.len())
+        let kept = pools.into_iter().max_by_key(|kept| kept.lock().ready.len())?;
+        Some((kept, named))
     }
 
     /// Whether the backend can add what a warm sandbox lacks.

@@ -90,7 +90,7 @@ impl Core {
         let same_image = match &kept {
             Some(kept) => {
                 let resolved = self.backend.resolve(&kept.pool.template.image).await;
-                resolved.is_ok_and(|image| image == sandbox.in_force.image)
+                resolved.is_ok_and(|resolved| resolved.name == sandbox.in_force.image)
             }
             None => false,
         };

@@ -128,6 +128,8 @@ pub(super) struct InForceJson {
     #[serde(default)]
     image: String,
     #[serde(default)]
+    stand_in: Option<String>,
+    #[serde(default)]
     measures: Vec<(String, String)>,
     #[serde(default)]
     weaker: Vec<String>,
@@ -323,12 +325,13 @@ impl InForceJson {
     pub(super) fn of(in_force: &InForce) -> Self {
         Self {
             image: in_force.image.clone(),
+            stand_in: in_force.stand_in.clone(),
             measures: in_force.measures.clone(),
             weaker: in_force.weaker.clone(),
         }
     }
 
     pub(super) fn into_backend(self) -> InForce {
-        InForce { image: self.image, measures: self.measures, weaker: self.weaker }
+        InForce { image: self.image, stand_in: self.stand_in, measures: self.measures, weaker: self.weaker }
     }
 }

@@ -80,6 +80,7 @@ fn full_record() -> Record {
         vec![User { name: "user".to_owned(), uid: 1000, gid: 1000, home: "/home/user".to_owned() }];
     record.sandbox.in_force = InForce {
         image: "x".to_owned(),
+        stand_in: Some("s".to_owned()),
         measures: vec![("a".to_owned(), "b".to_owned())],
         weaker: vec!["w".to_owned()],
     };

@@ -232,6 +232,7 @@ async fn a_pool_is_taken_from_by_its_name_or_by_its_image() {
     let image = |image: &str| Create { spec: Spec { image: image.to_owned(), ..Spec::plain() }, ..plain() };
     let by_alias = bench.make(image("alias of other")).await;
     assert_eq!(by_alias.pool.as_deref(), Some("small"));
+    assert_eq!(by_alias.in_force.stand_in.as_deref(), Some("it stands in for alias of other"));
     assert_eq!(by_alias.spec.resources, Resources::default(), "its limits are nobody's default");
     assert_eq!(bench.make(image("third")).await.pool, None);
     let mut guest = plain();
@@ -240,6 +241,7 @@ async fn a_pool_is_taken_from_by_its_name_or_by_its_image() {
     let named = bench.make(of("small")).await;
     assert_eq!((named.pool.as_deref(), named.spec.image.as_str()), (Some("small"), "other"));
     assert_eq!(named.spec.resources.memory, Some(Bytes::mib(64)));
+    assert_eq!(named.in_force.stand_in, None, "the pool names the image itself");
     let error = bench.service.create(&bench.owner, of("none")).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoPool);
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use backend::{
     AgentStream, Backend, BackendError, Capabilities, Condition, Death, Found, FoundSnapshot, FoundVolume,
-    Freed, ImageInfo, Images, InForce, KeptFiles, Measures, Pull, Stage, Usage,
+    Freed, ImageInfo, Images, InForce, KeptFiles, Measures, Pull, ResolvedImage, Stage, Usage,
 };
 use domain::{Bytes, Cause, Mount, Network, Resources, SandboxId, SnapshotId, Spec, Volume, VolumeId};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
@@ -180,7 +180,7 @@ impl Backend for Pretend {
         self.gate.acquire().await.unwrap().forget();
         self.called("create")?;
         self.put(id, Condition::Alive);
-        Ok(InForce { image: real(&spec.image), ..InForce::default() })
+        Ok(InForce { image: real(&spec.image), stand_in: stand_in(&spec.image), ..InForce::default() })
     }
 
     async fn pause(&self, id: &SandboxId) -> Result<(), BackendError> {
@@ -273,9 +273,9 @@ impl Backend for Pretend {
         Ok(vec![("memory".to_owned(), format!("{:?}", resources.memory))])
     }
 
-    async fn resolve(&self, image: &str) -> Result<String, BackendError> {
+    async fn resolve(&self, image: &str) -> Result<ResolvedImage, BackendError> {
         self.called("resolve")?;
-        Ok(real(image))
+        Ok(ResolvedImage { name: real(image), stand_in: stand_in(image) })
     }
 
     async fn connect(&self, _id: &SandboxId, network: Network) -> Result<Measures, BackendError> {
@@ -350,6 +350,11 @@ fn kept_files() -> KeptFiles {
 /// The image that a name stands for: `alias of host` is another name of `host`.
 fn real(image: &str) -> String {
     format!("real {}", image.trim_start_matches("alias of "))
+}
+
+/// What is said of a name that is not that of an image.
+fn stand_in(image: &str) -> Option<String> {
+    image.starts_with("alias of ").then(|| format!("it stands in for {image}"))
 }
 
 /// One connection to an agent that starts whatever it is asked to, in name only.

@@ -1,0 +1,367 @@
+//! What the image `host` offers, found by reading files alone: a program that is asked for its
+//! version might do anything, and the reader is privileged.
+//!
+//! A program counts only if a sandbox of the image `host` could start it: every link on the way to
+//! it must lie in what the image shows (`/usr`, the directories merged into it, and
+//! `/etc/alternatives`). A link from `/usr/local/bin` into somebody's home does not count.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Component, Path, PathBuf};
+
+use super::PATH;
+
+/// The most that is read of any file; package databases have a few megabytes.
+const MAX_READ: u64 = 64 << 20;
+/// As the kernel has it.
+const MAX_LINKS: usize = 40;
+
+/// The files that the image `host` is made of. Nothing is kept, so that an upgrade of the host is
+/// seen at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostPrograms {
+    root: PathBuf,
+}
+
+/// A program that a sandbox of the image `host` can start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostProgram {
+    /// `None` if no file says which version it is.
+    pub version: Option<String>,
+}
+
+/// What `os-release` says. See os-release(5).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OsRelease {
+    pub id: String,
+    pub version_id: Option<String>,
+    pub codename: Option<String>,
+    /// The name for people, without the version.
+    pub name: Option<String>,
+}
+
+impl HostPrograms {
+    pub fn of_this_host() -> Self {
+        Self { root: PathBuf::from("/") }
+    }
+
+    /// As if the host's root directory were another one.
+    #[cfg(test)]
+    pub(super) fn below(root: &Path) -> Self {
+        Self { root: root.to_owned() }
+    }
+
+    pub fn python(&self) -> Option<HostProgram> {
+        let path = ["python3", "python"].iter().find_map(|name| self.find(name))?;
+        Some(HostProgram { version: self.python_version(&path) })
+    }
+
+    pub fn node(&self) -> Option<HostProgram> {
+        let path = ["node", "nodejs"].iter().find_map(|name| self.find(name))?;
+        let version = self.node_header(&path).or_else(|| version_in_path(&path));
+        Some(HostProgram { version: version.or_else(|| self.packaged("nodejs", &path)) })
+    }
+
+    pub fn os_release(&self) -> Option<OsRelease> {
+        let text = ["etc/os-release", "usr/lib/os-release"].iter().find_map(|path| self.read(path));
+        parse_os_release(&text?)
+    }
+
+    /// Names and versions of what is there.
+    pub fn versions(&self) -> Vec<(String, String)> {
+        let system = self.os_release().map(|release| release.to_string());
+        let version = |found: HostProgram| found.version.unwrap_or_else(|| "unknown".to_owned());
+        let parts =
+            [("system", system), ("python", self.python().map(version)), ("node", self.node().map(version))];
+        parts.into_iter().filter_map(|(name, found)| Some((name.to_owned(), found?))).collect()
+    }
+
+    /// The operating system and the versions of the programs that clients ask for, in one line.
+    pub fn summary(&self) -> String {
+        let system = self.os_release().map(|release| release.to_string());
+        let program = |name: &str, found: Option<HostProgram>| Some(found?.described(name));
+        let parts = [system, program("Python", self.python()), program("Node", self.node())];
+        let parts: Vec<String> = parts.into_iter().flatten().collect();
+        if parts.is_empty() { "an unknown system".to_owned() } else { parts.join(", ") }
+    }
+
+    /// The first program of this name on the path of a sandbox, after all links.
+    fn find(&self, name: &str) -> Option<PathBuf> {
+        PATH.split(':').find_map(|directory| {
+            let path = self.follow(&Path::new(directory).join(name))?;
+            let found = fs::symlink_metadata(self.on_host(&path)).ok()?;
+            (found.is_file() && found.permissions().mode() & 0o111 != 0).then_some(path)
+        })
+    }
+
+    /// Where a path leads inside the image, if that is a place that the image shows.
+    fn follow(&self, path: &Path) -> Option<PathBuf> {
+        let mut left: Vec<PathBuf> = parts(path);
+        let mut reached = PathBuf::from("/");
+        let mut links = 0;
+        while let Some(part) = left.pop() {
+            if part == Path::new("..") {
+                reached.pop();
+                continue;
+            }
+            let next = reached.join(&part);
+            let Ok(target) = fs::read_link(self.on_host(&next)) else {
+                reached = next;
+                continue;
+            };
+            links += 1;
+            if links > MAX_LINKS || !is_shown(&next) {
+                return None;
+            }
+            if target.is_absolute() {
+                reached = PathBuf::from("/");
+            }
+            left.extend(parts(&target));
+        }
+        is_shown(&reached).then_some(reached)
+    }
+
+    fn on_host(&self, path: &Path) -> PathBuf {
+        self.root.join(path.strip_prefix("/").unwrap_or(path))
+    }
+
+    fn read(&self, path: &str) -> Option<String> {
+        let mut text = Vec::new();
+        let file = super::skeleton::open(&self.root.join(path)).ok()?;
+        let plain = file.metadata().ok()?.is_file();
+        file.take(MAX_READ).read_to_end(&mut text).ok().filter(|_| plain)?;
+        Some(String::from_utf8_lossy(&text).into_owned())
+    }
+
+    /// The name of the program says it, or the one library beside it. A script is somebody's
+    /// wrapper, of which nothing is known.
+    fn python_version(&self, path: &Path) -> Option<String> {
+        let mut start = [0; 4];
+        File::open(self.on_host(path)).and_then(|mut file| file.read_exact(&mut start)).ok()?;
+        if start != *b"\x7fELF" {
+            return None;
+        }
+        let version = leading_version(path.file_name()?.to_str()?.strip_prefix("python")?)?;
+        if version.contains('.') {
+            return Some(version);
+        }
+        let library = self.on_host(&path.parent()?.parent()?.join("lib"));
+        let named = |name: &OsStr| leading_version(name.to_str()?.strip_prefix("python")?);
+        let entries = fs::read_dir(library).into_iter().flatten().flatten();
+        let whole = entries.filter(|entry| entry.path().join("os.py").exists());
+        let mut found: Vec<String> = whole.filter_map(|entry| named(&entry.file_name())).collect();
+        found.retain(|other| major(other) == major(&version));
+        match found.as_slice() {
+            [only] => Some(only.clone()),
+            _ => Some(version),
+        }
+    }
+
+    /// Node's own header, in the prefix where the program is installed.
+    fn node_header(&self, path: &Path) -> Option<String> {
+        let prefix = path.parent()?.parent()?.strip_prefix("/").ok()?;
+        let header = self.read(prefix.join("include/node/node_version.h").to_str()?)?;
+        let number = |part: &str| {
+            let name = format!("NODE_{part}_VERSION");
+            let mut words = header.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+            let number = words.find_map(|words| match words.as_slice() {
+                ["#define", defined, number] if *defined == name => Some((*number).to_owned()),
+                _ => None,
+            })?;
+            number.parse::<u32>().ok()
+        };
+        Some(format!("{}.{}.{}", number("MAJOR")?, number("MINOR")?, number("PATCH")?))
+    }
+
+    /// What the database of Debian's or Alpine's packages says, for a program that lies where
+    /// packages put theirs.
+    fn packaged(&self, package: &str, path: &Path) -> Option<String> {
+        if path.parent() != Some(Path::new("/usr/bin")) {
+            return None;
+        }
+        let debian = ("var/lib/dpkg/status", "Package: ", "Version: ");
+        let alpine = ("lib/apk/db/installed", "P:", "V:");
+        [debian, alpine].into_iter().find_map(|(file, name_field, version_field)| {
+            let text = self.read(file)?;
+            let is_it = |paragraph: &&str| {
+                paragraph.lines().any(|line| line.strip_prefix(name_field) == Some(package))
+            };
+            let paragraph = text.split("\n\n").find(is_it)?;
+            let version = paragraph.lines().find_map(|line| line.strip_prefix(version_field))?;
+            leading_version(version.split_once(':').map_or(version, |(_, after_epoch)| after_epoch))
+        })
+    }
+}
+
+impl HostProgram {
+    /// The name with the version, as far as it is known.
+    pub(super) fn described(&self, name: &str) -> String {
+        match &self.version {
+            Some(version) => format!("{name} {version}"),
+            None => format!("{name} of an unknown version"),
+        }
+    }
+}
+
+impl std::fmt::Display for OsRelease {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name.as_ref().unwrap_or(&self.id))?;
+        self.version_id.iter().try_for_each(|version| write!(f, " {version}"))
+    }
+}
+
+/// The components of a path, the last one first.
+fn parts(path: &Path) -> Vec<PathBuf> {
+    let components = path.components().filter_map(|component| match component {
+        Component::Normal(part) => Some(PathBuf::from(part)),
+        Component::ParentDir => Some(PathBuf::from("..")),
+        Component::CurDir | Component::RootDir | Component::Prefix(_) => None,
+    });
+    let mut parts: Vec<PathBuf> = components.collect();
+    parts.reverse();
+    parts
+}
+
+/// Whether the image `host` shows what lies at this path of the host.
+fn is_shown(path: &Path) -> bool {
+    let mut first = path.components().skip(1).map(Component::as_os_str);
+    match first.next().map(OsStr::as_bytes) {
+        Some(b"usr") => true,
+        Some(b"etc") => first.next() == Some(OsStr::new("alternatives")),
+        Some(name) => super::host::MERGED.iter().any(|merged| merged.as_bytes() == name),
+        None => false,
+    }
+}
+
+/// The digits and dots that a text begins with.
+pub(super) fn leading_version(text: &str) -> Option<String> {
+    let end = text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
+    let version = text[..end].trim_end_matches('.');
+    version.starts_with(|letter: char| letter.is_ascii_digit()).then(|| version.to_owned())
+}
+
+/// The first number of a version.
+pub(super) fn major(version: &str) -> &str {
+    version.split('.').next().unwrap_or(version)
+}
+
+/// A version in the name of a directory, such as `node-v20.1.0-linux-x64` or `v20.1.0`.
+fn version_in_path(path: &Path) -> Option<String> {
+    path.parent()?.iter().rev().filter_map(OsStr::to_str).find_map(|part| {
+        let version = leading_version(part.strip_prefix("node-").unwrap_or(part).strip_prefix('v')?)?;
+        (version.matches('.').count() == 2).then_some(version)
+    })
+}
+
+fn parse_os_release(text: &str) -> Option<OsRelease> {
+    let field = |name: &str| {
+        let mut lines = text.lines().filter_map(|line| line.split_once('='));
+        let value = lines.find(|(key, _)| *key == name)?.1.trim().trim_matches(['"', '\'']);
+        (!value.is_empty()).then(|| value.to_owned())
+    };
+    Some(OsRelease {
+        id: field("ID")?,
+        version_id: field("VERSION_ID"),
+        codename: field("VERSION_CODENAME"),
+        name: field("NAME"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    const HEADER: &str =
+        "#define NODE_MAJOR_VERSION 20\n#define NODE_MINOR_VERSION 1\n#define NODE_PATCH_VERSION 7\n";
+
+    /// A root directory with these files; a value that begins with `-> ` is a link.
+    fn root(files: &[(&str, &str)]) -> (tempfile::TempDir, HostPrograms) {
+        let root = tempfile::tempdir().expect("there is room");
+        for (path, content) in files {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().expect("it is below the root")).expect("our own directory");
+            match content.strip_prefix("-> ") {
+                Some(target) => symlink(target, &path).expect("it is new"),
+                None => {
+                    fs::write(&path, content).expect("our own file");
+                    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("our own file");
+                }
+            }
+        }
+        let programs = HostPrograms::below(root.path());
+        (root, programs)
+    }
+
+    fn python(files: &[(&str, &str)]) -> Option<Option<String>> {
+        root(files).1.python().map(|found| found.version)
+    }
+
+    fn node(files: &[(&str, &str)]) -> Option<Option<String>> {
+        root(files).1.node().map(|found| found.version)
+    }
+
+    #[test]
+    fn python_version_is_read_from_the_name_behind_the_links() {
+        let known = |version: &str| Some(Some(version.to_owned()));
+        let link = ("usr/bin/python3", "-> python3.11");
+        assert_eq!(python(&[link, ("usr/bin/python3.11", "\x7fELF")]), known("3.11"));
+        let alternatives = [
+            ("usr/bin/python3", "-> /etc/alternatives/python3"),
+            ("etc/alternatives/python3", "-> /usr/bin/python3.9"),
+            ("usr/bin/python3.9", "\x7fELF"),
+        ];
+        assert_eq!(python(&alternatives), known("3.9"));
+        let plain = ("usr/bin/python3", "\x7fELF");
+        assert_eq!(python(&[plain, ("usr/lib/python3.13/os.py", "")]), known("3.13"));
+        assert_eq!(python(&[plain]), known("3"));
+        assert_eq!(python(&[("usr/bin/python3", "#!/bin/sh\n")]), Some(None), "a wrapper says nothing");
+        // The first on the path counts, as inside.
+        let local = [("usr/local/bin/python3", "-> python3.12"), ("usr/local/bin/python3.12", "\x7fELF")];
+        assert_eq!(python(&[link, ("usr/bin/python3.11", "\x7fELF"), local[0], local[1]]), known("3.12"));
+    }
+
+    #[test]
+    fn programs_outside_of_the_image_do_not_count() {
+        let home = [("usr/local/bin/python3", "-> /root/bin/python3.12"), ("root/bin/python3.12", "\x7fELF")];
+        assert_eq!(python(&home), None);
+        let through = [
+            ("usr/bin/python3", "-> /opt/python"),
+            ("opt/python", "-> /usr/lib/python3.12"),
+            ("usr/lib/python3.12", "\x7fELF"),
+        ];
+        assert_eq!(python(&through), None, "the link in /opt is not inside");
+        assert_eq!(python(&[("usr/bin/python3", "-> python3")]), None, "a link to itself");
+        assert_eq!(python(&[("usr/bin/python3", "-> ../../../opt/x"), ("opt/x", "\x7fELF")]), None);
+    }
+
+    #[test]
+    fn node_version_is_read_from_header_path_or_package() {
+        let known = |version: &str| Some(Some(version.to_owned()));
+        let program = ("usr/bin/node", "\x7fELF");
+        assert_eq!(node(&[program, ("usr/include/node/node_version.h", HEADER)]), known("20.1.7"));
+        let elsewhere = [("usr/local/bin/node", "\x7fELF"), ("usr/include/node/node_version.h", HEADER)];
+        assert_eq!(node(&elsewhere), Some(None), "the header is of another node");
+        let archive = "usr/local/lib/node-v22.3.0-linux-x64/bin/node";
+        let link = ("usr/local/bin/node", "-> ../lib/node-v22.3.0-linux-x64/bin/node");
+        assert_eq!(node(&[(archive, "\x7fELF"), link]), known("22.3.0"));
+        let database = "Package: bash\nVersion: 5.2\n\nPackage: nodejs\nVersion: 1:18.19.0+dfsg-6\n";
+        assert_eq!(node(&[program, ("var/lib/dpkg/status", database)]), known("18.19.0"));
+        assert_eq!(node(&[program]), Some(None));
+        assert_eq!(node(&[]), None);
+    }
+
+    #[test]
+    fn os_release_is_parsed() {
+        let text = "NAME=\"Debian GNU/Linux\"\nVERSION_ID=\"12\"\nVERSION_CODENAME=bookworm\nID=debian\n";
+        let (_root, programs) = root(&[("usr/lib/os-release", text)]);
+        let release = programs.os_release().expect("it is there");
+        assert_eq!((release.id.as_str(), release.codename.as_deref()), ("debian", Some("bookworm")));
+        assert_eq!(release.to_string(), "Debian GNU/Linux 12");
+        assert_eq!(parse_os_release("NAME=x\n"), None);
+    }
+}

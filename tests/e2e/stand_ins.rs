@@ -1,0 +1,165 @@
+//! Images that are not here: for which `host` stands in, how that is reported, and what is refused.
+
+use std::path::Path;
+
+use e2e::binary::Programs;
+use e2e::http::Response;
+use e2e::run::{Ended, Run, User};
+use e2e::server::{Server, Start};
+use serde_json::{Value, json};
+
+const HEADER: &str = "coracle-image-stand-in";
+/// A name for which `host` stands in on every machine.
+const ALWAYS: &str = "opensandbox/code-interpreter:v1.0.2";
+
+fn create(server: &Server, image: &str) -> Response {
+    let wish = json!({
+        "image": {"uri": image},
+        "timeout": 600,
+        "resourceLimits": {},
+        "entrypoint": ["tail", "-f", "/dev/null"],
+    });
+    server.client().post("/v1/sandboxes", &wish).expect("the server answers")
+}
+
+/// What this machine has, as the server's probe says.
+fn versions(server: &Server) -> Value {
+    let offered = server.client().get("/coracle/v1/capabilities").expect("the server answers").json();
+    offered["hostVersions"].clone()
+}
+
+fn major(version: &str) -> u32 {
+    let first = version.split('.').next().expect("there is always a first part");
+    first.parse().expect("versions begin with a number")
+}
+
+fn coracle(server: &Server, arguments: &[&str]) -> Ended {
+    let mut command = Programs::shared().command();
+    command.args(arguments).args(["--url", &format!("http://{}", server.address())]);
+    command.output().expect("the binary runs").into()
+}
+
+/// A server with these lines in its configuration.
+fn configured(directory: &Path, lines: &str) -> Server {
+    let config = directory.join("coracle.toml");
+    std::fs::write(&config, lines).expect("our own directory");
+    Start::new().argument("--config").argument(config.to_str().expect("a plain path")).start()
+}
+
+fn check_refused(answer: &Response, image: &str) {
+    assert_eq!(answer.status, 400, "{image}: {}", answer.text());
+    let told = answer.json();
+    assert_eq!(told["code"], "DOCKER::SANDBOX_IMAGE_PULL_FAILED", "{image}: {told}");
+    let message = told["message"].as_str().expect("a message");
+    for part in [image, "image pull", "image import", "images.aliases"] {
+        assert!(message.contains(part), "{image}: {message}");
+    }
+}
+
+#[test]
+fn host_stands_in_by_its_versions_and_for_nothing_else() {
+    let server = Start::new().start();
+    let versions = versions(&server);
+    for (program, shown) in [("python", "Python"), ("node", "Node")] {
+        let Some(version) = versions[program].as_str().filter(|version| *version != "unknown") else {
+            check_refused(&create(&server, &format!("{program}:3")), program);
+            continue;
+        };
+        let major = major(version);
+        for tag in [format!("{major}"), format!("{major}.99-slim"), "slim".to_owned()] {
+            let image = format!("{program}:{tag}");
+            let answer = create(&server, &image);
+            assert_eq!(answer.status, 202, "{image}: {}", answer.text());
+            let told = answer.header(HEADER).unwrap_or_default();
+            assert_eq!(told, format!("image `host` ({shown} {version}) stands in for `{image}`"));
+        }
+        for tag in [format!("{}", major + 1), format!("{}.1", major - 1)] {
+            let image = format!("{program}:{tag}");
+            let answer = create(&server, &image);
+            check_refused(&answer, &image);
+            assert!(answer.text().contains(&format!("{shown} {version}")), "{}", answer.text());
+        }
+    }
+    let other = if versions["system"].as_str().is_some_and(|name| name.starts_with("Ubuntu")) {
+        "fedora:40"
+    } else {
+        "ubuntu:24.04"
+    };
+    for image in [other, "busybox", "registry.example/python:3", "no-such-image"] {
+        check_refused(&create(&server, image), image);
+    }
+}
+
+#[test]
+fn stand_in_is_reported_in_header_log_table_and_on_standard_error() {
+    let server = Start::new().start();
+    for _ in 0..2 {
+        let answer = create(&server, ALWAYS);
+        assert_eq!(answer.status, 202, "{}", answer.text());
+        let told = answer.header(HEADER).expect("a header").to_owned();
+        assert!(told.starts_with("image `host` (") && told.contains(ALWAYS), "{told}");
+        let id = answer.json()["id"].as_str().expect("an id").to_owned();
+        let seen = server.client().get(&format!("/v1/sandboxes/{id}")).expect("the server answers").json();
+        assert_eq!(seen["image"]["uri"], ALWAYS, "{seen}");
+        assert_eq!(seen["extensions"]["coracle.image"], "host", "{seen}");
+    }
+    let log = server.log();
+    let told = log.lines().filter(|line| line.contains("stands in for") && line.contains(ALWAYS));
+    assert_eq!(told.count(), 1, "{log}");
+    let listed = coracle(&server, &["ls"]);
+    assert!(listed.stdout.contains(&format!("host (for {ALWAYS})")), "{listed:?}");
+
+    let expected = format!("stands in for `{ALWAYS}`");
+    let made = coracle(&server, &["create", "--image", ALWAYS]);
+    assert!(made.code == Some(0) && made.stderr.contains(&expected), "{made:?}");
+    let pool = coracle(&server, &["pool", "create", "p", "--image", ALWAYS, "--level", "0"]);
+    assert!(pool.code == Some(0) && pool.stderr.contains(&expected), "{pool:?}");
+    let inspected = coracle(&server, &["inspect", made.stdout.trim()]);
+    assert!(inspected.stdout.contains(&expected), "{inspected:?}");
+    // The image itself needs no word.
+    let plain = create(&server, "host");
+    assert!(plain.status == 202 && plain.header(HEADER).is_none(), "{plain:?}");
+}
+
+#[test]
+fn run_reports_a_stand_in_and_refuses_what_it_has_not() {
+    let run = Run::new(User::Same).flag("--image", ALWAYS);
+    let ended = run.shell("echo ran");
+    assert_eq!((ended.code, ended.stdout.as_str()), (Some(0), "ran\n"), "{ended:?}");
+    assert!(ended.stderr.contains("warning: image `host` ("), "{ended:?}");
+    assert!(ended.stderr.contains(&format!("stands in for `{ALWAYS}`")), "{ended:?}");
+    let strict = run.command(&["true"]).env("CORACLE_IMAGES_STRICT", "true").output();
+    let strict: Ended = strict.expect("the binary runs").into();
+    assert_eq!(strict.code, Some(125), "{strict:?}");
+    assert!(strict.stderr.contains("images.strict") && strict.stderr.contains("hint:"), "{strict:?}");
+    let refused = Run::new(User::Same).flag("--image", "python:2.7").argv(&["true"]);
+    assert_eq!(refused.code, Some(125), "{refused:?}");
+    assert!(
+        refused.stderr.contains("image pull") && refused.stderr.contains("images.aliases"),
+        "{refused:?}"
+    );
+    let ended = Run::new(User::Same).argv(&["true"]);
+    assert!(!ended.stderr.contains("stands in"), "{ended:?}");
+}
+
+#[test]
+fn alias_of_the_operator_wins_and_strict_refuses_every_alias() {
+    let directory = User::Same.home();
+    let aliases =
+        "images.aliases = { \"python:2.7\" = \"host\", \"ubuntu*\" = \"host\", \"base\" = \"gone\" }\n";
+    let server = configured(directory.path(), aliases);
+    for image in ["python:2.7", "ubuntu:24.04"] {
+        let answer = create(&server, image);
+        assert_eq!(answer.status, 202, "{image}: {}", answer.text());
+        assert!(answer.header(HEADER).is_some_and(|told| told.contains(image)), "{:?}", answer.headers);
+    }
+    let gone = create(&server, "base");
+    assert!(gone.status == 400 && gone.text().contains("`gone`"), "{}", gone.text());
+
+    let server = configured(directory.path(), &format!("{aliases}images.strict = true\n"));
+    for image in ["python:2.7", ALWAYS, "no-such-image"] {
+        let answer = create(&server, image);
+        assert!(answer.status == 400 && answer.text().contains(image), "{image}: {}", answer.text());
+    }
+    assert_eq!(create(&server, "host").status, 202);
+}
