@@ -280,3 +280,114 @@ fn the_command_line_forks_and_leaves_no_snapshot_behind() {
     assert_eq!(ok(&mut Sandbox::known(server.client(), made.trim()), "cat /root/file"), "forked\n");
     assert_eq!(coracle(&["snapshot", "rm", taken.trim()]), taken);
 }
+
+/// How a sandbox is confined, as the operator's API and the sandbox itself tell it.
+fn confinement(server: &Server, id: &str) -> Value {
+    let mut client = server.client();
+    let inspected = client.get(&format!("/coracle/v1/sandboxes/{id}")).unwrap().json();
+    let shown = client.get(&format!("/v1/sandboxes/{id}")).unwrap().json();
+    let time = |name: &str| shown[name].as_str().map(|text| text.parse::<jiff::Timestamp>().unwrap());
+    let lives = time("expiresAt").map(|end| end.as_second() - time("createdAt").unwrap().as_second());
+    let usage = &inspected["usage"];
+    let mut inside = Sandbox::known(server.client(), id);
+    json!({
+        "memory": usage["memoryLimitBytes"], "cpu": usage["cpuLimitMillis"], "pids": usage["pidsLimit"],
+        "disk": usage["diskLimitBytes"], "lives": lives, "labels": shown["metadata"],
+        "links": ok(&mut inside, "ls /sys/class/net 2>/dev/null; wc -l < /proc/net/dev"),
+        "mark": ok(&mut inside, "printf %s \"$MARK\""),
+    })
+}
+
+/// Every way to a sandbox with the files of another ends in the confinement of that one.
+#[test]
+fn a_fork_inherits_the_confinement_of_its_parent() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let coracle = |words: &[&str]| {
+        let mut command = Programs::shared().command();
+        let output = command.args(["--url", &format!("http://{}", server.address())]).args(words).output();
+        let output = output.unwrap();
+        assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    };
+    let parent = coracle(&[
+        "create",
+        "--network",
+        "off",
+        "--pids",
+        "50",
+        "--cpus",
+        "0.25",
+        "--memory",
+        "300m",
+        "--disk",
+        "64m",
+        "--timeout",
+        "1h",
+        "--idle-timeout",
+        "2h",
+        "--env",
+        "MARK=kept",
+        "--label",
+        "team=blue",
+    ]);
+    let expected = confinement(&server, &parent);
+    assert_eq!(
+        (&expected["memory"], &expected["cpu"], &expected["pids"]),
+        (&json!(300 << 20), &json!(250), &json!(50))
+    );
+    assert_eq!((&expected["lives"], &expected["mark"]), (&json!(3600), &json!("kept")));
+    let forked = coracle(&["fork", &parent]);
+    assert_eq!(confinement(&server, &forked), expected, "fork");
+    assert_eq!(confinement(&server, &coracle(&["fork", &forked])), expected, "a fork of a fork");
+    let taken = coracle(&["snapshot", "create", &parent]);
+    assert_eq!(
+        confinement(&server, &coracle(&["create", "--snapshot", &taken])),
+        expected,
+        "create --snapshot"
+    );
+    let named = coracle(&["create", "--key", "n", "--snapshot", &taken]);
+    assert_eq!(confinement(&server, &named), expected, "create --key --snapshot");
+    let body = json!({"snapshotId": taken, "resourceLimits": {}});
+    let answer = server.client().post("/v1/sandboxes", &body).unwrap();
+    assert_eq!(answer.status, 202, "{}", answer.text());
+    assert_eq!(confinement(&server, answer.json()["id"].as_str().unwrap()), expected, "the API");
+    let told = server.client().get(&format!("/v1/snapshots/{taken}")).unwrap().json()["settings"].clone();
+    let limits = json!({"cpu": "0.25", "memory": "300Mi", "pids": "50", "disk": "64Mi"});
+    assert_eq!((&told["network"], &told["resourceLimits"]), (&json!("off"), &limits), "{told}");
+    assert_eq!((&told["timeout"], &told["idleTimeout"]), (&json!(3600), &json!(7200)));
+    assert!(told["env"].as_array().unwrap().contains(&json!("MARK")) && !told.to_string().contains("kept"));
+    let printed = coracle(&["snapshot", "inspect", &taken]);
+    for line in ["network       off", "memory        300Mi", "timeout       1h", "label         team=blue"] {
+        assert!(printed.contains(line), "{line} in {printed}");
+    }
+    // What is named wins, value by value.
+    let other = coracle(&[
+        "fork",
+        &parent,
+        "--memory",
+        "200m",
+        "--timeout",
+        "never",
+        "--idle-timeout",
+        "never",
+        "--env",
+        "MARK=own",
+        "--label",
+        "more=x",
+        "--key",
+        "another",
+        "--",
+        "sleep",
+        "infinity",
+    ]);
+    let other = confinement(&server, &other);
+    assert_eq!(
+        (&other["memory"], &other["pids"], &other["lives"]),
+        (&json!(200 << 20), &json!(50), &Value::Null)
+    );
+    assert_eq!((&other["mark"], &other["labels"]), (&json!("own"), &json!({"more": "x", "team": "blue"})));
+    server.remove_all().unwrap();
+}

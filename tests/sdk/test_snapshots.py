@@ -3,6 +3,7 @@
 import time
 from datetime import timedelta
 
+import httpx
 import pytest
 from opensandbox import Sandbox, SandboxManager, SandboxManagerSync, SandboxSync
 from opensandbox.exceptions import SandboxApiException
@@ -129,3 +130,33 @@ async def test_the_asynchronous_client_does_the_same(async_config):
     finally:
         await sandbox.destroy()
         await manager.close()
+
+
+def test_a_sandbox_from_a_snapshot_inherits_what_the_client_does_not_send(config, manager):
+    """The client always sends a timeout and limits on cpu and memory: those are the caller's."""
+    parent = SandboxSync.create(
+        "python:3.12",
+        connection_config=config,
+        resource={"cpu": "0.5", "memory": "300Mi"},
+        env={"MARK": "kept"},
+        metadata={"team": "blue"},
+        extensions={"coracle.pids": "50", "coracle.network": "off"},
+    )
+    made = [parent]
+    try:
+        taken = ready(manager, parent.create_snapshot())
+        restored = SandboxSync.create(snapshot_id=taken.id, connection_config=config, resource=RESOURCE)
+        made.append(restored)
+        assert restored.get_info().metadata == {"team": "blue"}
+        printed = restored.commands.run("echo $MARK; wc -l < /proc/net/dev; ulimit -u")
+        assert printed.logs.stdout[0].text.strip() == "kept"
+        again = ready(manager, restored.create_snapshot())
+        settings = httpx.get(
+            f"http://{config.domain}/v1/snapshots/{again.id}",
+            headers={"OPEN-SANDBOX-API-KEY": config.api_key or ""},
+        ).json()["settings"]
+        limits = settings["resourceLimits"]
+        assert (limits["pids"], limits["memory"], settings["network"]) == ("50", "512Mi", "off")
+    finally:
+        for sandbox in made:
+            sandbox.destroy()

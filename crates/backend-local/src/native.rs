@@ -232,6 +232,7 @@ impl Backend for Native {
                 cpu_micros: used.cpu_micros,
                 cpu_limit: used.cpu_limit,
                 pids: used.pids,
+                pids_limit: used.pids_limit,
                 disk: used.disk.map(Bytes),
                 disk_limit: used.disk_limit.map(Bytes),
                 oom_kills: used.oom_kills,

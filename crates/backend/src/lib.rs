@@ -194,6 +194,7 @@ pub struct Usage {
     /// Thousandths of a core it may use.
     pub cpu_limit: Option<u32>,
     pub pids: Option<u64>,
+    pub pids_limit: Option<u32>,
     pub disk: Option<Bytes>,
     pub disk_limit: Option<Bytes>,
     pub oom_kills: Option<u64>,

@@ -19,7 +19,7 @@ pub(crate) use self::kept::{
 };
 pub(crate) use self::owners::OwnerArgs;
 use crate::client::{SandboxRef, SnapshotRef};
-use crate::values::{self, Place};
+use crate::values::{self, Lifetime, Place};
 
 /// Sandboxes for AI agents: one binary, milliseconds per sandbox.
 #[derive(Debug, Parser)]
@@ -245,7 +245,8 @@ pub(crate) struct CreateArgs {
     #[arg(long, value_name = "NAME")]
     pub pool: Option<String>,
 
-    /// Begin with the files of this snapshot instead of an image
+    /// Begin with the files of this snapshot instead of an image; network, limits, timeouts,
+    /// variables and labels are those of its sandbox unless they are named here
     #[arg(long, value_name = "SNAPSHOT", conflicts_with = "image")]
     pub snapshot: Option<SnapshotRef>,
 
@@ -253,18 +254,18 @@ pub(crate) struct CreateArgs {
     #[arg(long, value_name = "NAME")]
     pub key: Option<String>,
 
-    /// Remove the sandbox after this long, at least 60s [default: never]
-    #[arg(long, value_name = "TIME", value_parser = values::duration)]
-    pub timeout: Option<Duration>,
+    /// Remove the sandbox after this long, at least 60s [default: the snapshot's, else never]
+    #[arg(long, value_name = "TIME|never", value_parser = values::lifetime)]
+    pub timeout: Option<Lifetime>,
 
-    /// Remove the sandbox when nothing has happened in it for this long [default: never]
-    #[arg(long, value_name = "TIME", value_parser = values::duration)]
-    pub idle_timeout: Option<Duration>,
+    /// Remove the sandbox when nothing has happened in it for this long [default: the snapshot's, else never]
+    #[arg(long, value_name = "TIME|never", value_parser = values::lifetime)]
+    pub idle_timeout: Option<Lifetime>,
 
     #[command(flatten)]
     pub limits: LimitArgs,
 
-    /// What the sandbox can reach [default: what the server chooses]
+    /// What the sandbox can reach [default: the snapshot's, else what the server chooses]
     #[arg(long, value_enum)]
     pub network: Option<NetworkChoice>,
 

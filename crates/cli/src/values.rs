@@ -23,6 +23,21 @@ pub(crate) enum Place {
     },
 }
 
+/// How long a sandbox lives, or stays without use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lifetime {
+    Never,
+    After(Duration),
+}
+
+/// Reads `never` or a duration.
+pub(crate) fn lifetime(text: &str) -> Result<Lifetime, String> {
+    match text {
+        "never" => Ok(Lifetime::Never),
+        text => duration(text).map(Lifetime::After).map_err(|error| format!("{error}, or `never`")),
+    }
+}
+
 /// Reads `90`, `5s`, `500ms`, `2m`, `1h30m`, `7d`; a bare number means seconds.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || format!("`{text}` is not a duration such as `5s`, `500ms` or `1h30m`");

@@ -29,6 +29,6 @@ pub use pool::{Capacity, Pool, Refill};
 pub use process::{Exit, Identity, ProcessId, SessionId};
 pub use quantity::{Bytes, Cpus};
 pub use sandbox::{Labels, NotAnOwner, Owner, SandboxId};
-pub use snapshot::{NotASnapshotId, Snapshot, SnapshotId, SnapshotState};
+pub use snapshot::{NotASnapshotId, SandboxSettings, Snapshot, SnapshotId, SnapshotState};
 pub use spec::{Nesting, Network, Resources, Spec};
 pub use volume::{Access, Mount, Source, Volume, VolumeId, VolumeName};

@@ -1,10 +1,13 @@
 //! What was kept of a sandbox's files at one moment, to make other sandboxes of.
 
+use std::collections::BTreeMap;
 use std::fmt;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
+use crate::guest::Guest;
 use crate::quantity::Bytes;
-use crate::sandbox::{Owner, SandboxId};
+use crate::sandbox::{Labels, Owner, SandboxId};
+use crate::spec::{Network, Resources};
 
 /// The name of one snapshot, minted by us: a UUID of version 4 in lower case.
 ///
@@ -33,6 +36,47 @@ pub struct Snapshot {
     pub size: Bytes,
     /// How large the disk of the sandbox was, and of those made from it unless they name another.
     pub disk: Bytes,
+    /// What sandboxes made from it inherit. A snapshot taken by an earlier version has none.
+    pub settings: Option<SandboxSettings>,
+}
+
+/// How a sandbox was confined and set up when a snapshot was taken of it. A sandbox that is made
+/// from the snapshot inherits each of these unless its caller names another value.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SandboxSettings {
+    pub network: Network,
+    /// The limits that were in force, the server's defaults included. The size of the disk is part
+    /// of the snapshot itself.
+    pub resources: Resources,
+    /// The time to live that the sandbox was created with; `None` is no expiry.
+    pub timeout: Option<Duration>,
+    /// `None` is never.
+    pub idle_timeout: Option<Duration>,
+    pub env: BTreeMap<String, String>,
+    pub env_file: Option<String>,
+    pub guest: Guest,
+    pub labels: Labels,
+    /// The front that created the sandbox.
+    pub origin: String,
+    /// Bytes that this front stored with the sandbox and alone understands.
+    pub notes: Vec<u8>,
+}
+
+/// Values of variables may be secrets, so only their names are printed.
+impl fmt::Debug for SandboxSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SandboxSettings")
+            .field("network", &self.network)
+            .field("resources", &self.resources)
+            .field("timeout", &self.timeout)
+            .field("idle_timeout", &self.idle_timeout)
+            .field("env", &self.env.keys())
+            .field("env_file", &self.env_file)
+            .field("guest", &self.guest)
+            .field("labels", &self.labels)
+            .field("origin", &self.origin)
+            .finish_non_exhaustive()
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

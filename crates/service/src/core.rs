@@ -119,7 +119,7 @@ impl Core {
         if self.stop.is_cancelled() {
             return Err(ServiceError::Stopping);
         }
-        let _files = self.stand_on_snapshot(owner, &mut wish.spec)?;
+        let _files = self.stand_on_snapshot(owner, &mut wish)?;
         self.complete(&mut wish)?;
         let mut nothing_to_start = false;
         if wish.spec.snapshot.is_none() {
@@ -252,8 +252,9 @@ impl Core {
         wish: Create,
     ) -> Result<Record, ServiceError> {
         let now = self.clock.now();
-        let expires = wish.timeout.map(|timeout| self.checked(timeout)).transpose()?;
-        let expires = expires.map(|timeout| now.after(timeout).ok_or_else(too_long)).transpose()?;
+        let timeout = wish.timeout.filter(|timeout| !timeout.is_zero());
+        let timeout = timeout.map(|timeout| self.checked(timeout)).transpose()?;
+        let expires = timeout.map(|timeout| now.after(timeout).ok_or_else(too_long)).transpose()?;
         let entrypoint = if wish.spec.only_waits() { None } else { Some(new_process_id()?) };
         let sandbox = Sandbox {
             id: SandboxId::from_entropy(random().map_err(io("draw a random id"))?),
@@ -274,6 +275,7 @@ impl Core {
         Ok(Record {
             sandbox,
             key: key.cloned(),
+            timeout,
             expires_boot: expires.map(|moment| moment.boot),
             idle_timeout: wish.idle_timeout.filter(|limit| !limit.is_zero()),
             entrypoint,

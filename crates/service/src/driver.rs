@@ -131,6 +131,8 @@ impl Driver {
             pool: record.sandbox.pool.clone(),
             hold: Hold::default(),
             cost: Cost::of(&record.sandbox.spec.resources, &core.config.usual),
+            timeout: record.timeout,
+            idle_timeout: record.idle_timeout,
             entrypoint: record.entrypoint.clone(),
             agent: Agent::new(Arc::clone(&core.backend), record.sandbox.id.clone()),
             activity: Activity::new(core.clock.clone()),

@@ -140,11 +140,24 @@ pub struct Create {
     pub labels: Labels,
     /// Bytes that the front stores and alone understands.
     pub notes: Vec<u8>,
+    /// After how long it expires. Zero is never. `None` is the snapshot's, else never.
     pub timeout: Option<Duration>,
-    /// After how long without use it ends; zero is never, as is none.
+    /// After how long without use it ends. Zero is never. `None` is the snapshot's, else never.
     pub idle_timeout: Option<Duration>,
     /// The pool to take it from. Without one it is taken from any that fits.
     pub pool: Option<String>,
+    /// Which parts of the spec hold a default of the front, since the caller did not name them.
+    pub defaulted: Vec<Defaulted>,
+}
+
+/// A part of a spec that the front filled in because the caller did not name it. In a sandbox that
+/// is made from a snapshot, the value recorded with the snapshot takes its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Defaulted {
+    Network,
+    Guest,
+    /// The file of variables, and the variable that names it.
+    EnvironmentFile(&'static str),
 }
 
 /// The sandbox of a key.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use domain::{Cause, Key, Labels, Owner, Phase, ProcessId, SandboxId};
 use tokio::sync::{mpsc, watch};
@@ -28,6 +28,9 @@ pub(crate) struct Handle {
     pub(crate) pool: Option<String>,
     pub(crate) hold: Hold,
     pub(crate) cost: Cost,
+    /// The time to live that it was created with.
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) idle_timeout: Option<Duration>,
     /// Its main process, which is the sandbox itself and not a use of it.
     pub(crate) entrypoint: Option<ProcessId>,
     pub(crate) agent: Agent,

@@ -7,18 +7,19 @@
 //! A row exists before anything is made and goes after everything is gone, so that a start knows
 //! what was meant. Taking one goes on in a task of its own, whoever asked for it.
 
+mod inheritance;
 mod making;
 mod shelf;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::{Bytes, Owner, Phase, SandboxId, Snapshot, SnapshotId, SnapshotState, Spec};
+use domain::{Bytes, Owner, Phase, SandboxId, Snapshot, SnapshotId, SnapshotState};
 use tokio::sync::oneshot;
 
 use crate::core::{Core, io};
 use crate::tokens::random;
-use crate::{Outcome, Service, ServiceError, SnapshotProblem};
+use crate::{Create, Outcome, Service, ServiceError, SnapshotProblem};
 
 pub(crate) use making::settle;
 pub(crate) use shelf::{Shelf, Using};
@@ -106,6 +107,7 @@ impl Core {
             image: handle.current().in_force.image,
             size,
             disk: Bytes(0),
+            settings: Some(inheritance::record_settings(&handle, &usage)),
         };
         self.put_on_shelf(snapshot.clone())?;
         let (noted, wait) = oneshot::channel();
@@ -164,22 +166,25 @@ impl Core {
         Ok(Outcome::Done)
     }
 
-    /// Completes the spec of a sandbox that begins with a snapshot, which stays for as long as
-    /// the answer lives.
+    /// Completes the request for a sandbox that begins with a snapshot: what the caller left open is
+    /// inherited. The snapshot cannot be deleted for as long as the returned value lives.
     pub(crate) fn stand_on_snapshot(
         self: &Arc<Self>,
         owner: &Owner,
-        spec: &mut Spec,
+        wish: &mut Create,
     ) -> Result<Option<Using>, ServiceError> {
-        let Some(id) = &spec.snapshot else { return Ok(None) };
+        let Some(id) = &wish.spec.snapshot else { return Ok(None) };
         let (snapshot, using) = self.snapshots.start_using(self, owner, id)?;
         let least = snapshot.size;
-        if let Some(named) = spec.resources.disk.filter(|named| *named < least) {
+        if let Some(named) = wish.spec.resources.disk.filter(|named| *named < least) {
             let message = format!("a disk of {named} is too small for snapshot `{id}`, which holds {least}");
             return Err(ServiceError::Snapshot { problem: SnapshotProblem::Restore, message });
         }
-        spec.resources.disk.get_or_insert(snapshot.disk.max(least));
-        spec.image = snapshot.image;
+        wish.spec.resources.disk.get_or_insert(snapshot.disk.max(least));
+        wish.spec.image = snapshot.image;
+        if let Some(settings) = snapshot.settings {
+            inheritance::inherit_settings(wish, settings, self.config.longest_timeout);
+        }
         Ok(Some(using))
     }
 }

@@ -10,6 +10,7 @@ mod hooks;
 mod hours;
 mod pools;
 mod rows;
+mod settings;
 mod snapshots;
 mod volumes;
 mod writer;
@@ -45,6 +46,7 @@ const MIGRATIONS: &[(u32, &str)] = &[
     (6, include_str!("store/migrations/0006_snapshots.sql")),
     (7, include_str!("store/migrations/0007_volumes.sql")),
     (8, include_str!("store/migrations/0008_pools.sql")),
+    (9, include_str!("store/migrations/0009_settings.sql")),
 ];
 
 #[derive(Debug, thiserror::Error)]
@@ -267,6 +269,7 @@ fn read_records(connection: &Connection) -> Result<Vec<Record>, StoreError> {
             created: row.get("created")?,
             expires: row.get("expires")?,
             expires_boot: row.get("expires_boot")?,
+            timeout: row.get("timeout")?,
             idle_timeout: row.get("idle_timeout")?,
             in_force: row.get("in_force")?,
             entrypoint: row.get("entrypoint")?,

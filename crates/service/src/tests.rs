@@ -7,6 +7,7 @@ mod acquire;
 mod contexts;
 mod events;
 mod expiry;
+mod inheritance;
 mod liar;
 mod lifecycle;
 mod owners;
@@ -114,6 +115,7 @@ fn plain() -> Create {
         timeout: None,
         idle_timeout: None,
         pool: None,
+        defaulted: Vec::new(),
     }
 }
 

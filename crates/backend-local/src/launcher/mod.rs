@@ -295,6 +295,7 @@ impl Launcher {
             cpu_micros: used.cpu_micros,
             cpu_limit: self.enforces(LimitName::Cpus).then_some(limits.cpus),
             pids: used.pids,
+            pids_limit: self.enforces(LimitName::Pids).then_some(limits.pids),
             disk: disk.map(|disk| disk.used.0),
             disk_limit: disk.map(|disk| disk.limit.0),
             oom_kills: used.oom_kills,

@@ -234,6 +234,7 @@ pub struct Used {
     pub cpu_micros: Option<u64>,
     pub cpu_limit: Option<u32>,
     pub pids: Option<u64>,
+    pub pids_limit: Option<u32>,
     pub disk: Option<u64>,
     pub disk_limit: Option<u64>,
     pub oom_kills: Option<u64>,

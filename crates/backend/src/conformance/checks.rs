@@ -286,6 +286,7 @@ async fn usage_is_told_of_a_sandbox_that_exists(subject: &dyn Subject) {
     let usage = backend.usage(&made.id).await.expect("it exists");
     assert_eq!(usage.memory_limit.is_some(), held("memory"), "{usage:?}");
     assert_eq!(usage.cpu_limit.is_some(), held("cpus"), "{usage:?}");
+    assert_eq!(usage.pids_limit.is_some(), held("pids"), "{usage:?}");
     let id = made.id.clone();
     made.destroy().await;
     let gone = backend.usage(&id).await;

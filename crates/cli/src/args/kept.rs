@@ -7,9 +7,9 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use domain::{Bytes, Cpus};
 
-use super::{LimitArgs, StateArgs};
+use super::{LimitArgs, NetworkChoice, StateArgs};
 use crate::client::{SandboxRef, SnapshotRef};
-use crate::values;
+use crate::values::{self, Lifetime};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum PoolCommand {
@@ -113,25 +113,45 @@ pub(crate) struct ForkArgs {
     #[arg(long, short = 'n', default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub count: u32,
 
-    /// Remove each after this long, at least 60s [default: never]
-    #[arg(long, value_name = "TIME", value_parser = values::duration)]
-    pub timeout: Option<Duration>,
+    /// Find the sandbox of this name again, and fork only if there is none
+    #[arg(long, value_name = "NAME", conflicts_with = "count")]
+    pub key: Option<String>,
+
+    /// Remove each after this long, at least 60s [default: as long as its parent was given]
+    #[arg(long, value_name = "TIME|never", value_parser = values::lifetime)]
+    pub timeout: Option<Lifetime>,
+
+    /// Remove each when nothing has happened in it for this long [default: the parent's]
+    #[arg(long, value_name = "TIME|never", value_parser = values::lifetime)]
+    pub idle_timeout: Option<Lifetime>,
 
     #[command(flatten)]
     pub limits: LimitArgs,
 
-    /// Set a variable in every process
+    /// What each can reach [default: what the parent can reach]
+    #[arg(long, value_enum)]
+    pub network: Option<NetworkChoice>,
+
+    /// Set a variable in every process, beside those of the parent
     #[arg(long = "env", short = 'e', value_name = "K=V", value_parser = values::variable)]
     pub env: Vec<(String, String)>,
 
-    /// Hang a label on each, beside those of the sandbox
+    /// Hang a label on each, beside those of the parent
     #[arg(long = "label", short = 'l', value_name = "K=V", value_parser = values::label)]
     pub labels: Vec<(String, String)>,
+
+    /// Show a volume, made if there is none, or a directory of the server's host that its operator allows
+    #[arg(long = "volume", short = 'v', value_name = "NAME|PATH:DST[:ro]", value_parser = values::volume)]
+    pub volumes: Vec<serde_json::Value>,
+
+    /// The main process, if there is to be one
+    #[arg(last = true, value_name = "CMD")]
+    pub entrypoint: Vec<String>,
 }
 
 const FORK_HELP: &str = "\
-A fork has the files, the labels and the size of disk of its sandbox, but none of its processes. Other limits, \
-variables and mounts are those that are named here.";
+A fork has the files of its parent and none of its processes. Network, limits, timeouts, variables, user and labels are the \
+parent's unless they are named here. Mounts, volumes and the main process are only those that are named here.";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum KeyCommand {

@@ -1,7 +1,6 @@
 //! Making, releasing, listing and removing sandboxes.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use domain::{Bytes, Cpus, Network, SandboxId};
@@ -11,6 +10,7 @@ use serde_json::json;
 
 use super::http::{self as web, Api};
 use super::sandbox::Sandbox;
+use crate::values::Lifetime;
 
 const KEY_HEADER: HeaderName = HeaderName::from_static("open-sandbox-api-key");
 /// The port under which the API names the commands and files of a sandbox.
@@ -28,8 +28,8 @@ pub(crate) struct NewSandbox {
     pub image: String,
     /// Begins with the files of this snapshot instead of the image.
     pub snapshot: Option<String>,
-    pub timeout: Option<Duration>,
-    pub idle_timeout: Option<Duration>,
+    pub timeout: Option<Lifetime>,
+    pub idle_timeout: Option<Lifetime>,
     pub key: Option<String>,
     pub pool: Option<String>,
     pub memory: Option<Bytes>,
@@ -213,7 +213,7 @@ impl NewSandbox {
             Some(snapshot) => body["snapshotId"] = json!(snapshot),
             None => body["image"] = json!({ "uri": self.image }),
         }
-        if let Some(timeout) = self.timeout {
+        if let Some(Lifetime::After(timeout)) = self.timeout {
             body["timeout"] = json!(web::whole_seconds(timeout));
         }
         let named = |(place, volume): (usize, &serde_json::Value)| {
@@ -239,9 +239,16 @@ impl NewSandbox {
         }
         extensions.extend(self.pids.map(|pids| ("coracle.pids", pids.to_string())));
         extensions.extend(self.disk.map(|disk| ("coracle.disk", disk.to_string())));
-        extensions.extend(
-            self.idle_timeout.map(|time| ("coracle.idle-timeout", web::whole_seconds(time).to_string())),
-        );
+        if self.timeout == Some(Lifetime::Never) {
+            extensions.insert("coracle.timeout", "never".to_owned());
+        }
+        extensions.extend(self.idle_timeout.map(|limit| {
+            let text = match limit {
+                Lifetime::Never => "never".to_owned(),
+                Lifetime::After(time) => web::whole_seconds(time).to_string(),
+            };
+            ("coracle.idle-timeout", text)
+        }));
         extensions.extend(self.network.map(|network| {
             let name = match network {
                 Network::Off => "off",
@@ -257,6 +264,8 @@ impl NewSandbox {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -285,7 +294,7 @@ mod tests {
             pids: Some(64),
             disk: Some(Bytes::mib(100)),
             network: Some(Network::Off),
-            timeout: Some(Duration::from_millis(60_001)),
+            timeout: Some(Lifetime::After(Duration::from_millis(60_001))),
             image: "host".to_owned(),
             ..NewSandbox::default()
         };
@@ -298,6 +307,11 @@ mod tests {
             })
         );
         assert_eq!(body["timeout"], 61);
+        let never = Some(Lifetime::Never);
+        let body = NewSandbox { timeout: never, idle_timeout: never, ..NewSandbox::default() }.body();
+        assert_eq!(body.get("timeout"), None);
+        assert_eq!(body["extensions"]["coracle.timeout"], "never");
+        assert_eq!(body["extensions"]["coracle.idle-timeout"], "never");
     }
 
     #[test]

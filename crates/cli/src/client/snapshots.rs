@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::http as web;
-use super::lifecycle::{Pagination, SandboxInfo, Server, Status};
+use super::lifecycle::{Pagination, Server, Status};
 
 /// A snapshot as the server describes it. Unknown fields are kept for `--json`.
 #[derive(Debug, Serialize, Deserialize)]
@@ -38,10 +38,6 @@ impl SnapshotInfo {
 }
 
 impl Server {
-    pub(crate) async fn sandbox(&self, id: &str) -> Result<SandboxInfo> {
-        web::json(self.api().get(&format!("/sandboxes/{id}")).await?).await
-    }
-
     /// Begins a snapshot; it is ready a moment later.
     pub(crate) async fn take_snapshot(&self, sandbox: &str, name: Option<&str>) -> Result<SnapshotInfo> {
         let wish = name.map_or(json!({}), |name| json!({ "name": name }));

@@ -1,17 +1,16 @@
 //! `snapshot create`, `ls`, `inspect`, `rm`, and `fork`.
 
-use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
 use domain::SnapshotId;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::args::{ForkArgs, SnapshotCommand};
 use crate::client::{NewSandbox, Server, SnapshotInfo};
-use crate::output::{Printer, WithHint};
+use crate::output::{Printer, WithHint, span};
 
 /// How often the server is asked whether a snapshot is ready: its API tells it to nobody.
 const LOOK: Duration = Duration::from_millis(20);
@@ -71,7 +70,41 @@ async fn inspect(server: &Server, id: &str, printer: &Printer) -> Result<()> {
         printer.line(format!("name     {name}"))?;
     }
     printer.line(format!("created  {}", found.created_at))?;
-    printer.line(format!("state    {}  {}", found.status.state, found.message()).trim_end())
+    printer.line(format!("state    {}  {}", found.status.state, found.message()).trim_end())?;
+    inherited(&found).iter().try_for_each(|(name, value)| printer.line(format!("  {name:<14}{value}")))
+}
+
+/// What sandboxes made from a snapshot inherit, as lines for people.
+fn inherited(snapshot: &SnapshotInfo) -> Vec<(String, String)> {
+    let Some(Value::Object(settings)) = snapshot.rest.get("settings") else { return Vec::new() };
+    let shown = |value: &Value| match value {
+        Value::String(text) => text.clone(),
+        Value::Array(items) => items.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" "),
+        other => other.to_string(),
+    };
+    let mut lines = Vec::new();
+    for (name, value) in settings {
+        match (name.as_str(), value) {
+            ("resourceLimits", Value::Object(limits)) => {
+                lines.extend(limits.iter().map(|(name, limit)| (name.clone(), shown(limit))))
+            }
+            ("metadata", Value::Object(labels)) => lines.extend(
+                labels.iter().map(|(name, value)| ("label".to_owned(), format!("{name}={}", shown(value)))),
+            ),
+            ("timeout" | "idleTimeout", Value::Number(seconds)) => {
+                let name = if name == "timeout" { "timeout" } else { "idle timeout" };
+                lines.push((name.to_owned(), span(seconds.as_u64().unwrap_or(0))));
+            }
+            ("secureAccess", Value::Bool(true)) => lines.push(("secure access".to_owned(), "yes".to_owned())),
+            ("secureAccess", _) => {}
+            (name, value) => lines.push((name.to_owned(), shown(value))),
+        }
+    }
+    lines.retain(|(_, value)| !value.is_empty());
+    if !settings.contains_key("timeout") {
+        lines.push(("timeout".to_owned(), "never".to_owned()));
+    }
+    lines
 }
 
 /// Takes a snapshot and waits until it is ready.
@@ -118,21 +151,23 @@ async fn remove(
 /// interrupt is heeded between two sandboxes, since one that is being made holds on to it.
 pub(crate) async fn fork(server: &Server, args: ForkArgs, printer: &Printer) -> Result<ExitCode> {
     let id = server.resolve(&args.id).await?;
-    let source = server.sandbox(id.as_str()).await?;
-    let labels = source.rest.get("metadata").cloned().unwrap_or_default();
-    let mut labels: BTreeMap<String, String> = serde_json::from_value(labels).unwrap_or_default();
-    labels.extend(args.labels);
     let mut interrupt = Interrupt::watch()?;
     let snapshot = take(server, id.as_str(), None, printer).await?;
+    // What is not named here is inherited from the snapshot by the server.
     let wish = NewSandbox {
         snapshot: Some(snapshot.id.clone()),
+        key: args.key,
         timeout: args.timeout,
+        idle_timeout: args.idle_timeout,
         memory: args.limits.memory,
         cpus: args.limits.cpus,
         pids: args.limits.pids,
         disk: args.limits.disk,
+        network: args.network.map(Into::into),
         env: args.env.into_iter().collect(),
-        labels,
+        labels: args.labels.into_iter().collect(),
+        volumes: args.volumes,
+        entrypoint: args.entrypoint,
         ..NewSandbox::default()
     };
     let forked = make(server, &wish, args.count, &mut interrupt, printer).await;

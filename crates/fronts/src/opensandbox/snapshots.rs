@@ -1,9 +1,11 @@
 //! Snapshots: take, look, list, delete. Making a sandbox from one is a create.
 
+use std::collections::BTreeMap;
+
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{FromRequestParts, State};
-use domain::{Owner, Snapshot, SnapshotId, SnapshotState};
+use domain::{Network, Owner, SandboxSettings, Snapshot, SnapshotId, SnapshotState};
 use http::request::Parts;
 use http::{StatusCode, Uri, header};
 use serde::{Deserialize, Serialize};
@@ -13,7 +15,7 @@ use super::Front;
 use super::access::{Addressed, Caller, param, parse_json, read_body};
 use super::problem::Problem;
 use super::query::{self, Query};
-use super::types::{Pagination, rfc3339};
+use super::types::{Notes, Pagination, rfc3339};
 
 /// The caller and the snapshot that the path names.
 pub(super) struct Named {
@@ -46,6 +48,58 @@ pub(super) struct SnapshotBody {
     name: Option<String>,
     status: Status,
     created_at: String,
+    /// What sandboxes made from it inherit; an addition to the reference.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    settings: Option<SettingsBody>,
+}
+
+/// The recorded settings. Of the environment only the names are shown: values may be secrets.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct SettingsBody {
+    network: &'static str,
+    resource_limits: BTreeMap<&'static str, String>,
+    /// Absent if the sandbox never expires.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timeout: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    idle_timeout: Option<u64>,
+    env: Vec<String>,
+    user: String,
+    metadata: BTreeMap<String, String>,
+    secure_access: bool,
+}
+
+impl SettingsBody {
+    fn of(snapshot: &Snapshot, settings: &SandboxSettings) -> Self {
+        let limits = &settings.resources;
+        let disk = Some(snapshot.disk).filter(|disk| disk.0 > 0);
+        let limits = [
+            ("cpu", limits.cpus.map(|cpus| cpus.to_string())),
+            ("memory", limits.memory.map(|memory| memory.to_string())),
+            ("pids", limits.pids.map(|pids| pids.to_string())),
+            ("disk", disk.map(|disk| disk.to_string())),
+        ];
+        Self {
+            network: network_name(settings.network),
+            resource_limits: limits.into_iter().filter_map(|(name, limit)| Some((name, limit?))).collect(),
+            timeout: settings.timeout.map(|time| time.as_secs()),
+            idle_timeout: settings.idle_timeout.map(|time| time.as_secs()),
+            env: settings.env.keys().cloned().collect(),
+            user: settings.guest.default_user.clone(),
+            metadata: settings.labels.clone(),
+            secure_access: Notes::recorded(settings).secure_access,
+        }
+    }
+}
+
+fn network_name(network: Network) -> &'static str {
+    match network {
+        Network::Off => "off",
+        Network::On => "on",
+        Network::Auto => "auto",
+        Network::Filtered => "filtered",
+    }
 }
 
 #[derive(Serialize)]
@@ -78,6 +132,7 @@ impl SnapshotBody {
             name: snapshot.name.clone(),
             status: Status { state: state(&snapshot.state), reason, message },
             created_at: rfc3339(snapshot.created),
+            settings: snapshot.settings.as_ref().map(|settings| SettingsBody::of(snapshot, settings)),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 
-use domain::{Cause, Exit, Phase};
+use domain::{Cause, Exit, Phase, SandboxSettings};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use service::Sandbox;
@@ -119,6 +119,14 @@ impl Notes {
     /// Notes of another front, or of none, say nothing.
     pub(super) fn of(sandbox: &Sandbox) -> Self {
         serde_json::from_slice(&sandbox.notes).unwrap_or_default()
+    }
+
+    /// As [`Notes::of`], of what a snapshot recorded. Another front's notes are not ours to read.
+    pub(super) fn recorded(settings: &SandboxSettings) -> Self {
+        match settings.origin == super::wish::ORIGIN {
+            true => serde_json::from_slice(&settings.notes).unwrap_or_default(),
+            false => Self::default(),
+        }
     }
 
     pub(super) fn lines(&self, default: Lines) -> Lines {

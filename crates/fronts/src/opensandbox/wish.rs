@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use domain::hook::NotAHook;
-use domain::{Bytes, Cpus, Guest, Hook, Hooks, Nesting, Network, Periodic, Resources, SnapshotId, Spec};
+use domain::{
+    Bytes, Cpus, Guest, Hook, Hooks, Nesting, Network, Periodic, Resources, SandboxSettings, SnapshotId, Spec,
+};
 use http::StatusCode;
-use service::{Create, Credentials};
+use service::{Create, Credentials, Defaulted};
 
 use super::labels;
 use super::problem::Problem;
@@ -54,7 +56,7 @@ pub(super) fn parse(body: CreateBody, default: Network) -> Result<Wish, Problem>
     let extensions = Extensions::parse(body.extensions.clone().unwrap_or_default())?;
     let body = if extensions.pool.is_some() { with_pool(body) } else { body };
     let Begin { image, credentials, snapshot } = source(&body)?;
-    let timeout = timeout(body.timeout)?;
+    let timeout = timeout(body.timeout, extensions.never_expires)?;
     let mut resources = resources(body.resource_limits)?;
     let labels = body.metadata.unwrap_or_default();
     labels::check(&labels)?;
@@ -68,6 +70,10 @@ pub(super) fn parse(body: CreateBody, default: Network) -> Result<Wish, Problem>
         secure_access: body.secure_access.unwrap_or(false),
     };
     let mut env = environment(body.env.unwrap_or_default())?;
+    let (network, named) = policy(body.network_policy, extensions.network, default)?;
+    let mut defaulted = vec![Defaulted::Guest];
+    defaulted.extend((named == Choice::Default).then_some(Defaulted::Network));
+    defaulted.extend((!env.contains_key(ENV_FILE)).then_some(Defaulted::EnvironmentFile(ENV_FILE)));
     let env_file = env.entry(ENV_FILE.to_owned()).or_insert_with(|| USUAL_ENV_FILE.to_owned()).clone();
     let spec = Spec {
         image,
@@ -77,7 +83,7 @@ pub(super) fn parse(body: CreateBody, default: Network) -> Result<Wish, Problem>
         },
         snapshot,
         resources,
-        network: policy(body.network_policy, extensions.network, default)?,
+        network,
         mounts: volumes::parse(body.volumes.unwrap_or_default())?,
         env,
         env_file: Some(env_file).filter(|path| !path.is_empty()),
@@ -89,7 +95,7 @@ pub(super) fn parse(body: CreateBody, default: Network) -> Result<Wish, Problem>
     let notes = serde_json::to_vec(&notes).expect("notes are maps of text and numbers");
     let idle_timeout = extensions.idle_timeout;
     let pool = extensions.pool;
-    let create = Create { origin: ORIGIN, spec, labels, notes, timeout, idle_timeout, pool };
+    let create = Create { origin: ORIGIN, spec, labels, notes, timeout, idle_timeout, pool, defaulted };
     Ok(Wish { create, name: extensions.name, credentials })
 }
 
@@ -104,14 +110,45 @@ fn with_pool(body: CreateBody) -> CreateBody {
     }
 }
 
+/// Keeps what this front recorded with the sandbox of a snapshot, where the request does not say
+/// otherwise. Clients always send `secureAccess`, so a `false` does not open the ports of a fork.
+pub(super) fn inherit_notes(create: &mut Create, settings: &SandboxSettings) {
+    let own: Notes = serde_json::from_slice(&create.notes).unwrap_or_default();
+    let recorded = Notes::recorded(settings);
+    let notes = Notes {
+        extensions: own.extensions,
+        platform: own.platform.or(recorded.platform),
+        lines: own.lines.or(recorded.lines),
+        renew_on_access: own.renew_on_access.or(recorded.renew_on_access),
+        secure_access: own.secure_access || recorded.secure_access,
+    };
+    create.notes = serde_json::to_vec(&notes).expect("notes are maps of text and numbers");
+}
+
+/// Whether a value was named by the caller or is the server's default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Choice {
+    Named,
+    Default,
+}
+
 /// What a sandbox may reach. Without an egress filter a policy holds only if it tells nothing apart.
-fn policy(body: Option<Policy>, named: Option<Network>, default: Network) -> Result<Network, Problem> {
-    let Some(policy) = body else { return Ok(named.unwrap_or(default)) };
+/// A policy that allows everything names no network: it takes nothing away from any.
+fn policy(
+    body: Option<Policy>,
+    named: Option<Network>,
+    default: Network,
+) -> Result<(Network, Choice), Problem> {
+    let open = match named {
+        Some(network) => (network, Choice::Named),
+        None => (default, Choice::Default),
+    };
+    let Some(policy) = body else { return Ok(open) };
     let all_or_nothing = policy.egress.is_none_or(|rules| rules.is_empty());
     match policy.default_action.as_deref() {
-        Some("allow") if all_or_nothing => Ok(named.unwrap_or(default)),
+        Some("allow") if all_or_nothing => Ok(open),
         None | Some("deny") if all_or_nothing => match named {
-            None | Some(Network::Off | Network::Auto) => Ok(Network::Off),
+            None | Some(Network::Off | Network::Auto) => Ok((Network::Off, Choice::Named)),
             Some(_) => Err(Problem::invalid("`networkPolicy` denies what `coracle.network` asks for")),
         },
         None | Some("allow" | "deny") => {
@@ -169,9 +206,13 @@ fn image(body: &CreateBody) -> Result<(String, Option<Credentials>), Problem> {
     Ok((image.uri.clone(), credentials))
 }
 
-fn timeout(seconds: Option<i64>) -> Result<Option<Duration>, Problem> {
+/// Zero is never, as the core has it.
+fn timeout(seconds: Option<i64>, never: bool) -> Result<Option<Duration>, Problem> {
     match seconds {
-        None => Ok(None),
+        Some(_) if never => {
+            Err(Problem::invalid("`timeout` and the extension `coracle.timeout` exclude each other"))
+        }
+        None => Ok(never.then_some(Duration::ZERO)),
         Some(seconds) if seconds >= SHORTEST_TIMEOUT => Ok(Some(Duration::from_secs(seconds.unsigned_abs()))),
         Some(_) => Err(Problem::invalid(format!("`timeout` is at least {SHORTEST_TIMEOUT} seconds"))),
     }
@@ -263,6 +304,7 @@ fn platform(wanted: Option<Platform>) -> Result<Option<Platform>, Problem> {
 struct Extensions {
     echoed: BTreeMap<String, String>,
     lines: Option<Lines>,
+    never_expires: bool,
     idle_timeout: Option<Duration>,
     disk: Option<Bytes>,
     pids: Option<u32>,
@@ -309,6 +351,11 @@ impl Extensions {
                 let count = number(value, 1..=u64::from(u32::MAX))?;
                 self.pids = Some(u32::try_from(count).expect("the range ends there"));
             }
+            "coracle.timeout" if value == "never" => self.never_expires = true,
+            "coracle.timeout" => {
+                return Err(Wrong::Value(format!("`{value}` is not `never`; a time is set by `timeout`")));
+            }
+            "coracle.idle-timeout" if value == "never" => self.idle_timeout = Some(Duration::ZERO),
             "coracle.idle-timeout" => {
                 self.idle_timeout = Some(Duration::from_secs(number(value, 1..=u64::MAX)?))
             }
@@ -436,6 +483,8 @@ mod tests {
             (json!({"templateId": "t"}), "FSB::API_NOT_SUPPORTED"),
             (json!({"extensions": {"coracle.lines": "X"}}), "SANDBOX::INVALID_PARAMETER"),
             (json!({"extensions": {"coracle.pids": "0"}}), "SANDBOX::INVALID_PARAMETER"),
+            (json!({"extensions": {"coracle.timeout": "never"}}), "SANDBOX::INVALID_PARAMETER"),
+            (json!({"timeout": null, "extensions": {"coracle.timeout": "9"}}), "SANDBOX::INVALID_PARAMETER"),
             (json!({"extensions": {"coracle.network": "filtered"}}), "SANDBOX::API_NOT_SUPPORTED"),
             (json!({"extensions": {"access.renew.extend.seconds": "299"}}), "SANDBOX::INVALID_PARAMETER"),
         ] {
@@ -464,6 +513,49 @@ mod tests {
         let wish = create(json!({"image": null, "entrypoint": null, "snapshotId": id})).unwrap();
         assert_eq!(wish.spec.snapshot.unwrap().as_str(), id);
         assert_eq!(wish.spec.entrypoint, ["tail", "-f", "/dev/null"]);
+    }
+
+    #[test]
+    fn what_the_request_leaves_open_is_marked_for_the_snapshot() {
+        use Defaulted::{EnvironmentFile, Guest, Network as Reach};
+        let open = |change: Value| create(change).unwrap().defaulted;
+        assert_eq!(open(json!({})), [Guest, Reach, EnvironmentFile(ENV_FILE)]);
+        assert_eq!(open(json!({"networkPolicy": {"defaultAction": "allow"}})).len(), 3);
+        assert_eq!(open(json!({"networkPolicy": {}})), [Guest, EnvironmentFile(ENV_FILE)]);
+        let named = json!({"env": {"EXECD_ENVS": "/a"}, "extensions": {"coracle.network": "on"}});
+        assert_eq!(open(named), [Guest]);
+        let never = json!({"timeout": null, "extensions": {"coracle.timeout": "never", "coracle.idle-timeout": "never"}});
+        let never = create(never).unwrap();
+        assert_eq!((never.timeout, never.idle_timeout), (Some(Duration::ZERO), Some(Duration::ZERO)));
+    }
+
+    #[test]
+    fn secure_access_and_renewal_are_inherited_from_this_fronts_notes() {
+        let parent = json!({"secureAccess": true, "extensions": {
+            "access.renew.extend.seconds": "300", "opensandbox.extensions.team": "x",
+        }});
+        let parent = create(parent).unwrap();
+        let mut settings = SandboxSettings {
+            network: Network::Off,
+            resources: Resources::default(),
+            timeout: None,
+            idle_timeout: None,
+            env: BTreeMap::new(),
+            env_file: None,
+            guest: Guest::root(),
+            labels: BTreeMap::new(),
+            origin: ORIGIN.to_owned(),
+            notes: parent.notes,
+        };
+        let inherited = |settings: &SandboxSettings| {
+            let mut fork = create(json!({"secureAccess": false})).unwrap();
+            inherit_notes(&mut fork, settings);
+            let notes: Notes = serde_json::from_slice(&fork.notes).unwrap();
+            (notes.secure_access, notes.renew_on_access, notes.extensions.len())
+        };
+        assert_eq!(inherited(&settings), (true, Some(300), 0));
+        settings.origin = "another".to_owned();
+        assert_eq!(inherited(&settings), (false, None, 0));
     }
 
     #[test]

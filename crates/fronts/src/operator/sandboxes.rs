@@ -183,6 +183,7 @@ pub(super) fn amounts(usage: Usage) -> BTreeMap<&'static str, u64> {
         ("cpuMicros", usage.cpu_micros),
         ("cpuLimitMillis", usage.cpu_limit.map(u64::from)),
         ("pids", usage.pids),
+        ("pidsLimit", usage.pids_limit.map(u64::from)),
         ("diskBytes", usage.disk.map(|bytes| bytes.0)),
         ("diskLimitBytes", usage.disk_limit.map(|bytes| bytes.0)),
         ("oomKills", usage.oom_kills),

@@ -51,6 +51,7 @@ impl Core {
             timeout: None,
             idle_timeout: None,
             pool: None,
+            defaulted: Vec::new(),
         };
         let mut record = self.record(&Owner::nobody(), None, wish)?;
         record.sandbox.pool = Some(kept.pool.name.clone());

@@ -39,7 +39,7 @@ pub(super) struct SpecJson {
 }
 
 #[derive(Default, Serialize, Deserialize)]
-struct ResourcesJson {
+pub(super) struct ResourcesJson {
     memory: Option<u64>,
     cpus: Option<u32>,
     pids: Option<u32>,
@@ -48,7 +48,7 @@ struct ResourcesJson {
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum NetworkJson {
+pub(super) enum NetworkJson {
     Off,
     On,
     Auto,
@@ -69,7 +69,7 @@ struct MountJson {
 }
 
 #[derive(Serialize, Deserialize)]
-struct GuestJson {
+pub(super) struct GuestJson {
     #[serde(default)]
     users: Vec<UserJson>,
     default_user: String,
@@ -140,18 +140,8 @@ impl SpecJson {
         Self {
             image: spec.image.clone(),
             snapshot: spec.snapshot.as_ref().map(|id| id.as_str().to_owned()),
-            resources: ResourcesJson {
-                memory: spec.resources.memory.map(|bytes| bytes.0),
-                cpus: spec.resources.cpus.map(|cpus| cpus.0),
-                pids: spec.resources.pids,
-                disk: spec.resources.disk.map(|bytes| bytes.0),
-            },
-            network: match spec.network {
-                Network::Off => NetworkJson::Off,
-                Network::On => NetworkJson::On,
-                Network::Auto => NetworkJson::Auto,
-                Network::Filtered => NetworkJson::Filtered,
-            },
+            resources: ResourcesJson::of(&spec.resources),
+            network: NetworkJson::of(spec.network),
             mounts: spec.mounts.iter().map(MountJson::of).collect(),
             env: spec.env.clone(),
             env_file: spec.env_file.clone(),
@@ -167,18 +157,8 @@ impl SpecJson {
         Spec {
             image: self.image,
             snapshot: self.snapshot.and_then(|id| SnapshotId::parse(&id).ok()),
-            resources: Resources {
-                memory: self.resources.memory.map(Bytes),
-                cpus: self.resources.cpus.map(Cpus),
-                pids: self.resources.pids,
-                disk: self.resources.disk.map(Bytes),
-            },
-            network: match self.network {
-                NetworkJson::Off => Network::Off,
-                NetworkJson::On => Network::On,
-                NetworkJson::Auto => Network::Auto,
-                NetworkJson::Filtered => Network::Filtered,
-            },
+            resources: self.resources.into_domain(),
+            network: self.network.into_domain(),
             mounts: self.mounts.into_iter().map(MountJson::into_domain).collect(),
             env: self.env,
             env_file: self.env_file,
@@ -187,6 +167,46 @@ impl SpecJson {
             hooks: self.hooks.into_domain(),
             nesting: if self.nesting { Nesting::On } else { Nesting::Off },
             guest: self.guest.into_domain(),
+        }
+    }
+}
+
+impl ResourcesJson {
+    pub(super) fn of(resources: &Resources) -> Self {
+        Self {
+            memory: resources.memory.map(|bytes| bytes.0),
+            cpus: resources.cpus.map(|cpus| cpus.0),
+            pids: resources.pids,
+            disk: resources.disk.map(|bytes| bytes.0),
+        }
+    }
+
+    pub(super) fn into_domain(self) -> Resources {
+        Resources {
+            memory: self.memory.map(Bytes),
+            cpus: self.cpus.map(Cpus),
+            pids: self.pids,
+            disk: self.disk.map(Bytes),
+        }
+    }
+}
+
+impl NetworkJson {
+    pub(super) fn of(network: Network) -> Self {
+        match network {
+            Network::Off => Self::Off,
+            Network::On => Self::On,
+            Network::Auto => Self::Auto,
+            Network::Filtered => Self::Filtered,
+        }
+    }
+
+    pub(super) fn into_domain(self) -> Network {
+        match self {
+            Self::Off => Network::Off,
+            Self::On => Network::On,
+            Self::Auto => Network::Auto,
+            Self::Filtered => Network::Filtered,
         }
     }
 }
@@ -215,7 +235,7 @@ impl MountJson {
 }
 
 impl GuestJson {
-    fn of(guest: &Guest) -> Self {
+    pub(super) fn of(guest: &Guest) -> Self {
         let user = |user: &User| UserJson {
             name: user.name.clone(),
             uid: user.uid,
@@ -230,7 +250,7 @@ impl GuestJson {
         }
     }
 
-    fn into_domain(self) -> Guest {
+    pub(super) fn into_domain(self) -> Guest {
         let user = |user: UserJson| User { name: user.name, uid: user.uid, gid: user.gid, home: user.home };
         Guest {
             users: self.users.into_iter().map(user).collect(),

@@ -15,6 +15,8 @@ pub(crate) struct Record {
     pub(crate) sandbox: Sandbox,
     /// The client's name for it.
     pub(crate) key: Option<Key>,
+    /// The time to live that it was created with.
+    pub(crate) timeout: Option<Duration>,
     /// When it expires on the boot clock of `boot_id`.
     pub(crate) expires_boot: Option<Duration>,
     pub(crate) idle_timeout: Option<Duration>,
@@ -45,6 +47,7 @@ pub(super) struct Row {
     pub(super) created: i64,
     pub(super) expires: Option<i64>,
     pub(super) expires_boot: Option<i64>,
+    pub(super) timeout: Option<i64>,
     pub(super) idle_timeout: Option<i64>,
     pub(super) in_force: String,
     pub(super) entrypoint: Option<String>,
@@ -70,6 +73,7 @@ impl Row {
             created: wall_micros(sandbox.created),
             expires: sandbox.expires.map(wall_micros),
             expires_boot: record.expires_boot.map(micros),
+            timeout: record.timeout.map(micros),
             idle_timeout: record.idle_timeout.map(micros),
             in_force: json(&InForceJson::of(&sandbox.in_force)),
             entrypoint: record.entrypoint.as_ref().map(|process| process.as_str().to_owned()),
@@ -108,9 +112,12 @@ impl Row {
             pool: self.pool,
             name: key.as_ref().and_then(crate::names::chosen_name),
         };
+        // Rows of earlier versions do not say with which time to live a sandbox was created.
+        let until_expiry = sandbox.expires.and_then(|expires| expires.duration_since(sandbox.created).ok());
         Ok(Record {
             sandbox,
             key,
+            timeout: self.timeout.map(span).or(until_expiry),
             expires_boot: self.expires_boot.map(span),
             idle_timeout: self.idle_timeout.map(span),
             entrypoint: self.entrypoint.and_then(|text| ProcessId::parse(&text).ok()),
@@ -128,11 +135,11 @@ pub(super) fn wall_micros(time: SystemTime) -> i64 {
     micros(time.duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
-fn micros(span: Duration) -> i64 {
+pub(super) fn micros(span: Duration) -> i64 {
     i64::try_from(span.as_micros()).unwrap_or(i64::MAX)
 }
 
-fn span(micros: i64) -> Duration {
+pub(super) fn span(micros: i64) -> Duration {
     Duration::from_micros(u64::try_from(micros).unwrap_or(0))
 }
 

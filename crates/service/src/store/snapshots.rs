@@ -1,16 +1,18 @@
 //! Snapshots as rows.
 
-use domain::{Bytes, Owner, SandboxId, Snapshot, SnapshotId, SnapshotState};
+use domain::{Bytes, Owner, SandboxId, SandboxSettings, Snapshot, SnapshotId, SnapshotState};
+use rusqlite::types::Type;
 use rusqlite::{Connection, Row, params};
 
 use super::StoreError;
-use super::rows::{wall_micros, wall_time};
+use super::rows::{json, wall_micros, wall_time};
+use super::settings::SettingsJson;
 
 /// Writes a snapshot as it is now.
 pub(super) fn write(connection: &Connection, snapshot: &Snapshot) -> Result<(), StoreError> {
     const SQL: &str = "INSERT OR REPLACE INTO snapshots \
-         (id, owner, sandbox, name, state, message, created, image, size, disk) \
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)";
+         (id, owner, sandbox, name, state, message, created, image, size, disk, settings) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)";
     let (state, message) = columns(&snapshot.state);
     let number = |Bytes(bytes): Bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
     let values = params![
@@ -24,6 +26,7 @@ pub(super) fn write(connection: &Connection, snapshot: &Snapshot) -> Result<(), 
         snapshot.image,
         number(snapshot.size),
         number(snapshot.disk),
+        snapshot.settings.as_ref().map(|settings| json(&SettingsJson::of(settings))),
     ];
     let written = connection.prepare_cached(SQL).and_then(|mut rows| rows.execute(values));
     written.map(drop).map_err(|source| StoreError::Sqlite { action: "keep a snapshot", source })
@@ -35,8 +38,7 @@ pub(super) fn delete(connection: &Connection, id: &SnapshotId) -> Result<(), Sto
 }
 
 pub(super) fn read(connection: &Connection) -> Result<Vec<Snapshot>, StoreError> {
-    const SQL: &str =
-        "SELECT id, owner, sandbox, name, state, message, created, image, size, disk FROM snapshots";
+    const SQL: &str = "SELECT id, owner, sandbox, name, state, message, created, image, size, disk, settings FROM snapshots";
     let failed = |source| StoreError::Sqlite { action: "read the snapshots", source };
     let mut statement = connection.prepare(SQL).map_err(failed)?;
     let rows = statement.query_map([], |row| Ok(snapshot(row)?.ok_or_else(|| row.get::<_, String>(0))));
@@ -70,7 +72,17 @@ fn snapshot(row: &Row<'_>) -> rusqlite::Result<Option<Snapshot>> {
         image: row.get(7)?,
         size: bytes(row.get(8)?),
         disk: bytes(row.get(9)?),
+        settings: settings(row)?,
     }))
+}
+
+/// Settings that cannot be read are an error: a fork without them would be less confined.
+fn settings(row: &Row<'_>) -> rusqlite::Result<Option<SandboxSettings>> {
+    const COLUMN: usize = 10;
+    let Some(text) = row.get::<_, Option<String>>(COLUMN)? else { return Ok(None) };
+    let unreadable = |error| rusqlite::Error::FromSqlConversionFailure(COLUMN, Type::Text, Box::new(error));
+    let settings: SettingsJson = serde_json::from_str(&text).map_err(unreadable)?;
+    Ok(Some(settings.into_domain()))
 }
 
 fn columns(state: &SnapshotState) -> (&'static str, Option<&str>) {

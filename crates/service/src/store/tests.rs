@@ -39,6 +39,7 @@ fn record(number: u64) -> Record {
     Record {
         key: None,
         sandbox,
+        timeout: None,
         expires_boot: None,
         idle_timeout: None,
         entrypoint: None,
@@ -86,6 +87,7 @@ fn full_record() -> Record {
     };
     record.sandbox.expires = Some(UNIX_EPOCH + Duration::from_micros(7));
     record.expires_boot = Some(Duration::from_micros(8));
+    record.timeout = Some(Duration::from_secs(60));
     record.idle_timeout = Some(Duration::from_secs(9));
     record.sandbox.idle_timeout = record.idle_timeout;
     record.entrypoint = Some(ProcessId::from_entropy([7; 16]));

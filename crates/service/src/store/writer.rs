@@ -189,8 +189,8 @@ impl Writer {
 
 fn insert_row(connection: &Connection, row: &Row) -> rusqlite::Result<()> {
     const SQL: &str = "INSERT INTO sandboxes (id, owner, origin, spec, labels, notes, phase, phase_since, \
-         created, expires, expires_boot, idle_timeout, in_force, entrypoint, epoch, boot_id, pool) \
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)";
+         created, expires, expires_boot, idle_timeout, in_force, entrypoint, epoch, boot_id, pool, timeout) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)";
     let values = params![
         row.id,
         row.owner,
@@ -208,7 +208,8 @@ fn insert_row(connection: &Connection, row: &Row) -> rusqlite::Result<()> {
         row.entrypoint,
         row.epoch,
         row.boot_id,
-        row.pool
+        row.pool,
+        row.timeout
     ];
     connection.prepare_cached(SQL)?.execute(values).map(drop)
 }

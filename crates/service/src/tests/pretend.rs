@@ -47,6 +47,8 @@ struct World {
     processes: Vec<ProcessStatus>,
     script: Option<Script>,
     volumes: BTreeMap<VolumeId, Volume>,
+    /// What every sandbox is said to use.
+    usage: Usage,
 }
 
 /// The image that is not there.
@@ -103,6 +105,10 @@ impl Pretend {
 
     pub(super) async fn until_empty(&self) {
         self.population.subscribe().wait_for(|count| *count == 0).await.unwrap();
+    }
+
+    pub(super) fn set_usage(&self, usage: Usage) {
+        self.world.lock().unwrap().usage = usage;
     }
 
     pub(super) fn put_volume(&self, volume: Volume) {
@@ -230,7 +236,7 @@ impl Backend for Pretend {
     }
 
     async fn usage(&self, _id: &SandboxId) -> Result<Usage, BackendError> {
-        Ok(Usage::default())
+        Ok(self.world.lock().unwrap().usage)
     }
 
     async fn attach(&self, _id: &SandboxId, mounts: &[Mount]) -> Result<Measures, BackendError> {

@@ -1,0 +1,65 @@
+//! The settings that a snapshot records, as a JSON column. As in `columns`, unknown fields are
+//! ignored and missing ones have a default, so that rows of other versions can be read.
+
+use std::collections::BTreeMap;
+
+use domain::SandboxSettings;
+use serde::{Deserialize, Serialize};
+
+use super::columns::{GuestJson, NetworkJson, ResourcesJson};
+use super::rows::{micros, span};
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct SettingsJson {
+    network: NetworkJson,
+    #[serde(default)]
+    resources: ResourcesJson,
+    /// In microseconds, as is the idle timeout.
+    #[serde(default)]
+    timeout: Option<i64>,
+    #[serde(default)]
+    idle_timeout: Option<i64>,
+    #[serde(default)]
+    env: BTreeMap<String, String>,
+    #[serde(default)]
+    env_file: Option<String>,
+    guest: GuestJson,
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
+    #[serde(default)]
+    origin: String,
+    #[serde(default)]
+    notes: Vec<u8>,
+}
+
+impl SettingsJson {
+    pub(super) fn of(settings: &SandboxSettings) -> Self {
+        Self {
+            network: NetworkJson::of(settings.network),
+            resources: ResourcesJson::of(&settings.resources),
+            timeout: settings.timeout.map(micros),
+            idle_timeout: settings.idle_timeout.map(micros),
+            env: settings.env.clone(),
+            env_file: settings.env_file.clone(),
+            guest: GuestJson::of(&settings.guest),
+            labels: settings.labels.clone(),
+            origin: settings.origin.clone(),
+            notes: settings.notes.clone(),
+        }
+    }
+
+    pub(super) fn into_domain(self) -> SandboxSettings {
+        SandboxSettings {
+            network: self.network.into_domain(),
+            resources: self.resources.into_domain(),
+            timeout: self.timeout.map(span),
+            idle_timeout: self.idle_timeout.map(span),
+            env: self.env,
+            env_file: self.env_file,
+            guest: self.guest.into_domain(),
+            labels: self.labels,
+            origin: self.origin,
+            notes: self.notes,
+        }
+    }
+}

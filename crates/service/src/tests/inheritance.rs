@@ -1,0 +1,216 @@
+//! What a sandbox made from a snapshot inherits from the snapshot's sandbox, and what its caller
+//! may name instead.
+
+use std::time::Duration;
+
+use domain::{Bytes, Cpus, Guest, Key, Network, Resources, Snapshot, SnapshotId, SnapshotState, Spec, User};
+
+use super::{Bench, config, plain};
+use crate::clock::Clock;
+use crate::{Create, Defaulted, NAMES, Quota, Quotas, Sandbox, Service, ServiceError, Usage};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn guest() -> Guest {
+    let user = User { name: "agent".to_owned(), uid: 1000, gid: 1000, home: "/srv/agent".to_owned() };
+    Guest { users: vec![user], default_user: "agent".to_owned(), ..Guest::root() }
+}
+
+/// A sandbox for which the caller named everything.
+fn confined() -> Create {
+    let resources = Resources {
+        memory: Some(Bytes::mib(300)),
+        cpus: Some(Cpus(250)),
+        pids: Some(50),
+        disk: Some(Bytes::mib(64)),
+    };
+    let env = [("TOKEN", "secret value"), ("FILE", "/its/own")];
+    let spec = Spec {
+        resources,
+        network: Network::Off,
+        env: env.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
+        env_file: Some("/its/own".to_owned()),
+        guest: guest(),
+        ..Spec::plain()
+    };
+    Create {
+        spec,
+        labels: [("team".to_owned(), "blue".to_owned())].into(),
+        notes: vec![7],
+        timeout: Some(HOUR),
+        idle_timeout: Some(Duration::from_secs(90)),
+        ..plain()
+    }
+}
+
+/// A request that names nothing but the snapshot; the front filled in defaults that are weaker.
+fn unnamed(snapshot: &SnapshotId) -> Create {
+    let spec = Spec {
+        snapshot: Some(snapshot.clone()),
+        network: Network::On,
+        env: [("FILE".to_owned(), "/usual".to_owned())].into(),
+        env_file: Some("/usual".to_owned()),
+        ..Spec::plain()
+    };
+    let defaulted = vec![Defaulted::Network, Defaulted::Guest, Defaulted::EnvironmentFile("FILE")];
+    Create { spec, defaulted, ..plain() }
+}
+
+async fn snapshot_of(bench: &Bench, sandbox: &Sandbox) -> Snapshot {
+    let begun = bench.service.take_snapshot(&bench.owner, &sandbox.id, None).await.unwrap();
+    loop {
+        let snapshot = bench.service.snapshot(&bench.owner, &begun.id).unwrap();
+        if snapshot.state == SnapshotState::Ready {
+            return snapshot;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+fn check_inherited(bench: &Bench, made: &Sandbox) {
+    let parent = confined();
+    assert_eq!(made.spec.network, Network::Off);
+    let disk = Some(Bytes::mib(100));
+    assert_eq!(made.spec.resources, Resources { disk, ..parent.spec.resources }, "the snapshot's disk");
+    assert_eq!((&made.spec.env, &made.spec.env_file), (&parent.spec.env, &parent.spec.env_file));
+    assert_eq!((&made.spec.guest, &made.labels), (&guest(), &parent.labels));
+    assert_eq!(made.expires, Some(made.created + HOUR));
+    assert_eq!(bench.handle(made).idle_timeout, parent.idle_timeout);
+}
+
+#[tokio::test]
+async fn what_the_caller_leaves_open_is_the_parents() {
+    let bench = Bench::new().await;
+    let source = bench.service.create(&bench.owner, confined()).await.unwrap();
+    // A later expiry is not the rule that the sandbox was created with.
+    let later = source.created + 2 * HOUR;
+    bench.service.renew(&bench.owner, &source.id, later).await.unwrap();
+    let snapshot = snapshot_of(&bench, &source).await;
+    let made = bench.service.create(&bench.owner, unnamed(&snapshot.id)).await.unwrap();
+    check_inherited(&bench, &made);
+    let key = Key::new(&bench.owner, NAMES, "fork").unwrap();
+    let acquired = bench.service.acquire(&key, unnamed(&snapshot.id)).await.unwrap();
+    check_inherited(&bench, &acquired.sandbox);
+    // A fork of a fork has the same, also after a restart.
+    let again = snapshot_of(&bench, &made).await;
+    let (backend, state) = bench.crash().await;
+    let bench = Bench::with(backend, state, Clock::host()).await;
+    let second = bench.service.create(&bench.owner, unnamed(&again.id)).await.unwrap();
+    check_inherited(&bench, &second);
+    assert_eq!(bench.service.snapshot(&bench.owner, &again.id).unwrap(), again);
+}
+
+#[tokio::test]
+async fn what_the_caller_names_wins() {
+    let bench = Bench::new().await;
+    let source = bench.service.create(&bench.owner, confined()).await.unwrap();
+    let snapshot = snapshot_of(&bench, &source).await;
+    let mut wish = unnamed(&snapshot.id);
+    wish.defaulted.clear();
+    wish.spec.resources = Resources { memory: Some(Bytes::mib(1)), ..Resources::default() };
+    wish.labels = [("team", "red"), ("more", "x")].map(|(k, v)| (k.to_owned(), v.to_owned())).into();
+    wish.timeout = Some(Duration::ZERO);
+    wish.idle_timeout = Some(Duration::ZERO);
+    let made = bench.service.create(&bench.owner, wish.clone()).await.unwrap();
+    assert_eq!((made.spec.network, made.expires), (Network::On, None));
+    let limits = &made.spec.resources;
+    assert_eq!((limits.memory, limits.pids), (Some(Bytes::mib(1)), Some(50)));
+    assert_eq!((made.spec.env_file.as_deref(), &made.spec.guest), (Some("/usual"), &Guest::root()));
+    assert_eq!((made.spec.env["FILE"].as_str(), made.spec.env["TOKEN"].as_str()), ("/usual", "secret value"));
+    assert_eq!(made.labels, wish.labels);
+    assert_eq!(bench.handle(&made).idle_timeout, None);
+}
+
+#[tokio::test]
+async fn default_limits_that_were_in_force_are_recorded() {
+    let bench = Bench::new().await;
+    let source = bench.create().await;
+    bench.backend.set_usage(Usage {
+        memory_limit: Some(Bytes::mib(512)),
+        cpu_limit: Some(1500),
+        pids_limit: Some(99),
+        ..Usage::default()
+    });
+    let snapshot = snapshot_of(&bench, &source).await;
+    let made = bench.service.create(&bench.owner, unnamed(&snapshot.id)).await.unwrap();
+    let limits = &made.spec.resources;
+    let found = (limits.memory, limits.cpus, limits.pids);
+    assert_eq!(found, (Some(Bytes::mib(512)), Some(Cpus(1500)), Some(99)));
+    assert_eq!((made.expires, bench.handle(&made).idle_timeout), (None, None));
+}
+
+#[tokio::test]
+async fn a_pool_does_not_loosen_what_the_snapshot_records() {
+    let state = tempfile::tempdir().unwrap();
+    let backend = super::pretend::Pretend::new();
+    let limits = Resources { memory: Some(Bytes::mib(900)), pids: Some(900), ..Resources::default() };
+    let pool = domain::Pool {
+        name: "warm".to_owned(),
+        template: Spec { resources: limits, ..Spec::plain() },
+        capacity: domain::Capacity::level(0),
+        refill: domain::Refill::default(),
+    };
+    let config = crate::Config { pools: vec![pool], ..config(&state) };
+    let service = Service::start(config, backend.clone() as _).await.unwrap();
+    let bench = Bench { service, backend, state, owner: domain::Owner::single() };
+    let source = bench.service.create(&bench.owner, confined()).await.unwrap();
+    let snapshot = snapshot_of(&bench, &source).await;
+    let wish = Create { pool: Some("warm".to_owned()), ..unnamed(&snapshot.id) };
+    let made = bench.service.create(&bench.owner, wish).await.unwrap();
+    check_inherited(&bench, &made);
+}
+
+#[tokio::test]
+async fn inherited_limits_count_in_the_quota() {
+    let state = tempfile::tempdir().unwrap();
+    let quota = Quota { memory: Some(Bytes::mib(500)), ..Quota::default() };
+    let config = crate::Config { quotas: Quotas { others: quota, ..Quotas::default() }, ..config(&state) };
+    let backend = super::pretend::Pretend::new();
+    let service = Service::start(config, backend.clone() as _).await.unwrap();
+    let bench = Bench { service, backend, state, owner: domain::Owner::single() };
+    let source = bench.service.create(&bench.owner, confined()).await.unwrap();
+    let snapshot = snapshot_of(&bench, &source).await;
+    let refused = bench.service.create(&bench.owner, unnamed(&snapshot.id)).await.unwrap_err();
+    assert!(matches!(refused, ServiceError::OverQuota { what: "memory", .. }), "{refused}");
+}
+
+#[tokio::test]
+async fn an_inherited_timeout_is_no_longer_than_the_server_grants_now() {
+    let bench = Bench::new().await;
+    let source = bench.service.create(&bench.owner, confined()).await.unwrap();
+    let snapshot = snapshot_of(&bench, &source).await;
+    let (backend, state) = bench.crash().await;
+    let config = crate::Config { longest_timeout: Some(HOUR / 2), ..config(&state) };
+    let service = Service::start(config, backend.clone() as _).await.unwrap();
+    let bench = Bench { service, backend, state, owner: domain::Owner::single() };
+    let made = bench.service.create(&bench.owner, unnamed(&snapshot.id)).await.unwrap();
+    assert_eq!(made.expires, Some(made.created + HOUR / 2));
+}
+
+#[tokio::test]
+async fn a_snapshot_of_an_earlier_version_gives_what_the_create_names() {
+    let bench = Bench::new().await;
+    let source = bench.service.create(&bench.owner, confined()).await.unwrap();
+    let snapshot = snapshot_of(&bench, &source).await;
+    let (backend, state) = bench.crash().await;
+    let database = rusqlite::Connection::open(state.path().join("coracle.db")).unwrap();
+    database.execute("UPDATE snapshots SET settings = NULL", []).unwrap();
+    database.execute("UPDATE sandboxes SET timeout = NULL", []).unwrap();
+    drop(database);
+    let bench = Bench::with(backend, state, Clock::host()).await;
+    let wish = unnamed(&snapshot.id);
+    let made = bench.service.create(&bench.owner, wish.clone()).await.unwrap();
+    assert_eq!((made.spec.network, made.expires, made.labels.len()), (Network::On, None, 0));
+    assert_eq!((made.spec.resources.memory, &made.spec.env), (None, &wish.spec.env));
+    // A sandbox of an earlier version tells its time to live by its expiry.
+    let again = snapshot_of(&bench, &source).await;
+    assert_eq!(again.settings.unwrap().timeout, Some(HOUR));
+}
+
+#[tokio::test]
+async fn values_of_variables_are_not_printed_with_a_snapshot() {
+    let bench = Bench::new().await;
+    let source = bench.service.create(&bench.owner, confined()).await.unwrap();
+    let printed = format!("{:?}", snapshot_of(&bench, &source).await);
+    assert!(printed.contains("TOKEN") && !printed.contains("secret value"), "{printed}");
+}
