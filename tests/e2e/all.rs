@@ -6,6 +6,7 @@ mod diagnostics;
 mod envfile;
 mod escape;
 mod events;
+mod exec;
 mod failures;
 mod full_disk;
 mod fuzz;

@@ -89,6 +89,8 @@ pub(crate) enum Alarm {
     Idle(u64),
     /// A process was interrupted a while ago.
     Insist(u64),
+    /// The reader of a held process has taken no byte.
+    Stall(u64),
 }
 
 impl Agent {
@@ -197,6 +199,7 @@ impl Agent {
                 Alarm::Ready(session) => self.kernel_is_late(session),
                 Alarm::Idle(session) => self.nest_idle(session),
                 Alarm::Insist(process) => self.interrupt_again(process),
+                Alarm::Stall(process) => self.reader_stalled(process),
             }
         }
     }

@@ -110,19 +110,21 @@ impl Connection {
         self.source.want(interest);
     }
 
-    /// Sends what the socket takes. An error means that nobody reads any more.
-    pub(crate) fn flush(&mut self) -> rustix::io::Result<()> {
+    /// Sends what the socket takes and says how much that was. An error means that nobody reads
+    /// any more.
+    pub(crate) fn flush(&mut self) -> rustix::io::Result<usize> {
+        let before = self.unsent();
         while self.unsent() > 0 {
             match rustix::net::send(self.source.as_fd(), &self.out[self.sent..], SendFlags::NOSIGNAL) {
                 Ok(count) => self.sent += count,
-                Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::AGAIN) => return Ok(before - self.unsent()),
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno),
             }
         }
         self.out.clear();
         self.sent = 0;
-        Ok(())
+        Ok(before)
     }
 
     /// Reads once. `Ok(0)` is the end.

@@ -5,11 +5,11 @@
 
 use std::os::fd::AsFd;
 
-use wire::{Reply, frame};
+use wire::{Reply, StreamTag, frame};
 
 use crate::agent::Agent;
 use crate::connection::Stage;
-use crate::journal::{Cursor, Piece};
+use crate::journal::{Cursor, Piece, RECORD};
 
 /// How much is encoded ahead for one follower.
 const AHEAD: usize = 256 << 10;
@@ -28,6 +28,10 @@ impl Agent {
     pub(crate) fn unfollow(&mut self, process: u64, connection: u64) {
         let Some(process) = self.processes.get_mut(&process) else { return };
         process.followers.retain(|follower| *follower != connection);
+        if process.backpressure.reader == Some(connection) {
+            process.backpressure.reader = None;
+            process.journal.pin(None);
+        }
         if process.followers.is_empty() {
             process.journal.rest();
         }
@@ -68,10 +72,34 @@ impl Agent {
         }
         let number = process.number;
         match following.flush() {
-            Ok(()) => following.set_interest(more),
+            Ok(sent) => {
+                following.set_interest(more);
+                if sent > 0 {
+                    self.reader_advanced(number, connection);
+                }
+            }
             Err(_) => return self.close(connection),
         }
         self.balance(number);
+    }
+
+    /// Gives new output to the followers that have everything before it, so that it need not be
+    /// read back from the journal.
+    pub(crate) fn pass_on(&mut self, process: u64, stream: StreamTag, offset: u64, bytes: &[u8]) {
+        let Some(process) = self.processes.get(&process) else { return };
+        for follower in &process.followers {
+            let Some(following) = self.connections.get_mut(follower) else { continue };
+            let Stage::Following { cursor, .. } = following.stage else { continue };
+            if cursor.offset != offset || following.unsent() >= AHEAD {
+                continue;
+            }
+            let mut at = offset;
+            for piece in bytes.chunks(RECORD) {
+                frame::encode_output(&mut following.out, stream, at, piece);
+                at += piece.len() as u64;
+            }
+            following.stage = Stage::Following { process: process.number, cursor: Cursor::at(at) };
+        }
     }
 
     /// Tells the followers that there is more.

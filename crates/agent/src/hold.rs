@@ -1,36 +1,106 @@
-//! Holding a command back while its readers are slow, where the caller asked for it.
+//! Holding a command back while the reader that started it is slow, where the caller asked for it.
 //!
-//! Nothing is read from the command's pipes while a follower lags too far behind; they fill,
-//! and the command waits in its write, as it would with the reader's own pipe.
+//! Nothing is read from the command's pipes while that reader lags too far behind; they fill,
+//! and the command waits in its write, as it would with the reader's own pipe. Other followers
+//! never hold a command back.
+//!
+//! ```text
+//!            reader lags                 stall limit passed
+//!  running ───────────────► held ──────────────────────────────► released (output may be dropped)
+//!     ▲                      │                                      │
+//!     └── reader caught up ──┴──────────── reader took a byte ──────┘
+//! ```
+
+use std::time::{Duration, Instant};
 
 use rustix::event::epoll::EventFlags;
 
-use crate::agent::Agent;
+use crate::agent::{Agent, Alarm};
 use crate::connection::Stage;
 
+/// A reader may lag behind by at least so much, however little is kept.
+const MIN_LAG: u64 = 256 << 10;
+
+/// Back-pressure of one process.
+#[derive(Debug, Default)]
+pub(crate) struct Backpressure {
+    /// The connection that started the process, if it follows.
+    pub(crate) reader: Option<u64>,
+    /// When the reader counts as stalled, while the process is held.
+    stalled_at: Option<Instant>,
+    /// The reader stalled, and has taken no byte since.
+    released: bool,
+}
+
 impl Agent {
-    /// Stops or goes on reading from a process's pipes, as its followers demand.
+    /// Stops or goes on reading from a process's pipes, as its reader demands.
     pub(crate) fn balance(&mut self, process: u64) {
-        let Some(running) = self.processes.get(&process) else { return };
+        let Some(running) = self.processes.get_mut(&process) else { return };
         let retention = running.journal.retention();
         if !retention.hold || running.ended.is_some() {
             return;
         }
+        let reader = running.backpressure.reader.and_then(|reader| self.connections.get(&reader));
+        let position = reader.and_then(|reader| match reader.stage {
+            Stage::Following { cursor, .. } => Some(cursor),
+            _ => None,
+        });
+        let released = running.backpressure.released;
+        running.journal.pin(position.map(|cursor| cursor.offset).filter(|_| !released));
         // Half of what is kept: the other half has room for what the pipes still hold.
-        let most = retention.last / 2;
-        let positions =
-            running.followers.iter().filter_map(|follower| match self.connections.get(follower)?.stage {
-                Stage::Following { cursor, .. } => Some(cursor.offset),
-                _ => None,
-            });
-        let behind = positions.min().map_or(0, |slowest| running.journal.written().saturating_sub(slowest));
-        let interest = if behind > most { EventFlags::empty() } else { EventFlags::IN };
-        let Some(body) = running.body.and_then(|body| self.bodies.get_mut(&body)) else { return };
-        for (_, source) in &mut body.outputs {
-            source.want(interest);
+        let most = (retention.last / 2).max(MIN_LAG);
+        let lags = position.is_some_and(|cursor| {
+            let behind = running.journal.written().saturating_sub(cursor.offset);
+            behind > most || running.journal.backlog(&cursor) > running.journal.largest_tail() / 2
+        });
+        let held = lags && !released;
+        let stalled_at = running.backpressure.stalled_at;
+        let interest = if held { EventFlags::empty() } else { EventFlags::IN };
+        if let Some(body) = running.body.and_then(|body| self.bodies.get_mut(&body)) {
+            for (_, source) in &mut body.outputs {
+                source.want(interest);
+            }
         }
         if let Some(session) = running.session.clone() {
             self.hold_reports(&session, interest);
         }
+        match (held, stalled_at, retention.stall_ms) {
+            (true, None, Some(limit)) => {
+                let stalled_at = self.set_alarm(Duration::from_millis(limit), Alarm::Stall(process));
+                self.set_stalled_at(process, stalled_at);
+            }
+            (false, Some(_), _) => self.stop_stall_alarm(process),
+            _ => {}
+        }
+    }
+
+    /// The reader took bytes: it is not stalled, and holds its command back again.
+    pub(crate) fn reader_advanced(&mut self, process: u64, connection: u64) {
+        let Some(running) = self.processes.get_mut(&process) else { return };
+        if running.backpressure.reader == Some(connection) {
+            running.backpressure.released = false;
+            self.stop_stall_alarm(process);
+        }
+    }
+
+    /// The reader took no byte for as long as a command waits.
+    pub(crate) fn reader_stalled(&mut self, process: u64) {
+        if let Some(running) = self.processes.get_mut(&process) {
+            running.backpressure.stalled_at = None;
+            running.backpressure.released = true;
+        }
+        self.balance(process);
+    }
+
+    fn set_stalled_at(&mut self, process: u64, stalled_at: Option<Instant>) {
+        if let Some(running) = self.processes.get_mut(&process) {
+            running.backpressure.stalled_at = stalled_at;
+        }
+    }
+
+    pub(crate) fn stop_stall_alarm(&mut self, process: u64) {
+        let Some(running) = self.processes.get_mut(&process) else { return };
+        let stalled_at = running.backpressure.stalled_at.take();
+        self.stop_alarm(stalled_at, Alarm::Stall(process));
     }
 }

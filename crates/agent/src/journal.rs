@@ -51,6 +51,8 @@ pub(crate) struct Journal {
     tail: Option<Mark>,
     last: Option<Record>,
     finished: bool,
+    /// Bytes from this offset on are kept, whatever retention says.
+    pinned: Option<u64>,
 }
 
 /// A record begins here.
@@ -136,7 +138,24 @@ impl Journal {
             tail: None,
             last: None,
             finished: false,
+            pinned: None,
         }
+    }
+
+    /// Keeps everything from this offset on, for a reader that the process waits for.
+    pub(crate) fn pin(&mut self, offset: Option<u64>) {
+        self.pinned = offset;
+        self.trim();
+    }
+
+    /// How much of the file a reader has still to go through.
+    pub(crate) fn backlog(&self, cursor: &Cursor) -> u64 {
+        if cursor.offset >= self.written { 0 } else { self.end.saturating_sub(self.start_for(cursor)) }
+    }
+
+    /// The size that the file may have beyond its beginning, headers included.
+    pub(crate) fn largest_tail(&self) -> u64 {
+        self.retention.last.saturating_mul(4).saturating_add(1 << 20)
     }
 
     pub(crate) fn retention(&self) -> Retention {
@@ -312,13 +331,15 @@ impl Journal {
         let start = self.tail.unwrap_or(head);
         let slack = (self.retention.last / 8).clamp(MARK_EVERY, 1 << 20);
         // Headers count only when they have become most of the file.
-        let largest = self.retention.last.saturating_mul(4).saturating_add(1 << 20);
+        let largest = self.largest_tail();
         let mark = if self.written - start.offset > self.retention.last.saturating_add(slack) {
             let keep = self.written - self.retention.last;
+            let keep = self.pinned.map_or(keep, |pinned| keep.min(pinned));
             self.marks.iter().rev().find(|mark| mark.offset <= keep)
         } else if self.end - start.position > largest.saturating_add(slack) {
             let keep = self.end - largest;
-            self.marks.iter().find(|mark| mark.position >= keep)
+            let unread = |mark: &Mark| self.pinned.is_some_and(|pinned| mark.offset > pinned);
+            self.marks.iter().find(|mark| mark.position >= keep).filter(|mark| !unread(mark))
         } else {
             None
         };
@@ -441,7 +462,7 @@ mod tests {
         ) {
             let temporary = tempfile::tempdir().expect("a temporary directory");
             let directory = std::fs::File::open(temporary.path()).expect("it was just made");
-            let mut journal = Journal::new("test", Retention { first, last, hold: false });
+            let mut journal = Journal::new("test", Retention { first, last, hold: false, stall_ms: None });
             let (mut written, mut now, mut live) = (Vec::new(), 0, Cursor::at(0));
             for (number, (stream, length, later)) in pieces.iter().enumerate() {
                 let stream = StreamTag::from_byte(*stream).expect("the range is the three tags");

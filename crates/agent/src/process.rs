@@ -19,6 +19,7 @@ use crate::child::{Failure, Step};
 use crate::command::{Command, Surroundings};
 use crate::exec::{self, Spot, Wiring};
 use crate::fault;
+use crate::hold::Backpressure;
 use crate::interrupt::Interrupted;
 use crate::journal::Journal;
 
@@ -47,6 +48,7 @@ pub(crate) struct Process {
     pub(crate) pid: Option<Pid>,
     pub(crate) journal: Journal,
     pub(crate) followers: Vec<u64>,
+    pub(crate) backpressure: Backpressure,
     pub(crate) caller: Option<Caller>,
     pub(crate) ended: Option<Ended>,
     pub(crate) deadline: Option<Instant>,
@@ -128,6 +130,7 @@ impl Process {
             command: self.command.clone(),
             started_ms: self.started_ms,
             written: self.journal.written(),
+            first: self.journal.retention().first,
             ended: self.ended.clone(),
             left: false,
         }
@@ -228,6 +231,7 @@ impl Agent {
             body: None,
             pid: None,
             followers: Vec::new(),
+            backpressure: Backpressure::default(),
             caller: new.caller,
             ended: None,
             deadline: None,
@@ -277,6 +281,9 @@ impl Agent {
         let reply = Reply::Started { pid: process.pid.map_or(0, Pid::as_raw_pid) };
         if caller.follow {
             self.send(caller.connection, &reply);
+            if let Some(process) = self.processes.get_mut(&number) {
+                process.backpressure.reader = Some(caller.connection);
+            }
             self.follow(caller.connection, number, 0);
         } else {
             self.answer(caller.connection, &reply);
@@ -285,7 +292,9 @@ impl Agent {
 
     pub(crate) fn append_output(&mut self, number: u64, stream: StreamTag, bytes: &[u8]) {
         let Some(process) = self.processes.get_mut(&number) else { return };
+        let offset = process.journal.written();
         process.journal.append(self.place.journals.as_fd(), stream, bytes, now_ms());
+        self.pass_on(number, stream, offset, bytes);
         self.pump_followers(number);
         self.balance(number);
     }
@@ -305,6 +314,7 @@ impl Agent {
         process.ended = Some(ended.clone());
         let deadline = process.deadline;
         self.stop_alarm(deadline, Alarm::Deadline(number));
+        self.stop_stall_alarm(number);
         self.finished.push_back(number);
         self.pump_followers(number);
         // Whoever waits for the end is told before the disk is.

@@ -352,8 +352,20 @@ pub(crate) struct ExecArgs {
     pub text: Option<String>,
 
     /// Print the id of the process and leave it running
-    #[arg(long, short = 'd')]
+    #[arg(long, short = 'd', conflicts_with_all = ["interactive", "tty"])]
     pub detach: bool,
+
+    /// Pass standard input on even if it is a terminal
+    #[arg(long, short = 'i')]
+    pub interactive: bool,
+
+    /// Give the command a terminal of the size of ours
+    #[arg(long, short = 't')]
+    pub tty: bool,
+
+    /// How much of its output is kept for `coracle logs`, such as 64m [default: what the server says]
+    #[arg(long, value_name = "SIZE", value_parser = values::bytes)]
+    pub keep_output: Option<Bytes>,
 
     /// Kill the whole tree after this long; the exit code is then 124
     #[arg(long, value_name = "TIME", value_parser = values::duration)]
@@ -377,9 +389,11 @@ pub(crate) struct ExecArgs {
 }
 
 const EXEC_HELP: &str = "\
-Output is streamed as text; the exit code is that of the command, 127 if there is no such program, 126 if
-it cannot be executed, or 125 if nothing could be started at all.
-The first Ctrl-C asks the command to end, the second leaves it alone and returns.";
+Output is passed on byte for byte; standard input is passed on if it is not a terminal. The exit code is that of
+the command, 128 and the signal's number if a signal ended it, 124 at the timeout, 137 if memory ran out, 127 if
+there is no such program, 126 if it cannot be executed, or 125 if nothing could be started, or if the command
+succeeded but output is missing because it was not read in time. INT, TERM, HUP and QUIT are passed on to the
+command; the third Ctrl-C leaves it running and returns.";
 
 #[derive(Debug, Args)]
 pub(crate) struct ShellArgs {
@@ -408,6 +422,7 @@ pub(crate) struct CpArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = LOGS_HELP)]
 pub(crate) struct LogsArgs {
     /// The sandbox: its id, its name, or the beginning of its id
     #[arg(value_name = "SANDBOX")]
@@ -425,6 +440,11 @@ pub(crate) struct LogsArgs {
     #[arg(long, value_name = "OFFSET", default_value_t = 0)]
     pub from: u64,
 }
+
+const LOGS_HELP: &str = "\
+Output that is no longer kept is reported on standard error, the output goes on in a new line behind it, and the
+exit code is 3. With --json each record is one line: output with its stream, offset and text (or base64 where it
+is not UTF-8), gaps with offset and length, and the end.";
 
 fn process_id(text: &str) -> Result<domain::ProcessId, String> {
     domain::ProcessId::parse(text).map_err(|error| error.to_string())

@@ -5,7 +5,7 @@
 //! headers that open it.
 
 mod commands;
-mod events;
+mod exec_socket;
 mod files;
 mod http;
 mod keys;
@@ -19,8 +19,8 @@ mod terminal;
 mod volumes;
 mod way;
 
-pub(crate) use commands::{Execution, Wish};
-pub(crate) use events::{Ending, Event, Failure};
+pub(crate) use commands::{LogRecord, Logs};
+pub(crate) use exec_socket::ExecSocket;
 pub(crate) use files::{FileInfo, Kind};
 pub(crate) use http::Refused;
 pub(crate) use keys::KeyInfo;

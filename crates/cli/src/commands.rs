@@ -28,22 +28,30 @@ const MISSING: u8 = 127;
 pub(crate) struct NotStarted {
     why: String,
     pub(crate) code: u8,
+    hint: Option<&'static str>,
 }
 
 impl NotStarted {
     pub(crate) fn missing(why: String) -> Self {
-        Self { why, code: MISSING }
+        Self { why, code: MISSING, hint: None }
     }
 
     pub(crate) fn not_executable(why: String) -> Self {
-        Self { why, code: 126 }
+        Self { why, code: 126, hint: None }
     }
 }
 
 impl NotStarted {
+    /// Gives better advice than what holds for every program.
+    pub(crate) fn with_hint(self, hint: &'static str) -> Self {
+        Self { hint: Some(hint), ..self }
+    }
+
     /// What somebody could do about it.
     pub(crate) fn hint(&self) -> &'static str {
-        if self.code == MISSING {
+        if let Some(hint) = self.hint {
+            hint
+        } else if self.code == MISSING {
             "only what is in the image is inside: `run --mount` shows a directory of this host, `cp` copies files"
         } else {
             "it must be a program, or a script that begins with `#!`, with the permission to be executed"

@@ -7,6 +7,7 @@
 mod gateway;
 mod keys;
 mod network;
+mod output;
 mod pools;
 mod raw;
 mod volumes;
@@ -27,6 +28,7 @@ use crate::args::{ServeArgs, StateArgs};
 use crate::output::WithHint;
 use crate::values;
 pub(crate) use gateway::Gateway;
+pub(crate) use output::Output;
 pub(crate) use pools::{PoolSettings, network as network_of};
 use raw::{Amount, RawConfig, RawImages, RawLimits, RawPrepared, RawQuota};
 pub(crate) use volumes::Volumes;
@@ -68,6 +70,7 @@ pub(crate) struct Config {
     pub answer_timeout: Duration,
     /// Accesses closer together than this renew a sandbox once.
     pub renewal_interval: Duration,
+    pub output: Output,
 }
 
 /// An API key. It never appears in what is printed.
@@ -244,6 +247,7 @@ impl Config {
             gateway: gateway::check(raw.gateway)?,
             answer_timeout: time("answer_timeout", raw.answer_timeout.as_ref(), 180)?,
             renewal_interval: time("renewal_interval", raw.renewal_interval.as_ref(), 60)?,
+            output: output::check(&raw.output)?,
             network,
             state_dir,
         };

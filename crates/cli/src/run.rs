@@ -286,7 +286,7 @@ fn start(args: &RunArgs, plan: &JailPlan) -> Result<Start> {
         stdin: true,
         tag: None,
         deadline_ms: args.timeout.map(|timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX)),
-        retention: Retention { first: 0, last: 4 << 20, hold: true },
+        retention: Retention { first: 0, last: 4 << 20, hold: true, stall_ms: None },
         follow: true,
     })
 }

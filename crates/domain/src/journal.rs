@@ -5,6 +5,10 @@
 //! last byte it saw can come back later and go on, without a byte lost or doubled. Bytes that
 //! retention has dropped are reported as an exact gap.
 
+use std::time::Duration;
+
+use crate::Bytes;
+
 /// Where a record came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stream {
@@ -27,8 +31,27 @@ pub struct Retention {
     pub last: u64,
 }
 
+/// Whether a command waits for the reader that started it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Backpressure {
+    /// It never waits; a reader that is too slow finds a gap.
+    #[default]
+    Off,
+    /// It waits, so that the reader that started it loses nothing. If that reader takes no byte
+    /// for `stall_limit`, the command runs on and the reader finds a gap.
+    On { stall_limit: Option<Duration> },
+}
+
 impl Default for Retention {
     fn default() -> Self {
         Self { first: 1 << 20, last: 15 << 20 }
+    }
+}
+
+impl Retention {
+    /// Keeps so many bytes in all: a sixteenth of the beginning, the rest of the end.
+    pub fn of_size(size: Bytes) -> Self {
+        let first = size.0 / 16;
+        Self { first, last: size.0 - first }
     }
 }

@@ -21,7 +21,7 @@ pub mod volume;
 pub use context::{ContextId, Language, NotALanguage, Worker};
 pub use guest::{Guest, User};
 pub use hook::{Hook, Hooks, Periodic, Schedule};
-pub use journal::{Position, Retention, Stream};
+pub use journal::{Backpressure, Position, Retention, Stream};
 pub use key::{Key, NotAKey};
 pub use lifecycle::{Cause, Phase, Request, Verdict};
 pub use nest::{Nest, NestMount, NestStatus, Screen, Sharing, Store, View};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use crate::journal::Retention;
+use crate::journal::{Backpressure, Retention};
 
 /// The name of a process, minted by the service before it starts: 32 hexadecimal digits.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -33,6 +33,7 @@ pub struct Process {
     /// When the whole tree is killed.
     pub deadline: Option<Duration>,
     pub retention: Retention,
+    pub backpressure: Backpressure,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -141,6 +142,7 @@ impl Process {
             tag: None,
             deadline: None,
             retention: Retention::default(),
+            backpressure: Backpressure::Off,
         }
     }
 

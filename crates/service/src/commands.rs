@@ -102,6 +102,7 @@ mod tests {
             command: String::new(),
             started,
             written: 0,
+            first: 0,
             ended: None,
             left: false,
         }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use domain::process::Directory;
-use domain::{ContextId, Identity, Language, Owner, Retention, SandboxId, SessionId};
-use wire::process::{OpenKernel, RunInSession};
+use domain::{Backpressure, ContextId, Identity, Language, Owner, SandboxId, SessionId};
+use wire::process::OpenKernel;
 use wire::{FaultKind, Reply, Request};
 
 use crate::agent_client::within;
@@ -230,10 +230,12 @@ impl Service {
         let slot = self.slot(&handle, &name).await?;
         let agent = handle.agent.clone();
         let RunCode { code, deadline, busy, unread } = run;
-        let retention = Retention::default();
+        let retention = self.0.config.output.retention;
+        // While somebody reads, nothing is dropped: a result that is missing cannot be guessed.
+        let backpressure = Backpressure::On { stall_limit: None };
         let (env, place) = (BTreeMap::new(), RunPlace::Shell);
-        let run = Run { text: code, directory: None, deadline, retention, busy, env, place };
-        let mut connection = agent.call(Request::Run(held(translate::run(context, &name, run)))).await?;
+        let run = Run { text: code, directory: None, deadline, retention, backpressure, busy, env, place };
+        let mut connection = agent.call(Request::Run(translate::run(context, &name, run))).await?;
         let answer = match busy {
             Busy::Queue => connection.answer().await.map_err(|source| agent.failed("answer", source))?,
             Busy::Refuse => agent.first_answer(&mut connection).await?,
@@ -283,12 +285,6 @@ impl Service {
             interrupted => interrupted,
         }
     }
-}
-
-/// While somebody reads, nothing is dropped: a result that is missing cannot be guessed.
-fn held(mut run: RunInSession) -> RunInSession {
-    run.retention.hold = true;
-    run
 }
 
 async fn contexts_of(handle: &Handle) -> Result<Vec<Context>, ServiceError> {

@@ -218,7 +218,9 @@ impl Driver {
     async fn begin_life(&mut self) -> Result<(), ServiceError> {
         self.prepare_life().await?;
         if let Some(id) = &self.record.entrypoint {
-            entrypoint::launch(&self.handle.agent, id, &self.record.sandbox.spec.entrypoint).await?;
+            let words = &self.record.sandbox.spec.entrypoint;
+            let retention = self.core.config.output.retention;
+            entrypoint::launch(&self.handle.agent, id, words, retention).await?;
         }
         self.watch_entrypoint();
         self.handle.activity.touch();

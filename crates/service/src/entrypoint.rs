@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use domain::process::{Command, Process};
-use domain::{Exit, ProcessId};
+use domain::{Exit, ProcessId, Retention};
 use wire::{Frame, Reply, Request};
 
 use crate::agent_client::{Agent, AgentError, read_answer};
@@ -17,8 +17,14 @@ pub(crate) const TAG: &str = "entrypoint";
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LAST_RETRY: Duration = Duration::from_secs(30);
 
-pub(crate) async fn launch(agent: &Agent, id: &ProcessId, words: &[String]) -> Result<(), ServiceError> {
-    let process = Process { tag: Some(TAG.to_owned()), ..Process::new(Command::Argv(words.to_vec())) };
+pub(crate) async fn launch(
+    agent: &Agent,
+    id: &ProcessId,
+    words: &[String],
+    retention: Retention,
+) -> Result<(), ServiceError> {
+    let tag = Some(TAG.to_owned());
+    let process = Process { tag, retention, ..Process::new(Command::Argv(words.to_vec())) };
     let start = wire::process::Start { follow: false, ..translate::start(id, process) };
     match agent.ask(Request::Start(start)).await? {
         Ok(Reply::Started { .. }) => Ok(()),

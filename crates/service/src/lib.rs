@@ -53,7 +53,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use backend::SharedBackend;
-use domain::{Bytes, Key, Labels, Owner, Phase, Pool, Resources, SandboxId, Spec};
+use domain::{Bytes, Key, Labels, Owner, Phase, Pool, Resources, Retention, SandboxId, Spec};
 use futures_util::StreamExt;
 
 use crate::clock::Clock;
@@ -121,6 +121,28 @@ pub struct Config {
     pub volume_size: Bytes,
     /// The longest time to live that a client may ask for.
     pub longest_timeout: Option<Duration>,
+    pub output: OutputSettings,
+}
+
+/// What is kept of the output of commands, and how long one waits for its reader.
+#[derive(Clone, Copy, Debug)]
+pub struct OutputSettings {
+    /// What is kept of a command whose caller does not say.
+    pub retention: Retention,
+    /// The most that a caller may ask to be kept.
+    pub max_kept: Bytes,
+    /// After how long without taking a byte the reader of a command holds it back no longer.
+    pub stall_limit: Duration,
+}
+
+impl Default for OutputSettings {
+    fn default() -> Self {
+        Self {
+            retention: Retention::default(),
+            max_kept: Bytes::mib(256),
+            stall_limit: Duration::from_secs(10),
+        }
+    }
 }
 
 /// What became of a request that was not refused.

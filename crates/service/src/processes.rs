@@ -12,7 +12,7 @@ use crate::commands::Slot;
 use crate::core::new_process_id;
 use crate::following::Place;
 use crate::registry::Handle;
-use crate::{Following, Input, Service, ServiceError, faults, measure, translate};
+use crate::{Following, Input, OutputSettings, Service, ServiceError, faults, measure, translate};
 
 /// How a process ended, and what it used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +37,8 @@ pub struct ProcessStatus {
     pub command: String,
     pub started: SystemTime,
     pub written: u64,
+    /// How many bytes are kept of the beginning of its output.
+    pub first: u64,
     /// `None` while it runs.
     pub ended: Option<Ended>,
     /// It has ended, and something that it started has not.
@@ -53,6 +55,11 @@ pub enum Reach {
 }
 
 impl Service {
+    /// What is kept of the output of commands where nobody says otherwise.
+    pub fn output_settings(&self) -> OutputSettings {
+        self.0.config.output
+    }
+
     /// Starts a process; what it prints can be followed from the first byte.
     pub async fn launch(
         &self,

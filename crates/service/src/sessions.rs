@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use domain::process::{Directory, Size};
-use domain::{Identity, Nest, NestStatus, Owner, Retention, SandboxId, SessionId};
+use domain::{Backpressure, Identity, Nest, NestStatus, Owner, Retention, SandboxId, SessionId};
 use wire::{Reply, Request};
 
 use crate::core::new_process_id;
@@ -32,6 +32,7 @@ pub struct Run {
     pub directory: Option<Directory>,
     pub deadline: Option<Duration>,
     pub retention: Retention,
+    pub backpressure: Backpressure,
     pub busy: Busy,
     /// For this run alone.
     pub env: BTreeMap<String, String>,

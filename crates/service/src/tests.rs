@@ -103,6 +103,7 @@ fn config(state: &TempDir) -> Config {
         pools: Vec::new(),
         volume_size: domain::Bytes::mib(64),
         longest_timeout: Some(Duration::from_secs(86_400)),
+        output: Default::default(),
     }
 }
 

@@ -4,8 +4,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use domain::process::{Command, Directory, Io, Missing, Process, Size, Stdin};
 use domain::{
-    Exit, Identity, Nest, NestMount, NestStatus, ProcessId, Retention, SessionId, Sharing, Store, Stream,
-    View,
+    Backpressure, Exit, Identity, Nest, NestMount, NestStatus, ProcessId, Retention, SessionId, Sharing,
+    Store, Stream, View,
 };
 use wire::StreamTag;
 
@@ -35,7 +35,7 @@ pub(crate) fn start(id: &ProcessId, process: Process) -> wire::process::Start {
         stdin: process.stdin == Stdin::Piped,
         tag: process.tag,
         deadline_ms: process.deadline.map(millis),
-        retention: retention(process.retention),
+        retention: retention(process.retention, process.backpressure),
         follow: true,
     }
 }
@@ -79,7 +79,7 @@ pub(crate) fn run(session: &SessionId, id: &ProcessId, run: Run) -> wire::proces
         text: run.text,
         directory: run.directory.map(directory),
         deadline_ms: run.deadline.map(millis),
-        retention: retention(run.retention),
+        retention: retention(run.retention, run.backpressure),
         follow: true,
         queue: run.busy == Busy::Queue,
         env: run.env,
@@ -128,8 +128,13 @@ fn terminal(size: Size) -> wire::process::TerminalSize {
     wire::process::TerminalSize { columns: size.columns, rows: size.rows }
 }
 
-fn retention(retention: Retention) -> wire::process::Retention {
-    wire::process::Retention { first: retention.first, last: retention.last, hold: false }
+fn retention(retention: Retention, backpressure: Backpressure) -> wire::process::Retention {
+    let (hold, stall_limit) = match backpressure {
+        Backpressure::Off => (false, None),
+        Backpressure::On { stall_limit } => (true, stall_limit),
+    };
+    let Retention { first, last } = retention;
+    wire::process::Retention { first, last, hold, stall_ms: stall_limit.map(millis) }
 }
 
 /// Whole milliseconds, and never none: a deadline of zero would mean something else.
@@ -145,6 +150,7 @@ pub(crate) fn status(status: wire::process::ProcessStatus) -> Result<ProcessStat
         command: status.command,
         started: moment(i64::try_from(status.started_ms).unwrap_or(i64::MAX)),
         written: status.written,
+        first: status.first,
         ended: status.ended.as_ref().map(ended),
         left: status.left,
     })

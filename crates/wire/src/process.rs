@@ -85,10 +85,15 @@ pub struct TerminalSize {
 pub struct Retention {
     pub first: u64,
     pub last: u64,
-    /// While somebody follows, nothing is dropped that was not sent: the command waits for its
-    /// slowest reader, as it would with a pipe.
+    /// While the connection that started the process follows it, nothing is dropped that was not
+    /// sent there: the command waits for that reader, as it would with a pipe. Other followers
+    /// never hold it back.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hold: bool,
+    /// After so many milliseconds in which that reader took no byte, the command runs on until
+    /// the reader takes one again; what was dropped meanwhile is a gap. `None`: it waits forever.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stall_ms: Option<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -120,11 +125,19 @@ pub struct ProcessStatus {
     pub started_ms: u64,
     /// The overall offset of the first byte still kept after `Retention::first`, and of the end.
     pub written: u64,
+    /// How many bytes are kept of the beginning; a gap can begin no earlier.
+    #[serde(default = "default_first")]
+    pub first: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<Ended>,
     /// It has ended, and something that it started has not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub left: bool,
+}
+
+/// What every command kept of its beginning before the status said so.
+fn default_first() -> u64 {
+    1 << 20
 }
 
 /// How a process ended, and what it used.

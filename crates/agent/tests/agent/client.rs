@@ -47,7 +47,7 @@ fn command(name: &str, command: Command) -> Start {
         stdin: false,
         tag: None,
         deadline_ms: None,
-        retention: Retention { first: 1 << 20, last: 15 << 20, hold: false },
+        retention: Retention { first: 1 << 20, last: 15 << 20, hold: false, stall_ms: None },
         follow: true,
     }
 }

@@ -43,7 +43,7 @@ fn followers_that_come_while_it_runs_see_every_byte() {
 fn what_is_beyond_the_bound_is_an_exact_gap() {
     both_ways(|agent| {
         let mut start = shell("much", "seq 1 500000");
-        start.retention = Retention { first: 1000, last: 100_000, hold: false };
+        start.retention = Retention { first: 1000, last: 100_000, hold: false, stall_ms: None };
         let live = agent.run(start);
         let written = live.ended.written;
         live.bytes_from(0);
@@ -71,7 +71,7 @@ fn what_is_beyond_the_bound_is_an_exact_gap() {
 fn a_follower_that_does_not_read_stalls_nobody() {
     both_ways(|agent| {
         let mut start = shell("flood", "head -c 52428800 /dev/zero; echo end");
-        start.retention = Retention { first: 1 << 20, last: 1 << 20, hold: false };
+        start.retention = Retention { first: 1 << 20, last: 1 << 20, hold: false, stall_ms: None };
         start.follow = false;
         agent.start(start);
         let mut sleeper = agent.follow("flood", 0);
@@ -90,7 +90,7 @@ fn a_held_command_waits_for_its_reader_and_loses_nothing() {
     both_ways(|agent| {
         // Far more than is kept, so every byte can only arrive if the command waited.
         let mut start = shell("held", "head -c 20000000 /dev/zero; echo end");
-        start.retention = Retention { first: 0, last: 1 << 20, hold: true };
+        start.retention = Retention { first: 0, last: 1 << 20, hold: true, stall_ms: None };
         let talk = agent.start(start);
         // Each answer is a turn of the agent's loop in which it could have read a whole pipe: in
         // so many turns everything would have been read, and most of it dropped.
@@ -100,6 +100,50 @@ fn a_held_command_waits_for_its_reader_and_loses_nothing() {
         let output = talk.output();
         assert_eq!(output.gaps, []);
         assert_eq!(output.ended.written, 20_000_004);
+    });
+}
+
+#[test]
+fn stalled_reader_finds_an_exact_gap_and_the_command_runs_on() {
+    both_ways(|agent| {
+        let mut start = shell("stalled", "head -c 20000000 /dev/zero; echo end");
+        start.retention = Retention { first: 0, last: 1 << 20, hold: true, stall_ms: Some(100) };
+        let talk = agent.start(start);
+        // A follower that waits for the end alone: the command ends although its reader took nothing.
+        let end = agent.follow("stalled", u64::MAX).output();
+        assert_eq!(end.ended.written, 20_000_004);
+        let output = talk.output();
+        assert_eq!(output.ended.written, 20_000_004);
+        let [(from, to)] = output.gaps[..] else { panic!("one gap, not {:?}", output.gaps) };
+        let received: u64 = output.pieces.iter().map(|(_, _, bytes)| bytes.len() as u64).sum();
+        assert_eq!(received + (to - from), 20_000_004);
+        assert!(20_000_004 - to >= 1 << 20, "the last bytes are kept");
+    });
+}
+
+#[test]
+fn only_the_reader_that_started_a_command_holds_it_back() {
+    both_ways(|agent| {
+        let mut start = shell("two", "head -c 20000000 /dev/zero; echo end");
+        start.retention = Retention { first: 0, last: 1 << 20, hold: true, stall_ms: None };
+        let talk = agent.start(start);
+        let sleeper = agent.follow("two", 0);
+        // It reads everything, though the follower beside it reads nothing.
+        let output = talk.output();
+        assert_eq!((output.gaps.len(), output.ended.written), (0, 20_000_004));
+        drop(sleeper);
+    });
+}
+
+#[test]
+fn held_reader_loses_nothing_however_little_is_kept() {
+    both_ways(|agent| {
+        let mut start = shell("little", "seq 1 300000; seq 1 300000 >&2");
+        start.retention = Retention { first: 0, last: 0, hold: true, stall_ms: None };
+        let output = agent.start(start).output();
+        assert_eq!(output.gaps, []);
+        let lines: String = (1..=300_000).map(|number| format!("{number}\n")).collect();
+        assert!(output.stdout() == lines, "stdout is complete");
     });
 }
 

@@ -63,7 +63,7 @@ fn the_file_alone_tells_output_and_end() {
 fn the_file_alone_tells_what_was_dropped() {
     let agent = TestAgent::with_trees(Trees::Runners);
     let mut start = shell("much", "seq 1 300000");
-    start.retention = Retention { first: 5000, last: 50_000, hold: false };
+    start.retention = Retention { first: 5000, last: 50_000, hold: false, stall_ms: None };
     let written = agent.run(start).ended.written;
     let expected: String = (1..=300_000).map(|number| format!("{number}\n")).collect();
     let records = journal(&agent, "much");

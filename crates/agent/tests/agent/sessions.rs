@@ -29,7 +29,7 @@ pub(crate) fn run(process: &str, text: &str) -> RunInSession {
         text: text.to_owned(),
         directory: None,
         deadline_ms: None,
-        retention: Retention { first: 1 << 20, last: 1 << 20, hold: false },
+        retention: Retention { first: 1 << 20, last: 1 << 20, hold: false, stall_ms: None },
         follow: true,
         queue: false,
         env: BTreeMap::new(),

@@ -60,7 +60,7 @@ impl Made {
             stdin: false,
             tag: None,
             deadline_ms: None,
-            retention: Retention { first: 0, last: 1 << 20, hold: false },
+            retention: Retention { first: 0, last: 1 << 20, hold: false, stall_ms: None },
             follow: true,
         };
         let mut connection = self.ask(Request::Start(start)).await;

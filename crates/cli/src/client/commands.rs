@@ -1,30 +1,20 @@
 //! Starting commands, following their output, asking them to end.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, anyhow, bail};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
+use coracle_client::events::{Decoder, Event};
+use coracle_client::exec::ExecRequest;
 use domain::ProcessId;
 use http::Response;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::events::{Decoder, Event};
 use super::http as web;
 use super::sandbox::Sandbox;
-
-/// What to run.
-#[derive(Debug, Default)]
-pub(crate) struct Wish {
-    /// Shell text; otherwise `argv` is run without a shell.
-    pub text: Option<String>,
-    pub argv: Vec<String>,
-    pub directory: Option<String>,
-    pub env: Vec<(String, String)>,
-    pub timeout: Option<Duration>,
-    pub user: Option<(u32, u32)>,
-}
 
 /// A command whose events arrive.
 #[derive(Debug)]
@@ -33,31 +23,80 @@ pub(crate) struct Execution {
     decoder: Decoder,
 }
 
-/// What has been printed so far, from an offset on.
+/// What a command has printed, from an offset on.
 #[derive(Debug)]
 pub(crate) struct Logs {
     body: Incoming,
-    /// Where the next call would go on; unknown while following.
-    pub next_offset: Option<u64>,
+    form: Form,
+}
+
+/// How a server tells it.
+#[derive(Debug)]
+enum Form {
+    /// One JSON object per line.
+    Records { pending: Vec<u8>, read: usize },
+    /// The bytes alone, as servers of other makes send them; the offset of the next one, and where
+    /// the answer will end if that is known.
+    Plain { next: u64, end: Option<u64> },
+}
+
+/// A piece of it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(crate) enum LogRecord {
+    Output {
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        stream: String,
+        offset: u64,
+        length: u64,
+        /// The bytes, if they are UTF-8.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        text: Option<String>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        base64: Option<String>,
+    },
+    /// Bytes that are no longer kept.
+    Gap {
+        offset: u64,
+        length: u64,
+    },
+    /// The last one: where the next call would go on.
+    End {
+        offset: u64,
+        #[serde(default)]
+        running: bool,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        exit_code: Option<i32>,
+    },
+    Error {
+        error: String,
+    },
+    #[serde(other)]
+    Unknown,
 }
 
 const CURSOR_HEADER: &str = "execd-commands-tail-cursor";
+const RECORDS: &str = "application/x-ndjson";
+/// More than a server ever puts into one record.
+const MAX_RECORD: usize = 8 << 20;
 
 impl Sandbox {
-    pub(crate) async fn run(&self, wish: &Wish) -> Result<Execution> {
-        Ok(Execution::new(self.api.post_json("/command", &wish.body(false)).await?))
+    pub(crate) async fn run(&self, request: &ExecRequest) -> Result<Execution> {
+        Ok(Execution::new(self.api.post_for_events("/command", &request.body()).await?))
     }
 
     /// Starts a command that nobody waits for and returns its id.
-    pub(crate) async fn detach(&self, wish: &Wish) -> Result<String> {
-        let mut execution = Execution::new(self.api.post_json("/command", &wish.body(true)).await?);
+    pub(crate) async fn detach(&self, request: &ExecRequest) -> Result<String> {
+        let mut body = request.body();
+        body["background"] = json!(true);
+        let mut execution = Execution::new(self.api.post_for_events("/command", &body).await?);
         while let Some(event) = execution.next().await? {
             match event {
                 Event::Started(id) => return Ok(id),
                 Event::Failed(failure) => {
                     bail!("the command could not be started: {}", failure.value)
                 }
-                Event::Stdout(_) | Event::Stderr(_) | Event::Completed => {}
+                Event::Stdout(_) | Event::Stderr(_) | Event::Gap { .. } | Event::Completed => {}
             }
         }
         bail!("the server did not name the process")
@@ -70,41 +109,18 @@ impl Sandbox {
 
     pub(crate) async fn logs(&self, process: &ProcessId, from: u64, follow: bool) -> Result<Logs> {
         let cursor = from.to_string();
-        let mut pairs = vec![("cursor", cursor.as_str())];
+        let mut pairs = vec![("cursor", cursor.as_str()), ("coracle.records", "true")];
         if follow {
             pairs.push(("follow", "true"));
         }
         let answer = self.api.get(&format!("/command/{process}/logs{}", web::query(&pairs))).await?;
-        let next = answer.headers().get(CURSOR_HEADER).and_then(|value| value.to_str().ok()?.parse().ok());
-        Ok(Logs { body: answer.into_body(), next_offset: next })
-    }
-}
-
-impl Wish {
-    fn body(&self, background: bool) -> serde_json::Value {
-        let mut body = match &self.text {
-            Some(text) => json!({ "command": text }),
-            None => json!({ "argv": self.argv }),
+        let header = |name: &str| answer.headers().get(name).and_then(|value| value.to_str().ok());
+        let form = if header("content-type").is_some_and(|kind| kind.starts_with(RECORDS)) {
+            Form::Records { pending: Vec::new(), read: 0 }
+        } else {
+            Form::Plain { next: from, end: header(CURSOR_HEADER).and_then(|value| value.parse().ok()) }
         };
-        if background {
-            body["background"] = json!(true);
-        }
-        if let Some(directory) = &self.directory {
-            body["cwd"] = json!(directory);
-        }
-        if let Some(timeout) = self.timeout {
-            body["timeout"] = json!(u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX).max(1));
-        }
-        if let Some((uid, gid)) = self.user {
-            body["uid"] = json!(uid);
-            body["gid"] = json!(gid);
-        }
-        if !self.env.is_empty() {
-            let envs: serde_json::Map<_, _> =
-                self.env.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
-            body["envs"] = json!(envs);
-        }
-        body
+        Ok(Logs { form, body: answer.into_body() })
     }
 }
 
@@ -116,20 +132,58 @@ impl Execution {
     /// The next event; `None` when the stream has ended. Dropping the future loses nothing.
     pub(crate) async fn next(&mut self) -> Result<Option<Event>> {
         loop {
-            if let Some(event) = self.decoder.next()? {
+            if let Some(event) = self.decoder.next_event() {
                 return Ok(Some(event));
             }
             match next_chunk(&mut self.body).await? {
                 Some(chunk) => self.decoder.feed(&chunk)?,
-                None => return Ok(None),
+                None => return Ok(self.decoder.finish()),
             }
         }
     }
 }
 
 impl Logs {
-    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>> {
-        next_chunk(&mut self.body).await
+    /// The next record; `None` behind the last one.
+    pub(crate) async fn next(&mut self) -> Result<Option<LogRecord>> {
+        let Self { body, form } = self;
+        match form {
+            Form::Records { pending, read } => loop {
+                if let Some(end) = pending[*read..].iter().position(|byte| *byte == b'\n') {
+                    let record = serde_json::from_slice(&pending[*read..*read + end]);
+                    *read += end + 1;
+                    return record.map(Some).context("the server sent a record that is not understood");
+                }
+                pending.drain(..std::mem::take(read));
+                if pending.len() > MAX_RECORD {
+                    bail!("the server sent a record of more than {MAX_RECORD} bytes");
+                }
+                match next_chunk(body).await? {
+                    Some(chunk) => pending.extend_from_slice(&chunk),
+                    None => return Ok(None),
+                }
+            },
+            Form::Plain { next, end } => {
+                let Some(chunk) = next_chunk(body).await? else {
+                    return Ok(end.take().map(|offset| LogRecord::End {
+                        offset,
+                        running: false,
+                        exit_code: None,
+                    }));
+                };
+                let (offset, length) = (*next, chunk.len() as u64);
+                *next += length;
+                Ok(Some(LogRecord::of_bytes(offset, length, &chunk)))
+            }
+        }
+    }
+}
+
+impl LogRecord {
+    fn of_bytes(offset: u64, length: u64, bytes: &[u8]) -> Self {
+        let text = std::str::from_utf8(bytes).ok().map(str::to_owned);
+        let base64 = text.is_none().then(|| STANDARD.encode(bytes));
+        Self::Output { stream: String::new(), offset, length, text, base64 }
     }
 }
 
@@ -142,31 +196,4 @@ pub(super) async fn next_chunk(body: &mut Incoming) -> Result<Option<Bytes>> {
         }
     }
     Ok(None)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_command_with_arguments_needs_no_shell() {
-        let wish = Wish { argv: vec!["ls".to_owned(), "a b".to_owned()], ..Wish::default() };
-        assert_eq!(wish.body(false), json!({"argv": ["ls", "a b"]}));
-    }
-
-    #[test]
-    fn text_and_every_option_are_sent_in_the_units_of_the_api() {
-        let wish = Wish {
-            text: Some("exit 3".to_owned()),
-            directory: Some("/tmp".to_owned()),
-            env: vec![("A".to_owned(), "b".to_owned())],
-            timeout: Some(Duration::from_secs(5)),
-            user: Some((1, 2)),
-            ..Wish::default()
-        };
-        assert_eq!(
-            wish.body(true),
-            json!({"command": "exit 3", "background": true, "cwd": "/tmp", "timeout": 5000, "uid": 1, "gid": 2, "envs": {"A": "b"}})
-        );
-    }
 }

@@ -3,15 +3,19 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
+use hyper::upgrade::Upgraded;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 
 use super::way::Way;
 use crate::output::WithHint;
@@ -139,6 +143,40 @@ impl Api {
         self.call(Method::GET, path, None, empty()).await
     }
 
+    /// Opens a WebSocket on a kept connection, if there is one.
+    pub(super) async fn upgrade(&self, path: &str) -> Result<Upgraded> {
+        let mut entropy = [0; 16];
+        rustix::rand::getrandom(&mut entropy, rustix::rand::GetRandomFlags::empty())?;
+        let key = STANDARD.encode(entropy);
+        let request = Request::get(format!("{}{path}", self.base))
+            .header(header::CONNECTION, "Upgrade")
+            .header(header::UPGRADE, "websocket")
+            .header(header::SEC_WEBSOCKET_VERSION, "13")
+            .header(header::SEC_WEBSOCKET_KEY, &key);
+        let request = request.body(empty()).with_context(|| format!("`{}` is not an address", self.base))?;
+        let response = tokio::time::timeout(ANSWER, self.request(request))
+            .await
+            .with_context(|| format!("no answer from `{}` within {} s", self.base, ANSWER.as_secs()))??;
+        let accepted = response.headers().get(header::SEC_WEBSOCKET_ACCEPT);
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS
+            && accepted.is_some_and(|value| value.as_bytes() == derive_accept_key(key.as_bytes()).as_bytes())
+        {
+            return hyper::upgrade::on(response).await.context("the server did not switch to a WebSocket");
+        }
+        if response.status().is_success() || response.status().is_informational() {
+            bail!("the server did not switch to a WebSocket");
+        }
+        refusal(response).await
+    }
+
+    async fn request(&self, mut request: Request<Body>) -> Result<Response<Incoming>> {
+        request.headers_mut().extend(self.headers.clone());
+        match self.http.request(request).await {
+            Ok(response) => Ok(response),
+            Err(error) => unreachable(&self.base, error),
+        }
+    }
+
     pub(super) async fn delete(&self, path: &str) -> Result<()> {
         self.call(Method::DELETE, path, None, empty()).await.map(drop)
     }
@@ -149,6 +187,23 @@ impl Api {
 
     pub(super) async fn put_json(&self, path: &str, body: &serde_json::Value) -> Result<Response<Incoming>> {
         self.call(Method::PUT, path, Some("application/json"), full(body.to_string())).await
+    }
+
+    /// As [`Api::post_json`], for an answer that is a stream of events.
+    pub(super) async fn post_for_events(
+        &self,
+        path: &str,
+        body: &serde_json::Value,
+    ) -> Result<Response<Incoming>> {
+        let request = Request::post(format!("{}{path}", self.base))
+            .header(header::CONTENT_TYPE, "application/json")
+            .header(header::ACCEPT, "text/event-stream")
+            .body(full(body.to_string()))
+            .with_context(|| format!("`{}` is not an address", self.base))?;
+        let response = tokio::time::timeout(ANSWER, self.request(request))
+            .await
+            .with_context(|| format!("no answer from `{}` within {} s", self.base, ANSWER.as_secs()))??;
+        if response.status().is_success() { Ok(response) } else { refusal(response).await }
     }
 
     /// As [`Api::send`], for requests whose answer begins soon.
@@ -176,13 +231,9 @@ impl Api {
         if let Some(content_type) = content_type {
             request = request.header(header::CONTENT_TYPE, content_type);
         }
-        let mut request = request.body(body).with_context(|| format!("`{}` is not an address", self.base))?;
-        request.headers_mut().extend(self.headers.clone());
-        match self.http.request(request).await {
-            Ok(response) if response.status().is_success() => Ok(response),
-            Ok(response) => refusal(response).await,
-            Err(error) => unreachable(&self.base, error),
-        }
+        let request = request.body(body).with_context(|| format!("`{}` is not an address", self.base))?;
+        let response = self.request(request).await?;
+        if response.status().is_success() { Ok(response) } else { refusal(response).await }
     }
 }
 

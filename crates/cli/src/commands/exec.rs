@@ -1,31 +1,52 @@
 //! `exec`: runs a command in a sandbox as if it ran here.
+//!
+//! The command is started over a WebSocket, which carries input, output and signals byte for
+//! byte. A server of another make that has none is asked with `POST /command`, whose events carry
+//! text and no input.
 
+mod fallback;
+mod stdio;
+
+use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Result, anyhow, bail};
+use coracle_client::events::Ending;
+use coracle_client::exec::{ExecFrame, ExecRequest, INPUT_WINDOW};
 use serde_json::json;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
 
-use super::NotStarted;
+use self::stdio::{INPUT_PIECE, OutputWriter, Target};
+use super::shell::{RawMode, window_size};
+use super::{NOT_RUN, NotStarted};
 use crate::args::ExecArgs;
-use crate::client::{Ending, Event, Execution, Failure, Sandbox, Server, Wish};
-use crate::output::Printer;
+use crate::client::{ExecSocket, Server};
+use crate::output::{Printer, WithHint};
 
 /// What shells answer for a command that a Ctrl-C ended.
 const INTERRUPTED: u8 = 130;
+/// A command that does not end at so many interrupts is left alone.
+const MAX_INTERRUPTS: u8 = 3;
+/// The size of a terminal whose user has none.
+const DEFAULT_SIZE: (u16, u16) = (80, 24);
 
 pub(crate) async fn exec(server: &Server, args: ExecArgs, printer: &Printer) -> Result<ExitCode> {
-    let sandbox = server.open(&server.resolve(&args.id).await?).await?;
-    let wish = Wish {
+    let request = ExecRequest {
         text: args.text,
         argv: args.command,
         directory: args.workdir,
         env: args.env,
         timeout: args.timeout,
         user: args.user,
+        output_kept: args.keep_output.map(|size| size.0),
     };
+    if request.is_blank() {
+        return Err(anyhow!("the command is blank")).hint("name a program, or shell text behind `-c`");
+    }
+    let sandbox = server.open(&server.resolve(&args.id).await?).await?;
     if args.detach {
-        let id = sandbox.detach(&wish).await?;
+        let id = sandbox.detach(&request).await?;
         if printer.json() {
             printer.value(&json!({ "process": id }))?
         } else {
@@ -33,75 +54,297 @@ pub(crate) async fn exec(server: &Server, args: ExecArgs, printer: &Printer) -> 
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let execution = sandbox.run(&wish).await?;
-    follow(&sandbox, execution, printer).await
-}
-
-/// Copies output to ours until the command has ended.
-async fn follow(sandbox: &Sandbox, mut execution: Execution, printer: &Printer) -> Result<ExitCode> {
-    let mut process: Option<String> = None;
-    let mut pressed = signal(SignalKind::interrupt())?;
-    let mut interrupts = 0;
-    loop {
-        // Both branches may be dropped and begun again without loss.
-        let event = tokio::select! {
-            event = execution.next() => event?.context("the server did not say how the command ended")?,
-            _ = pressed.recv() => {
-                interrupts += 1;
-                match (&process, interrupts) {
-                    (Some(process), 1) => interrupt(sandbox, process, printer).await,
-                    _ => return Ok(ExitCode::from(INTERRUPTED)),
-                }
-                continue;
+    let stdin = args.interactive || stdio::is_redirected();
+    let size = args.tty.then(|| window_size().map_or(DEFAULT_SIZE, |size| (size.columns, size.rows)));
+    match sandbox.exec(&request, stdin, size).await? {
+        Some(socket) => {
+            let raw = (args.tty && stdin && io::stdin().is_terminal()).then(RawMode::enter).transpose()?;
+            let outcome = Conversation::new(socket, stdin, args.tty)?.run(printer).await;
+            drop(raw);
+            finish(outcome?, &request, printer)
+        }
+        None if args.tty => Err(anyhow!("this server has no terminals for commands"))
+            .hint("`coracle shell` opens a terminal with a shell"),
+        None if args.interactive => bail!("this server takes no input for commands"),
+        None => {
+            if stdin {
+                printer.warn("this server takes no input for commands; standard input is not sent");
             }
-        };
-        match event {
-            Event::Started(id) => process = Some(id),
-            Event::Stdout(text) => printer.raw(text.as_bytes())?,
-            Event::Stderr(text) => printer.raw_error(text.as_bytes())?,
-            Event::Completed => return Ok(ExitCode::SUCCESS),
-            Event::Failed(failure) => return ending(failure, printer),
+            fallback::run(&sandbox, &request, printer).await
         }
     }
 }
 
-async fn interrupt(sandbox: &Sandbox, process: &str, printer: &Printer) {
-    printer.note("asking the command to end; Ctrl-C again leaves it running");
-    if let Err(error) = sandbox.interrupt(process).await {
-        printer.error(&error);
+/// How a command ended, and whether all of its output came.
+#[derive(Debug)]
+struct Outcome {
+    end: End,
+    /// Bytes of output that are missing.
+    missing: u64,
+}
+
+#[derive(Debug)]
+enum End {
+    Exited {
+        code: i32,
+        ending: Option<Ending>,
+    },
+    Failed {
+        message: String,
+        ending: Option<Ending>,
+    },
+    /// The user has had enough of it; the command runs on.
+    Left,
+}
+
+/// One command that is connected to our own input and output.
+struct Conversation {
+    socket: ExecSocket,
+    signals: Vec<(&'static str, Signal)>,
+    resized: Option<Signal>,
+    input: Option<mpsc::Receiver<Vec<u8>>>,
+    /// Input that the server will take.
+    credit: usize,
+    writer: Option<OutputWriter>,
+    /// Output that the writer has not taken yet.
+    pending: Option<(Target, bytes::Bytes)>,
+    interrupts: u8,
+    missing: u64,
+}
+
+/// What happens next.
+enum Step {
+    Frame(Result<ExecFrame>),
+    /// The writer takes more, or is gone.
+    Writable(bool),
+    Input(Option<Vec<u8>>),
+    Signal(&'static str),
+    Resized,
+}
+
+impl Conversation {
+    fn new(socket: ExecSocket, stdin: bool, tty: bool) -> Result<Self> {
+        let kinds = [
+            ("SIGINT", SignalKind::interrupt()),
+            ("SIGTERM", SignalKind::terminate()),
+            ("SIGHUP", SignalKind::hangup()),
+            ("SIGQUIT", SignalKind::quit()),
+        ];
+        let signals = kinds.into_iter().map(|(name, kind)| Ok((name, signal(kind)?)));
+        Ok(Self {
+            socket,
+            signals: signals.collect::<io::Result<_>>()?,
+            resized: tty.then(|| signal(SignalKind::window_change())).transpose()?,
+            input: stdin.then(stdio::read_input),
+            credit: INPUT_WINDOW,
+            writer: None,
+            pending: None,
+            interrupts: 0,
+            missing: 0,
+        })
+    }
+
+    /// Carries everything in both directions until the command has ended.
+    async fn run(mut self, printer: &Printer) -> Result<Outcome> {
+        let end = loop {
+            let end = match self.step().await {
+                Step::Frame(frame) => self.take(frame?, printer),
+                Step::Writable(true) => {
+                    self.write();
+                    None
+                }
+                Step::Writable(false) => return self.output_closed().await,
+                Step::Input(Some(bytes)) => {
+                    self.credit -= bytes.len();
+                    self.socket.send_input(&bytes).await?;
+                    None
+                }
+                Step::Input(None) => {
+                    self.input = None;
+                    self.socket.end_input().await?;
+                    None
+                }
+                Step::Signal(name) => self.pass_signal(name, printer).await?,
+                Step::Resized => {
+                    if let Ok(size) = window_size() {
+                        self.socket.resize((size.columns, size.rows)).await?;
+                    }
+                    None
+                }
+            };
+            if let Some(end) = end {
+                break end;
+            }
+        };
+        let outcome = Outcome { end, missing: self.missing };
+        if !matches!(outcome.end, End::Left)
+            && let Some(writer) = self.writer.take()
+        {
+            let mut interrupt = signal(SignalKind::interrupt())?;
+            tokio::select! {
+                written = writer.finish() => written?,
+                // The command has ended, and nobody reads its output.
+                _ = interrupt.recv() => return Ok(Outcome { end: End::Left, ..outcome }),
+            }
+        }
+        Ok(outcome)
+    }
+
+    /// Every branch may be dropped: what was not delivered stays where it is.
+    async fn step(&mut self) -> Step {
+        let Self { socket, signals, resized, input, credit, writer, pending, .. } = self;
+        tokio::select! {
+            frame = socket.next(), if pending.is_none() => Step::Frame(frame),
+            open = OutputWriter::ready(writer.as_ref()), if pending.is_some() => Step::Writable(open),
+            bytes = receive(input.as_mut()), if *credit >= INPUT_PIECE => Step::Input(bytes),
+            name = any_signal(signals) => Step::Signal(name),
+            () = received(resized.as_mut()) => Step::Resized,
+        }
+    }
+
+    fn take(&mut self, frame: ExecFrame, printer: &Printer) -> Option<End> {
+        match frame {
+            ExecFrame::Stdout(bytes) => self.print(Target::Stdout, bytes),
+            ExecFrame::Stderr(bytes) => self.print(Target::Stderr, bytes),
+            ExecFrame::Credit(bytes) => self.credit += bytes,
+            ExecFrame::StdinClosed => self.input = None,
+            ExecFrame::Gap { from, to } => {
+                self.missing += to.saturating_sub(from);
+                warn_of_gap(from, to, printer);
+            }
+            ExecFrame::Exited { code, ending } => return Some(End::Exited { code, ending }),
+            ExecFrame::Failed { message, ending, .. } => return Some(End::Failed { message, ending }),
+            ExecFrame::Connected { .. } => {}
+        }
+        None
+    }
+
+    fn print(&mut self, target: Target, bytes: bytes::Bytes) {
+        self.writer.get_or_insert_with(OutputWriter::start);
+        self.pending = Some((target, bytes));
+        self.write();
+    }
+
+    /// Hands pending output to the writer, if it takes more right now.
+    fn write(&mut self) {
+        if let (Some(writer), Some((target, bytes))) = (&self.writer, self.pending.take()) {
+            self.pending = writer.offer(target, bytes);
+        }
+    }
+
+    /// Nobody reads our output: the command is told as its own pipe would tell it.
+    async fn output_closed(mut self) -> Result<Outcome> {
+        self.socket.signal("SIGPIPE").await?;
+        if let Some(writer) = self.writer.take() {
+            writer.finish().await?;
+        }
+        bail!("the output was closed")
+    }
+
+    async fn pass_signal(&mut self, name: &'static str, printer: &Printer) -> Result<Option<End>> {
+        if name == "SIGINT" {
+            self.interrupts += 1;
+            if self.interrupts >= MAX_INTERRUPTS {
+                printer.note("the command does not end; it is left running");
+                return Ok(Some(End::Left));
+            }
+        }
+        self.socket.signal(name).await?;
+        Ok(None)
     }
 }
 
-/// The exit code for a command that did not end with 0: its own, or what a shell, env(1) or
-/// timeout(1) would have answered.
-fn ending(failure: Failure, printer: &Printer) -> Result<ExitCode> {
-    if let Some(code) = failure.value.parse::<u8>().ok().filter(|code| *code != 0) {
-        return Ok(ExitCode::from(code));
+async fn receive(input: Option<&mut mpsc::Receiver<Vec<u8>>>) -> Option<Vec<u8>> {
+    match input {
+        Some(input) => input.recv().await,
+        None => std::future::pending().await,
     }
-    let why = failure.details.into_iter().next().unwrap_or(failure.value);
-    let code = match failure.ending {
-        Some(Ending::Signal { signal }) => 128 | (signal & 127),
-        Some(Ending::Oom) => 137,
-        Some(Ending::Deadline) => 124,
-        Some(Ending::Missing) => return Err(NotStarted::missing(why).into()),
-        Some(Ending::NotExecutable) => return Err(NotStarted::not_executable(why).into()),
-        Some(Ending::Lost) | None => return Err(anyhow!(why)),
+}
+
+async fn received(signal: Option<&mut Signal>) {
+    match signal {
+        Some(signal) => drop(signal.recv().await),
+        None => std::future::pending().await,
+    }
+}
+
+async fn any_signal(signals: &mut [(&'static str, Signal)]) -> &'static str {
+    std::future::poll_fn(|context| {
+        for (name, signal) in signals.iter_mut() {
+            if signal.poll_recv(context).is_ready() {
+                return std::task::Poll::Ready(*name);
+            }
+        }
+        std::task::Poll::Pending
+    })
+    .await
+}
+
+fn warn_of_gap(from: u64, to: u64, printer: &Printer) {
+    printer.warn(format_args!(
+        "{} bytes of output (offsets {from} to {to}) are missing: they were not read in time",
+        to.saturating_sub(from)
+    ));
+}
+
+/// Our exit code for how the command ended.
+fn finish(outcome: Outcome, request: &ExecRequest, printer: &Printer) -> Result<ExitCode> {
+    let code = match outcome.end {
+        End::Left => INTERRUPTED,
+        End::Failed { message, ending } => return Err(not_started(message, ending, request)),
+        End::Exited { code, ending: None } => u8::try_from(code & 0xff).unwrap_or(u8::MAX),
+        End::Exited { ending: Some(ending), .. } => ending_code(ending, request, printer)?,
     };
-    printer.warn(why);
+    // A script must not take incomplete output for all of it.
+    let code = if code == 0 && outcome.missing > 0 { NOT_RUN } else { code };
     Ok(ExitCode::from(code))
+}
+
+/// The exit code for a command that was ended, as a shell or timeout(1) would have it.
+fn ending_code(ending: Ending, request: &ExecRequest, printer: &Printer) -> Result<u8> {
+    match ending {
+        Ending::Signal { signal } => Ok(128 | (signal & 127)),
+        Ending::Oom => {
+            printer.remark("coracle: the memory limit was reached and the kernel killed the command");
+            Ok(137)
+        }
+        Ending::Deadline => {
+            let timeout = request.timeout.unwrap_or_default();
+            printer.remark(format_args!(
+                "coracle: the timeout of {timeout:?} was reached and the command was killed"
+            ));
+            Ok(124)
+        }
+        Ending::Missing | Ending::NotExecutable | Ending::Lost => {
+            Err(anyhow!("it is not known how the command ended"))
+        }
+    }
+}
+
+fn not_started(message: String, ending: Option<Ending>, request: &ExecRequest) -> anyhow::Error {
+    match ending {
+        Some(Ending::Missing) if is_shell_text(request) => NotStarted::missing(message)
+            .with_hint("this is one word; `-c` runs text with pipes and blanks in a shell")
+            .into(),
+        Some(Ending::Missing) => NotStarted::missing(message).into(),
+        Some(Ending::NotExecutable) => NotStarted::not_executable(message).into(),
+        _ => anyhow!(message),
+    }
+}
+
+/// Whether the only word of a command looks like text for a shell.
+fn is_shell_text(request: &ExecRequest) -> bool {
+    const OF_SHELLS: &[char] = &[' ', '|', '&', ';', '<', '>', '(', ')', '$', '`', '*', '?', '\n', '\t'];
+    request.text.is_none() && request.argv.len() == 1 && request.argv[0].contains(OF_SHELLS)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn code_of(ending_told: Option<Ending>, value: &str) -> Option<ExitCode> {
-        let failure = Failure {
-            value: value.to_owned(),
-            details: vec!["words that mean nothing".to_owned()],
-            ending: ending_told,
-        };
-        match ending(failure, &Printer::new(false)) {
+    fn code_of(end: End, missing: u64) -> Option<ExitCode> {
+        let outcome = Outcome { end, missing };
+        match finish(outcome, &ExecRequest::default(), &Printer::new(false)) {
             Ok(code) => Some(code),
             Err(error) => error.downcast_ref::<NotStarted>().map(|failed| ExitCode::from(failed.code)),
         }
@@ -109,18 +352,40 @@ mod tests {
 
     #[test]
     fn endings_have_the_codes_of_a_shell() {
-        for (told, value, code) in [
-            (None, "3", Some(3)),
-            (Some(Ending::Signal { signal: 9 }), "-1", Some(137)),
-            (Some(Ending::Signal { signal: 15 }), "-1", Some(143)),
-            (Some(Ending::Oom), "-1", Some(137)),
-            (Some(Ending::Deadline), "-1", Some(124)),
-            (Some(Ending::Missing), "could not exec", Some(127)),
-            (Some(Ending::NotExecutable), "could not exec", Some(126)),
-            (Some(Ending::Lost), "-1", None),
-            (None, "-1", None),
+        let ended = |ending| End::Exited { code: -1, ending: Some(ending) };
+        let failed = |ending| End::Failed { message: "why".to_owned(), ending };
+        for (end, code) in [
+            (End::Exited { code: 3, ending: None }, Some(3)),
+            (ended(Ending::Signal { signal: 9 }), Some(137)),
+            (ended(Ending::Signal { signal: 15 }), Some(143)),
+            (ended(Ending::Oom), Some(137)),
+            (ended(Ending::Deadline), Some(124)),
+            (ended(Ending::Lost), None),
+            (failed(Some(Ending::Missing)), Some(127)),
+            (failed(Some(Ending::NotExecutable)), Some(126)),
+            (failed(None), None),
+            (End::Left, Some(130)),
         ] {
-            assert_eq!(code_of(told, value), code.map(ExitCode::from), "{told:?} {value}");
+            let shown = format!("{end:?}");
+            assert_eq!(code_of(end, 0), code.map(ExitCode::from), "{shown}");
         }
+    }
+
+    #[test]
+    fn success_with_a_gap_is_no_success() {
+        let exited = |code| End::Exited { code, ending: None };
+        assert_eq!(code_of(exited(0), 5), Some(ExitCode::from(125)));
+        assert_eq!(code_of(exited(3), 5), Some(ExitCode::from(3)));
+    }
+
+    #[test]
+    fn one_word_with_the_characters_of_a_shell_is_shell_text() {
+        let request = |words: &[&str]| ExecRequest {
+            argv: words.iter().map(|word| (*word).to_owned()).collect(),
+            ..Default::default()
+        };
+        assert!(is_shell_text(&request(&["echo a | wc"])));
+        assert!(!is_shell_text(&request(&["ecko"])));
+        assert!(!is_shell_text(&request(&["ecko", "a | b"])));
     }
 }

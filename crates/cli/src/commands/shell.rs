@@ -67,7 +67,7 @@ fn show(bytes: &[u8]) -> io::Result<()> {
     out.flush()
 }
 
-fn window_size() -> Result<Size> {
+pub(super) fn window_size() -> Result<Size> {
     let size = termios::tcgetwinsize(io::stdout()).context("could not ask for the size of the terminal")?;
     // A terminal that does not know its size says 0, as over a serial line.
     let or = |count, usual| if count == 0 { usual } else { count };
@@ -80,10 +80,10 @@ static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
 /// The local terminal passes every key on, until this is dropped.
 ///
 /// A release build aborts on a panic and drops nothing then, so the panic hook restores too.
-struct RawMode;
+pub(super) struct RawMode;
 
 impl RawMode {
-    fn enter() -> Result<Self> {
+    pub(super) fn enter() -> Result<Self> {
         let before = termios::tcgetattr(io::stdin()).context("could not read the terminal's settings")?;
         let mut raw = before.clone();
         raw.make_raw();

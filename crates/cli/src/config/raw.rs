@@ -40,6 +40,16 @@ pub(super) struct RawConfig {
     pub network: RawNetwork,
     #[serde(default)]
     pub gateway: RawGateway,
+    #[serde(default)]
+    pub output: RawOutput,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawOutput {
+    pub kept: Option<Amount>,
+    pub max_kept: Option<Amount>,
+    pub stall_timeout: Option<Amount>,
 }
 
 #[derive(Debug, Default, Deserialize)]

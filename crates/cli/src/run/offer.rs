@@ -35,7 +35,7 @@ pub(super) fn ask(socket: &Path) -> Result<Value> {
         text: String::new(),
         directory: None,
         deadline_ms: Some(PATIENCE_MS),
-        retention: Retention { first: 0, last: LONGEST as u64, hold: true },
+        retention: Retention { first: 0, last: LONGEST as u64, hold: true, stall_ms: None },
         follow: true,
         queue: false,
         env: BTreeMap::new(),

@@ -14,7 +14,7 @@ use backend_local::settings::{Allowed, Lifetime, Maxima, MountRule, Settings};
 use linux::descriptors::Inherited;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Config, Gateway, Lines, Most, OnStop, PoolSettings, Quota};
+use crate::config::{Config, Gateway, Lines, Most, OnStop, Output, PoolSettings, Quota};
 
 /// The settings as one part needs them. It travels through memory only: it holds the API key.
 #[derive(Serialize, Deserialize)]
@@ -55,6 +55,7 @@ pub(crate) struct Handover {
     pub gateway: Gateway,
     pub answer_timeout: Duration,
     pub renewal_interval: Duration,
+    pub output: Output,
     pub announce: Announce,
 }
 
@@ -104,6 +105,7 @@ impl Handover {
             gateway: config.gateway.clone(),
             answer_timeout: config.answer_timeout,
             renewal_interval: config.renewal_interval,
+            output: config.output,
             announce,
         }
     }

@@ -182,6 +182,7 @@ async fn start_service(handover: &Handover) -> Result<Service> {
         pools: handover.pools.iter().map(PoolSettings::pool).collect(),
         volume_size: domain::Bytes(handover.volume_size),
         longest_timeout: handover.longest_timeout,
+        output: handover.output.settings(),
     };
     let service = Service::start(config, Arc::new(backend)).await?;
     service.set_single_key(handover.api_key.as_deref());

@@ -100,7 +100,7 @@ const EXECUTION: &[Operation] = &[
     operation(
         "GET /command/{name}/logs",
         "What a command printed",
-        "cursor:int follow:bool",
+        "cursor:int follow:bool coracle.records:bool",
         "",
         "200 400 404 409",
     ),

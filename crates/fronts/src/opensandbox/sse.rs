@@ -31,6 +31,12 @@ pub(super) enum Event<'a> {
     Stderr {
         text: &'a str,
     },
+    /// A line on `stderr` that says which bytes of the output are missing.
+    #[serde(rename = "stderr")]
+    Gap {
+        text: &'a str,
+        coracle: Missing,
+    },
     /// The number of a run of code in its context.
     ExecutionCount {
         execution_count: u64,
@@ -49,6 +55,12 @@ pub(super) enum Event<'a> {
     },
 }
 
+/// The bytes of the combined output from the first offset up to, not including, the second.
+#[derive(Clone, Copy, Serialize)]
+pub(super) struct Missing {
+    pub(super) gap: (u64, u64),
+}
+
 /// What a command's end is called that is none of success.
 pub(super) const COMMAND_FAILED: &str = "CommandExecError";
 
@@ -64,7 +76,7 @@ pub(super) struct Failure<'a> {
 }
 
 /// An end that the API has no number for.
-#[derive(Clone, Copy, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize)]
 #[serde(tag = "ending", rename_all = "snake_case")]
 pub(super) enum Ending {
     Signal {

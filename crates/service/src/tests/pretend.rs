@@ -437,6 +437,7 @@ pub(super) fn running(process: &str) -> ProcessStatus {
         command: "test".to_owned(),
         started_ms: 1,
         written: 0,
+        first: 0,
         ended: None,
         left: false,
     }

@@ -7,9 +7,9 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
 use domain::process::{Command, Directory, Missing, Process};
-use domain::{Exit, Identity};
+use domain::{Backpressure, Bytes, Exit, Identity, Retention};
 use serde::{Deserialize, Serialize};
-use service::{FileFault, ProcessStatus, ServiceError};
+use service::{FileFault, OutputSettings, ProcessStatus, ServiceError};
 
 use super::fault::{Fault, Wish, process_id};
 use super::{Name, Scope, code, run as stream};
@@ -30,6 +30,9 @@ pub(super) struct RunBody {
     uid: Option<u32>,
     gid: Option<u32>,
     envs: Option<BTreeMap<String, Option<String>>>,
+    /// Bytes of its output that are kept.
+    #[serde(rename = "coracle.output-kept")]
+    output_kept: Option<u64>,
 }
 
 /// `POST /command`
@@ -39,7 +42,8 @@ pub(super) async fn run(
     Wish(body): Wish<RunBody>,
 ) -> Result<Response, Fault> {
     let background = body.background == Some(true);
-    let mut process = parse(body)?;
+    let output = front.service.output_settings();
+    let mut process = if background { parse(body, output)? } else { foreground(body, output)? };
     code::prepare_for_probe(&front, &scope, &mut process).await;
     match front.service.launch(&scope.owner, &scope.id, process).await {
         Ok(following) if background => Ok(stream::background(following.process.as_str())),
@@ -65,7 +69,13 @@ pub(super) fn refuse(error: ServiceError, name: &str) -> Result<Response, Fault>
     }
 }
 
-fn parse(body: RunBody) -> Result<Process, Fault> {
+/// A command that waits for the client that started it.
+pub(super) fn foreground(body: RunBody, output: OutputSettings) -> Result<Process, Fault> {
+    let backpressure = Backpressure::On { stall_limit: Some(output.stall_limit) };
+    Ok(Process { backpressure, ..parse(body, output)? })
+}
+
+fn parse(body: RunBody, output: OutputSettings) -> Result<Process, Fault> {
     let command = match (body.command, body.argv) {
         (Some(text), None) if !text.trim().is_empty() => Command::Shell { text, login: false },
         (None, Some(words)) if words.first().is_some_and(|word| !word.is_empty()) => Command::Argv(words),
@@ -84,8 +94,20 @@ fn parse(body: RunBody) -> Result<Process, Fault> {
         directory: body.cwd.filter(|path| !path.is_empty()).map(|path| directory(path, Missing::Fail)),
         env: environment(body.envs)?,
         deadline: timeout(body.timeout, 1)?,
+        retention: retention(body.output_kept, output)?,
         ..Process::new(command)
     })
+}
+
+fn retention(kept: Option<u64>, output: OutputSettings) -> Result<Retention, Fault> {
+    match kept.map(Bytes) {
+        None => Ok(output.retention),
+        Some(kept) if kept <= output.max_kept => Ok(Retention::of_size(kept)),
+        Some(kept) => Err(Fault::invalid(format!(
+            "`coracle.output-kept` is {kept}, more than this server allows ({})",
+            output.max_kept
+        ))),
+    }
 }
 
 fn identity(uid: Option<u32>, gid: Option<u32>) -> Result<Identity, Fault> {
@@ -180,7 +202,7 @@ mod tests {
     use super::*;
 
     fn check(body: Value) -> Result<Process, Fault> {
-        parse(serde_json::from_value(body).unwrap())
+        parse(serde_json::from_value(body).unwrap(), OutputSettings::default())
     }
 
     #[test]
@@ -195,6 +217,7 @@ mod tests {
             json!({"command": "a", "gid": 5}),
             json!({"command": "a", "timeout": 0}),
             json!({"command": "a", "envs": {"": "x"}}),
+            json!({"command": "a", "coracle.output-kept": 1_u64 << 40}),
         ] {
             assert_eq!(check(body.clone()).unwrap_err().0.code, "INVALID_REQUEST_BODY", "{body}");
         }
@@ -204,11 +227,13 @@ mod tests {
     fn nulls_and_milliseconds_are_understood() {
         let process = check(json!({
             "command": "a", "argv": null, "cwd": null, "timeout": 1500, "uid": 7, "gid": null, "envs": {"A": "b"},
+            "coracle.output-kept": 1 << 20,
         }));
         let process = process.unwrap();
         assert_eq!(process.deadline, Some(Duration::from_millis(1500)));
         assert_eq!(process.identity, Identity::User("7".to_owned()));
         assert_eq!(process.env["A"], "b");
         assert_eq!(process.directory, None);
+        assert_eq!(process.retention, Retention { first: 64 << 10, last: 960 << 10 });
     }
 }

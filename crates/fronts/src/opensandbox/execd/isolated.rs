@@ -12,12 +12,12 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, any, get, post};
-use domain::{Exit, Nesting, ProcessId, Retention, SessionId};
+use domain::{Backpressure, Exit, Nesting, ProcessId, SessionId};
 use http::request::Parts;
 use http::{HeaderName, StatusCode, Uri};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use service::{Busy, ErrorKind, NestStatus, Run, RunPlace, ServiceError, SessionStatus};
+use service::{Busy, ErrorKind, NestStatus, OutputSettings, Run, RunPlace, ServiceError, SessionStatus};
 
 use self::wish::{CreateBody, ECHOED};
 use super::command::environment;
@@ -213,7 +213,7 @@ struct RunBody {
 }
 
 impl RunBody {
-    fn run(self) -> Result<Run, Fault> {
+    fn run(self, output: OutputSettings) -> Result<Run, Fault> {
         let text = self.code.filter(|text| !text.trim().is_empty() && !text.contains('\0'));
         let deadline = match self.timeout_seconds {
             None | Some(0) => None,
@@ -225,7 +225,12 @@ impl RunBody {
             text: text.ok_or_else(|| Fault::invalid("`code` is empty or holds a NUL byte"))?,
             directory: None,
             deadline: deadline.filter(|_| !background),
-            retention: Retention::default(),
+            retention: output.retention,
+            backpressure: if background {
+                Backpressure::Off
+            } else {
+                Backpressure::On { stall_limit: Some(output.stall_limit) }
+            },
             busy: Busy::Queue,
             env: environment(self.envs)?,
             place: if background { RunPlace::Beside } else { RunPlace::Shell },
@@ -240,7 +245,7 @@ async fn run(
     Wish(body): Wish<RunBody>,
 ) -> Result<Response, Fault> {
     let Isolated { scope, id, nest } = isolated;
-    let run = body.run()?;
+    let run = body.run(front.service.output_settings())?;
     if !nest.alive {
         return Err(Fault::new(StatusCode::CONFLICT, "RUNTIME_ERROR", "the session is dead"));
     }

@@ -8,13 +8,13 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use domain::{Position, ProcessId, Retention};
+use domain::{Position, ProcessId};
 use futures_util::{Stream, stream};
 use http::{HeaderName, HeaderValue, Uri, header};
-use service::{Event, Following};
+use service::{Event, Following, ProcessStatus};
 
 use super::fault::{Fault, process_id};
-use super::{Name, Scope};
+use super::{Name, Scope, records};
 use crate::opensandbox::Front;
 use crate::opensandbox::lines::incomplete_suffix;
 use crate::opensandbox::query::Query;
@@ -73,8 +73,13 @@ pub(super) async fn tail(
     let cursor: u64 = query.number("cursor").map_err(Fault::invalid)?.unwrap_or(0);
     let status = front.service.status(&scope.owner, &scope.id, process).await?;
     let from = cursor.min(status.written);
+    if query.is_on("coracle.records") {
+        let following = front.service.follow(&scope.owner, &scope.id, process, Position(from)).await?;
+        let to = if query.is_on("follow") { None } else { Some(status.written) };
+        return Ok(records::response(following, from, to, status.ended.map(|end| end.exit)));
+    }
     if query.is_on("follow") {
-        let output = open(front, scope, process, from, status.written).await?;
+        let output = open(front, scope, process, from, &status).await?;
         return Ok(plain(output, u64::MAX));
     }
     let mut to = match status.ended {
@@ -82,7 +87,7 @@ pub(super) async fn tail(
         None => whole_characters(front, scope, process, from, status.written).await?,
     };
     let mut response = if from < to {
-        let output = open(front, scope, process, from, status.written).await?;
+        let output = open(front, scope, process, from, &status).await?;
         // A gap grows while a command prints, so the answer ends before it; the next begins there.
         if let (None, Some(gap)) = (status.ended, output.gap.filter(|gap| gap.from > from)) {
             to = to.min(gap.from);
@@ -102,8 +107,9 @@ async fn open(
     scope: &Scope,
     process: &ProcessId,
     from: u64,
-    written: u64,
+    status: &ProcessStatus,
 ) -> Result<Output, Fault> {
+    let (written, beginning) = (status.written, status.first);
     let follow = |from| front.service.follow(&scope.owner, &scope.id, process, Position(from));
     let mut output = Output { following: follow(from).await?, ahead: None, gap: None };
     if from < written {
@@ -111,7 +117,6 @@ async fn open(
         output.gap = Gap::of(&event);
         output.ahead = Some(event);
     }
-    let beginning = Retention::default().first;
     if output.gap.is_none() && from < beginning && beginning < written {
         output.gap = Gap::of(&follow(beginning).await?.next().await?);
     }

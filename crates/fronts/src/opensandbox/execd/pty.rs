@@ -21,7 +21,7 @@ use tokio::sync::watch;
 
 use super::fault::{Fault, Wish};
 use super::interrupt::kill;
-use super::{Name, Scope, socket};
+use super::{Name, Scope, exec_socket, socket};
 use crate::opensandbox::Front;
 use crate::opensandbox::query::Query;
 use crate::trace::unique_hex;
@@ -290,6 +290,14 @@ pub(super) async fn attach(
     let query = Query::of(&uri);
     let since = query.number("since").map_err(Fault::invalid)?.unwrap_or(0);
     let mode = if query.first("pty") == Some("0") { Mode::Pipes } else { Mode::Terminal };
+    if name == exec_socket::NAME {
+        let upgrade = upgrade.map_err(|rejection| Fault::invalid(rejection.to_string()))?;
+        super::usable(&front, &scope.owner, &scope.id)?;
+        return Ok(upgrade
+            .max_message_size(LARGEST_MESSAGE)
+            .on_upgrade(move |socket| exec_socket::serve(socket, front, scope, mode))
+            .into_response());
+    }
     let terminal = find(&front, &scope, &name).await?;
     let upgrade = upgrade.map_err(|rejection| Fault::invalid(rejection.to_string()))?;
     let ticket = terminal.sit(query.is_on("takeover")).ok_or_else(|| {

@@ -4,7 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
 use domain::process::Missing;
-use domain::{Identity, Retention, SessionId};
+use domain::{Backpressure, Identity, SessionId};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use service::{Busy, OpenSession, Run, RunPlace};
@@ -59,11 +59,13 @@ pub(super) async fn run(
 ) -> Result<Response, Fault> {
     let session = session_id(&session)?;
     let text = body.command.filter(|text| !text.trim().is_empty() && !text.contains('\0'));
+    let output = front.service.output_settings();
     let run = Run {
         text: text.ok_or_else(|| Fault::invalid("`command` is empty or holds a NUL byte"))?,
         directory: body.cwd.filter(|path| !path.is_empty()).map(|path| directory(path, Missing::Fail)),
         deadline: timeout(body.timeout, 0)?,
-        retention: Retention::default(),
+        retention: output.retention,
+        backpressure: Backpressure::On { stall_limit: Some(output.stall_limit) },
         busy: Busy::Refuse,
         env: Default::default(),
         place: RunPlace::Shell,

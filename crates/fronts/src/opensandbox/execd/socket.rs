@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use axum::extract::ws::{CloseFrame, Message, WebSocket};
-use domain::Stream;
 use domain::process::{Command, Io, Missing, Process, Size, Stdin};
+use domain::{Backpressure, Stream};
 use serde::{Deserialize, Serialize};
 use service::{Event, Following, Input, Reach, ServiceError};
 use tokio::sync::mpsc;
@@ -29,7 +29,7 @@ const STDOUT: u8 = 1;
 const STDERR: u8 = 2;
 const REPLAY: u8 = 3;
 
-const FIRST_SIZE: Size = Size { columns: 80, rows: 24 };
+pub(super) const FIRST_SIZE: Size = Size { columns: 80, rows: 24 };
 const PING: Duration = Duration::from_secs(30);
 /// A client that shows no sign of life for so long is gone.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -157,7 +157,10 @@ async fn follow(
             }
         },
     };
-    let following = front.service.launch(&scope.owner, &scope.id, shell(terminal, mode, base)).await?;
+    let mut process = shell(terminal, mode, base);
+    process.backpressure =
+        Backpressure::On { stall_limit: Some(front.service.output_settings().stall_limit) };
+    let following = front.service.launch(&scope.owner, &scope.id, process).await?;
     let shell = Shell { process: following.process.clone(), base };
     let oldest = before.as_ref().and_then(|running| running.before.clone());
     let running = Running { shell, mode, before: before.map(|running| running.shell) };
@@ -344,12 +347,13 @@ fn feeder(mut input: Input) -> (mpsc::Sender<Vec<u8>>, JoinSet<()>) {
     (sender, task)
 }
 
-fn signal_number(name: &str) -> Option<i32> {
+pub(super) fn signal_number(name: &str) -> Option<i32> {
     match name {
         "SIGHUP" => Some(1),
         "SIGINT" => Some(2),
         "SIGQUIT" => Some(3),
         "SIGKILL" => Some(9),
+        "SIGPIPE" => Some(13),
         "SIGTERM" => Some(15),
         _ => None,
     }

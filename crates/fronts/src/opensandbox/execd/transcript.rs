@@ -8,7 +8,7 @@ use domain::{Position, Stream};
 use tokio::time::{Instant, Interval, interval_at, sleep_until};
 
 use crate::opensandbox::lines::Splitter;
-use crate::opensandbox::sse::Event;
+use crate::opensandbox::sse::{Event, Missing};
 use crate::settings::Lines;
 
 /// How often a silent stream shows that it lives.
@@ -81,7 +81,11 @@ impl Transcript {
 
     pub(super) fn miss(&mut self, from: Position, to: Position) {
         let missing = to.0.saturating_sub(from.0);
-        self.note(&format!("coracle: {missing} bytes of output came too fast and are missing here\n"));
+        let text = format!(
+            "coracle: {missing} bytes of output (offsets {} to {}) are missing here: they were not read in time\n",
+            from.0, to.0
+        );
+        self.add(Event::Gap { text: &text, coracle: Missing { gap: (from.0, to.0) } });
     }
 
     /// A word of our own among what was printed.

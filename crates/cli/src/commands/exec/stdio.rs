@@ -1,0 +1,119 @@
+//! Our own input and output, each with a thread of its own: both may block for as long as they
+//! like, and signals must pass all the same.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::thread::JoinHandle;
+
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::FileType;
+use rustix::io::Errno;
+use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
+
+/// The most that is read from input at once.
+pub(super) const INPUT_PIECE: usize = 64 << 10;
+/// Pieces of input or output between a thread and the conversation.
+const AHEAD: usize = 4;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Target {
+    Stdout,
+    Stderr,
+}
+
+/// Whether our input comes from somewhere else than a terminal or `/dev/null`.
+pub(super) fn is_redirected() -> bool {
+    let Ok(stat) = rustix::fs::fstat(io::stdin()) else { return false };
+    let null = rustix::fs::stat("/dev/null").is_ok_and(|null| {
+        FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice && null.st_rdev == stat.st_rdev
+    });
+    !null && !rustix::termios::isatty(io::stdin())
+}
+
+/// Reads our input piece by piece; the channel is closed at its end.
+pub(super) fn read_input() -> mpsc::Receiver<Vec<u8>> {
+    let (pieces, receiver) = mpsc::channel(AHEAD);
+    std::thread::spawn(move || {
+        let mut buffer = vec![0; INPUT_PIECE];
+        loop {
+            match rustix::io::read(io::stdin(), &mut buffer) {
+                Ok(0) => return,
+                Ok(count) => {
+                    if pieces.blocking_send(buffer[..count].to_vec()).is_err() {
+                        return;
+                    }
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) if wait(&io::stdin(), PollFlags::IN) => {}
+                // A read that fails has nothing more to give; the command reads end of file.
+                Err(_) => return,
+            }
+        }
+    });
+    receiver
+}
+
+fn wait(fd: &impl AsFd, flags: PollFlags) -> bool {
+    rustix::io::retry_on_intr(|| poll(&mut [PollFd::new(fd, flags)], None)).is_ok()
+}
+
+/// Writes output in the order in which it came.
+pub(super) struct OutputWriter {
+    pieces: mpsc::Sender<(Target, Bytes)>,
+    thread: JoinHandle<io::Result<()>>,
+}
+
+impl OutputWriter {
+    pub(super) fn start() -> Self {
+        let (pieces, mut receiver) = mpsc::channel::<(Target, Bytes)>(AHEAD);
+        let thread = std::thread::spawn(move || {
+            while let Some((target, bytes)) = receiver.blocking_recv() {
+                match target {
+                    Target::Stdout => write_all(&io::stdout(), &bytes)?,
+                    Target::Stderr => write_all(&io::stderr(), &bytes)?,
+                }
+            }
+            Ok(())
+        });
+        Self { pieces, thread }
+    }
+
+    /// Gives the output back if there is no room for it now.
+    pub(super) fn offer(&self, target: Target, bytes: Bytes) -> Option<(Target, Bytes)> {
+        match self.pieces.try_send((target, bytes)) {
+            Ok(()) => None,
+            Err(TrySendError::Full(piece) | TrySendError::Closed(piece)) => Some(piece),
+        }
+    }
+
+    /// Waits for room; `false` if nothing will be written any more.
+    pub(super) async fn ready(writer: Option<&Self>) -> bool {
+        match writer {
+            Some(writer) => writer.pieces.reserve().await.is_ok(),
+            None => false,
+        }
+    }
+
+    /// Waits until everything is written.
+    pub(super) async fn finish(self) -> Result<()> {
+        drop(self.pieces);
+        let thread = self.thread;
+        let written = tokio::task::spawn_blocking(move || thread.join()).await?;
+        Ok(written.ok().context("the thread that writes output died")??)
+    }
+}
+
+fn write_all(fd: &impl AsFd, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match rustix::io::write(fd, bytes) {
+            Ok(count) => bytes = &bytes[count..],
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) if wait(fd, PollFlags::OUT) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,60 @@
+//! `[output]`: how much is kept of what commands print, and how long one waits for its reader.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use domain::{Bytes, Retention};
+use serde::{Deserialize, Serialize};
+
+use super::raw::RawOutput;
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Output {
+    /// Bytes that are kept of a command whose caller does not say.
+    pub kept: u64,
+    /// The most that a caller may ask to be kept.
+    pub max_kept: u64,
+    /// After how long without taking a byte a reader holds its command back no longer.
+    pub stall_timeout: Duration,
+}
+
+impl Output {
+    pub(crate) fn settings(self) -> service::OutputSettings {
+        service::OutputSettings {
+            retention: Retention::of_size(Bytes(self.kept)),
+            max_kept: Bytes(self.max_kept),
+            stall_limit: self.stall_timeout,
+        }
+    }
+}
+
+pub(super) fn check(raw: &RawOutput) -> Result<Output> {
+    let kept = super::bytes("output.kept", raw.kept.as_ref(), Bytes::mib(16))?;
+    let default_max = Bytes::mib(256).max(kept);
+    let max_kept = super::bytes("output.max_kept", raw.max_kept.as_ref(), default_max)?;
+    if kept > max_kept {
+        bail!("`output.kept` ({kept}) is more than `output.max_kept` ({max_kept})");
+    }
+    let stall_timeout = super::time("output.stall_timeout", raw.stall_timeout.as_ref(), 10)?;
+    Ok(Output { kept: kept.0, max_kept: max_kept.0, stall_timeout })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn default_size_is_sixteen_mebibytes_of_which_one_is_the_beginning() {
+        let settings = check(&RawOutput::default()).expect("defaults are right").settings();
+        assert_eq!(settings.retention, Retention::default());
+        assert_eq!(settings.stall_limit, Duration::from_secs(10));
+    }
+
+    #[test]
+    fn default_size_beyond_the_maximum_is_refused() {
+        let raw: RawOutput = toml::from_str("kept = \"2m\"\nmax_kept = \"1m\"").expect("it is TOML");
+        assert!(check(&raw).is_err());
+        let raw: RawOutput = toml::from_str("kept = \"1g\"").expect("it is TOML");
+        assert_eq!(check(&raw).expect("it is right").max_kept, 1 << 30);
+    }
+}

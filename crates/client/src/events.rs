@@ -1,0 +1,215 @@
+//! The events of a running command, cut out of a stream of bytes.
+//!
+//! The API sends one JSON object per event, each followed by a blank line; a `data:` in front is
+//! allowed. Chunks of the body end anywhere. Lines that are not such events are skipped:
+//! comments, the other fields of an event stream, and whatever is not a JSON object.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+/// An event that means something to us.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The process has this id.
+    Started(String),
+    Stdout(String),
+    Stderr(String),
+    /// The bytes of the combined output from `from` up to, not including, `to` are missing.
+    Gap {
+        from: u64,
+        to: u64,
+    },
+    /// It ended with another code than 0, or never began.
+    Failed(Failure),
+    Completed,
+}
+
+/// How a command failed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Failure {
+    /// Its exit code as text, or why there is none.
+    pub value: String,
+    pub details: Vec<String>,
+    /// How it ended if not by an exit code; only our own servers say so.
+    pub ending: Option<Ending>,
+}
+
+/// An end without an exit code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(tag = "ending", rename_all = "snake_case")]
+pub enum Ending {
+    Signal {
+        signal: u8,
+    },
+    Oom,
+    Deadline,
+    /// There is no such program.
+    Missing,
+    NotExecutable,
+    /// The server did not see how it ended, or in a way that this client does not know.
+    #[serde(other)]
+    Lost,
+}
+
+/// The server sent an event without an end.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the server sent an event of more than {MAX_EVENT} bytes")]
+pub struct EndlessEvent;
+
+/// More than a server ever puts into one event.
+const MAX_EVENT: usize = 8 << 20;
+
+/// Bytes on their way to becoming events.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    pending: Vec<u8>,
+    /// How much of `pending` was already read.
+    read: usize,
+}
+
+impl Decoder {
+    /// Takes in what has come.
+    pub fn feed(&mut self, bytes: &[u8]) -> Result<(), EndlessEvent> {
+        self.pending.drain(..self.read);
+        self.read = 0;
+        if self.pending.len() > MAX_EVENT {
+            return Err(EndlessEvent);
+        }
+        self.pending.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    /// The next event that is complete.
+    pub fn next_event(&mut self) -> Option<Event> {
+        loop {
+            let rest = &self.pending[self.read..];
+            let end = rest.iter().position(|byte| *byte == b'\n')?;
+            let event = read_line(&rest[..end]);
+            self.read += end + 1;
+            if event.is_some() {
+                return event;
+            }
+        }
+    }
+
+    /// The last event, if the stream ended without the line end behind it.
+    pub fn finish(&mut self) -> Option<Event> {
+        let event = read_line(&self.pending[self.read..]);
+        self.read = self.pending.len();
+        event
+    }
+}
+
+fn read_line(line: &[u8]) -> Option<Event> {
+    let line = line.strip_prefix(b"data:").unwrap_or(line).trim_ascii();
+    if !line.starts_with(b"{") {
+        return None;
+    }
+    let value: Value = serde_json::from_slice(line).ok()?;
+    let text = || value["text"].as_str().unwrap_or_default().to_owned();
+    match value["type"].as_str()? {
+        "init" => Some(Event::Started(text())),
+        "stdout" => Some(Event::Stdout(text())),
+        "stderr" => Some(gap(&value).unwrap_or_else(|| Event::Stderr(text()))),
+        "error" => Some(Event::Failed(failure(&value["error"]))),
+        "execution_complete" => Some(Event::Completed),
+        _ => None,
+    }
+}
+
+fn gap(event: &Value) -> Option<Event> {
+    let gap = event["coracle"]["gap"].as_array()?;
+    Some(Event::Gap { from: gap.first()?.as_u64()?, to: gap.get(1)?.as_u64()? })
+}
+
+fn failure(error: &Value) -> Failure {
+    let text = |value: &Value| match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Number(number) => Some(number.to_string()),
+        _ => None,
+    };
+    let value = text(&error["evalue"]).or_else(|| text(&error["ename"])).unwrap_or_default();
+    let details = error["traceback"].as_array().into_iter().flatten().filter_map(text).collect();
+    Failure { value, details, ending: serde_json::from_value(error["coracle"].clone()).ok() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const STREAM: &str = concat!(
+        "{\"type\":\"init\",\"text\":\"5b7c\",\"timestamp\":1}\n\n",
+        "{\"type\":\"ping\",\"text\":\"pong\",\"timestamp\":1}\n\n",
+        "event: stdout\nid: 7\nretry: 100\n",
+        "data: {\"type\":\"stdout\",\"text\":\"a\\nb\",\"timestamp\":1}\r\n\r\n",
+        ": a comment\n\n",
+        "<html>not JSON</html>\n{broken\n[1]\n{}\n",
+        "{\"type\":\"stdout\",\"text\":null}\n",
+        "{\"type\":\"stderr\",\"text\":\"coracle: 4 bytes\",\"coracle\":{\"gap\":[3,7]}}\n",
+        "{\"type\":\"error\",\"error\":{\"ename\":\"CommandExecError\",\"evalue\":\"3\",\"traceback\":[\"exit status 3\"]},\"timestamp\":1}\n\n",
+        "{\"type\":\"error\",\"error\":{\"evalue\":\"-1\",\"traceback\":null,\"coracle\":{\"ending\":\"signal\",\"signal\":9}},\"timestamp\":1}\n\n",
+        "{\"type\":\"error\",\"error\":null}\n",
+        "{\"type\":\"error\",\"error\":{\"evalue\":5,\"coracle\":null}}\n",
+    );
+
+    fn decode(chunks: impl Iterator<Item = Vec<u8>>) -> Vec<Event> {
+        let mut decoder = Decoder::default();
+        let mut events = Vec::new();
+        for chunk in chunks {
+            decoder.feed(&chunk).expect("it is short");
+            while let Some(event) = decoder.next_event() {
+                events.push(event);
+            }
+        }
+        events
+    }
+
+    #[test]
+    fn events_are_the_same_however_the_stream_is_cut() {
+        let failed = |value: &str, details: &[&str], ending| {
+            let details = details.iter().map(|text| (*text).to_owned()).collect();
+            Event::Failed(Failure { value: value.to_owned(), details, ending })
+        };
+        let expected = [
+            Event::Started("5b7c".to_owned()),
+            Event::Stdout("a\nb".to_owned()),
+            Event::Stdout(String::new()),
+            Event::Gap { from: 3, to: 7 },
+            failed("3", &["exit status 3"], None),
+            failed("-1", &[], Some(Ending::Signal { signal: 9 })),
+            failed("", &[], None),
+            failed("5", &[], None),
+        ];
+        for size in 1..STREAM.len() {
+            let chunks = STREAM.as_bytes().chunks(size).map(<[u8]>::to_vec);
+            assert_eq!(decode(chunks), expected, "chunks of {size}");
+        }
+    }
+
+    #[test]
+    fn endless_event_is_refused() {
+        let mut decoder = Decoder::default();
+        let chunk = vec![b'x'; 1 << 20];
+        assert!((0..20).any(|_| decoder.feed(&chunk).is_err()));
+    }
+
+    #[test]
+    fn last_line_needs_no_line_end() {
+        let mut decoder = Decoder::default();
+        decoder.feed(b"{\"type\":\"execution_complete\"}").expect("it is short");
+        assert_eq!(decoder.next_event(), None);
+        assert_eq!(decoder.finish(), Some(Event::Completed));
+        assert_eq!(decoder.finish(), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_input_makes_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+            let mut decoder = Decoder::default();
+            decoder.feed(&bytes).expect("it is short");
+            while decoder.next_event().is_some() {}
+            decoder.finish();
+        }
+    }
+}

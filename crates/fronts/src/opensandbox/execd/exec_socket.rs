@@ -1,0 +1,462 @@
+//! One command over a WebSocket: its input, its output byte for byte, its signals, its end.
+//!
+//! ```text
+//! client                                            server
+//!   ── GET /pty/coracle.exec/ws?pty=0|1, upgrade ────►
+//!   ── text coracle.start {argv, cwd, envs, …} ──────►  starts the command
+//!   ◄── text connected {session_id} ─────────────────   the id of the process
+//!   ── 0x00 bytes · coracle.stdin-end ───────────────►
+//!   ◄── text coracle.credit {bytes} ─────────────────   so much input was delivered
+//!   ── text signal · resize · ping ──────────────────►
+//!   ◄── 0x01|0x02 bytes · text coracle.gap {from,to} ─
+//!   ◄── text exit {exit_code, coracle}, close 1000 ──
+//! ```
+//! The command is held back while this client does not read, for as long as the server's stall
+//! limit says. Input never blocks signals: a client sends no more than [`WINDOW`] bytes that were
+//! not credited. Terminals of the reference protocol are in `socket.rs`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::extract::ws::{CloseFrame, Message, WebSocket};
+use bytes::Bytes;
+use domain::process::{Io, Process, Size, Stdin};
+use domain::{ProcessId, Stream};
+use futures_util::stream::{SplitSink, SplitStream};
+use futures_util::{FutureExt, SinkExt, StreamExt};
+use serde::{Deserialize, Serialize};
+use service::{Event, FileFault, Following, Input, Reach, ServiceError};
+use tokio::sync::mpsc;
+use tokio::time::{interval, timeout};
+
+use super::Scope;
+use super::command::{RunBody, exit_code, foreground};
+use super::fault::Fault;
+use super::pty::Mode;
+use super::socket::{FIRST_SIZE, signal_number};
+use crate::opensandbox::Front;
+use crate::opensandbox::sse::Ending;
+
+/// The name that stands where that of a terminal would.
+pub(super) const NAME: &str = "coracle.exec";
+
+/// Input that a client may have sent without having been told that it was delivered.
+const WINDOW: usize = 1 << 20;
+/// Credit is given in steps, so that it costs few frames.
+const CREDIT_STEP: usize = WINDOW / 4;
+/// Frames of input that may wait; more than a client needs to fill the window.
+const MAX_PIECES: usize = 4096;
+/// How much output goes out before it is flushed, if it comes faster than it is taken.
+const BATCH: usize = 256 << 10;
+/// How long a client may take to say what to start, and to say goodbye.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+const PING_INTERVAL: Duration = Duration::from_secs(30);
+const SIGHUP: i32 = 1;
+
+const STDIN: u8 = 0;
+const STDOUT: u8 = 1;
+const STDERR: u8 = 2;
+
+const NORMAL: u16 = 1000;
+const FAILED: u16 = 1011;
+
+type Sink = SplitSink<WebSocket, Message>;
+
+/// What the first frame says.
+#[derive(Deserialize)]
+struct StartFrame {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(flatten)]
+    run: RunBody,
+    /// Whether input will be sent; otherwise the command reads from `/dev/null`.
+    stdin: Option<bool>,
+    /// The size of the terminal, with `pty=1`.
+    cols: Option<u16>,
+    rows: Option<u16>,
+}
+
+/// Text frames that follow it.
+#[derive(Deserialize)]
+#[serde(tag = "type")]
+enum ClientFrame {
+    #[serde(rename = "coracle.stdin-end")]
+    StdinEnd,
+    #[serde(rename = "signal")]
+    Signal { signal: String },
+    #[serde(rename = "resize")]
+    Resize {
+        #[serde(default)]
+        cols: u16,
+        #[serde(default)]
+        rows: u16,
+    },
+    #[serde(rename = "ping")]
+    Ping,
+}
+
+/// Text frames to the client.
+#[derive(Debug, Serialize)]
+#[serde(tag = "type")]
+enum ServerFrame {
+    #[serde(rename = "connected")]
+    Connected { session_id: String, mode: &'static str },
+    #[serde(rename = "coracle.credit")]
+    Credit { bytes: usize },
+    /// The command does not read its input any more.
+    #[serde(rename = "coracle.stdin-closed")]
+    StdinClosed,
+    /// The output from `from` up to, not including, `to` is not kept.
+    #[serde(rename = "coracle.gap")]
+    Gap { from: u64, to: u64 },
+    #[serde(rename = "exit")]
+    Exit {
+        exit_code: i32,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        coracle: Option<Ending>,
+    },
+    #[serde(rename = "error")]
+    Error {
+        code: &'static str,
+        error: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        coracle: Option<Ending>,
+    },
+    #[serde(rename = "pong")]
+    Pong,
+}
+
+/// The connection broke.
+struct Gone;
+
+impl Gone {
+    fn because(error: axum::Error) -> Self {
+        tracing::debug!(%error, "the client of a command is gone");
+        Self
+    }
+}
+
+/// Serves one client until it, or its command, is gone.
+pub(super) async fn serve(socket: WebSocket, front: Front, scope: Scope, mode: Mode) {
+    let (mut sink, mut stream) = socket.split();
+    let code = match begin(&mut stream, &front, &scope, mode).await {
+        Ok(following) => run(&mut sink, &mut stream, following, &front, &scope, mode).await.map(|()| NORMAL),
+        Err(refusal) => send(&mut sink, &refusal).await.map(|()| FAILED),
+    };
+    let Ok(code) = code else { return };
+    let close = CloseFrame { code, reason: "".into() };
+    let said = sink.send(Message::Close(Some(close))).await;
+    // Hanging up at once would reset the connection under a client that has not read everything.
+    let heard = async { while let Some(Ok(_)) = stream.next().await {} };
+    if said.is_err() || timeout(HANDSHAKE_TIMEOUT, heard).await.is_err() {
+        tracing::debug!("the client of a command left without closing its socket");
+    }
+}
+
+/// Waits for the first frame and starts what it says.
+async fn begin(
+    stream: &mut SplitStream<WebSocket>,
+    front: &Front,
+    scope: &Scope,
+    mode: Mode,
+) -> Result<Following, ServerFrame> {
+    let invalid = |error: String| ServerFrame::Error { code: "INVALID_FRAME", error, coracle: None };
+    let Ok(Some(Ok(Message::Text(text)))) = timeout(HANDSHAKE_TIMEOUT, stream.next()).await else {
+        return Err(invalid("the first frame must be `coracle.start`".to_owned()));
+    };
+    let process = start_frame(&text, mode, front).map_err(invalid)?;
+    front.service.launch(&scope.owner, &scope.id, process).await.map_err(not_started)
+}
+
+fn start_frame(text: &str, mode: Mode, front: &Front) -> Result<Process, String> {
+    let start: StartFrame = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    if start.kind != "coracle.start" {
+        return Err(format!("the first frame is `{}`, not `coracle.start`", start.kind));
+    }
+    let process = foreground(start.run, front.service.output_settings());
+    let mut process = process.map_err(|fault| fault.0.message)?;
+    process.stdin = if start.stdin == Some(true) { Stdin::Piped } else { Stdin::Empty };
+    if mode == Mode::Terminal {
+        let given = |count: Option<u16>, default| count.filter(|count| *count > 0).unwrap_or(default);
+        let columns = given(start.cols, FIRST_SIZE.columns);
+        process.io = Io::Terminal(Size { columns, rows: given(start.rows, FIRST_SIZE.rows) });
+        process.env.entry("TERM".to_owned()).or_insert_with(|| "xterm-256color".to_owned());
+    }
+    Ok(process)
+}
+
+fn not_started(error: ServiceError) -> ServerFrame {
+    let coracle = match &error {
+        ServiceError::File(file) if file.operation == "exec" && file.fault == FileFault::NotFound => {
+            Some(Ending::Missing)
+        }
+        ServiceError::File(file) if file.operation == "exec" => Some(Ending::NotExecutable),
+        _ => None,
+    };
+    ServerFrame::Error { code: "START_FAILED", error: Fault::from(error).0.message, coracle }
+}
+
+/// Carries everything in both directions until the command has ended, or the client is gone.
+async fn run(
+    sink: &mut Sink,
+    stream: &mut SplitStream<WebSocket>,
+    following: Following,
+    front: &Front,
+    scope: &Scope,
+    mode: Mode,
+) -> Result<(), Gone> {
+    let session_id = following.process.to_string();
+    send(sink, &ServerFrame::Connected { session_id, mode: mode.name() }).await?;
+    let (replies, waiting) = mpsc::channel(16);
+    let process = following.process.clone();
+    let mut listener = Listener { front, scope, process, mode, replies, input: None };
+    // Output that this client does not take must not keep its signals from passing.
+    tokio::select! {
+        ended = forward_output(sink, following, waiting) => ended,
+        () = listener.listen(stream) => {
+            listener.hang_up().await;
+            Err(Gone)
+        }
+    }
+}
+
+/// Sends output and replies until the command has ended.
+async fn forward_output(
+    sink: &mut Sink,
+    mut following: Following,
+    mut waiting: mpsc::Receiver<ServerFrame>,
+) -> Result<(), Gone> {
+    let mut ping = interval(PING_INTERVAL);
+    loop {
+        // Each branch may be dropped and begun again without losing anything.
+        let event = tokio::select! {
+            event = following.next() => event,
+            Some(reply) = waiting.recv() => {
+                send(sink, &reply).await?;
+                continue;
+            }
+            _ = ping.tick() => {
+                sink.send(Message::Ping(Bytes::new())).await.map_err(Gone::because)?;
+                continue;
+            }
+        };
+        let (mut ended, mut fed) = feed(sink, event).await?;
+        while !ended
+            && fed < BATCH
+            && let Some(event) = following.next().now_or_never()
+        {
+            let (over, more) = feed(sink, event).await?;
+            ended = over;
+            fed += more;
+        }
+        sink.flush().await.map_err(Gone::because)?;
+        if ended {
+            return Ok(());
+        }
+    }
+}
+
+/// Adds one event to what is sent; says whether it was the last, and how many bytes it had.
+async fn feed(sink: &mut Sink, event: Result<Event, ServiceError>) -> Result<(bool, usize), Gone> {
+    let (message, ended, length) = match event {
+        Ok(Event::Output { stream, bytes, .. }) => {
+            let mut frame = Vec::with_capacity(bytes.len() + 1);
+            frame.push(if stream == Stream::Stderr { STDERR } else { STDOUT });
+            frame.extend_from_slice(&bytes);
+            (Message::Binary(frame.into()), false, bytes.len())
+        }
+        Ok(Event::Gap { from, to }) => (text(&ServerFrame::Gap { from: from.0, to: to.0 }), false, 0),
+        Ok(Event::Ended(end)) => {
+            let frame = ServerFrame::Exit { exit_code: exit_code(end.exit), coracle: Ending::of(end.exit) };
+            (text(&frame), true, 0)
+        }
+        Err(error) => {
+            let coracle = Some(Ending::Lost);
+            (text(&ServerFrame::Error { code: "SESSION_GONE", error: error.to_string(), coracle }), true, 0)
+        }
+    };
+    sink.feed(message).await.map_err(Gone::because)?;
+    Ok((ended, length))
+}
+
+fn text(frame: &ServerFrame) -> Message {
+    let json = serde_json::to_string(frame).expect("frames hold only text and numbers");
+    Message::Text(json.into())
+}
+
+async fn send(sink: &mut Sink, frame: &ServerFrame) -> Result<(), Gone> {
+    sink.send(text(frame)).await.map_err(Gone::because)
+}
+
+/// What the client says.
+struct Listener<'a> {
+    front: &'a Front,
+    scope: &'a Scope,
+    process: ProcessId,
+    mode: Mode,
+    replies: mpsc::Sender<ServerFrame>,
+    /// Made with the first input.
+    input: Option<InputQueue>,
+}
+
+/// Input on its way to the command. Dropping it closes the command's input once all is delivered.
+struct InputQueue {
+    pieces: mpsc::Sender<Bytes>,
+    undelivered: Arc<AtomicUsize>,
+}
+
+impl Listener<'_> {
+    /// Does what the client says until it is gone.
+    async fn listen(&mut self, stream: &mut SplitStream<WebSocket>) {
+        let mut ended_input = false;
+        while let Some(Ok(message)) = stream.next().await {
+            match message {
+                Message::Binary(bytes) if bytes.first() == Some(&STDIN) && !ended_input => {
+                    if self.feed_input(bytes.slice(1..)).is_err() {
+                        self.complain("INVALID_FRAME", "input was sent without credit".to_owned()).await;
+                        return;
+                    }
+                }
+                Message::Text(text) => match serde_json::from_str(&text) {
+                    Ok(ClientFrame::StdinEnd) => {
+                        // Also where nothing was sent: the command waits for the end.
+                        self.open_input();
+                        self.input = None;
+                        ended_input = true;
+                    }
+                    Ok(frame) => self.obey(frame).await,
+                    Err(error) => self.complain("INVALID_FRAME", error.to_string()).await,
+                },
+                Message::Binary(_) => self.complain("INVALID_FRAME", "unexpected data".to_owned()).await,
+                Message::Ping(_) | Message::Pong(_) => {}
+                Message::Close(_) => return,
+            }
+        }
+    }
+
+    async fn obey(&self, frame: ClientFrame) {
+        let (service, owner, id) = (&self.front.service, &self.scope.owner, &self.scope.id);
+        let done = match frame {
+            ClientFrame::Signal { signal } => match signal_number(&signal) {
+                Some(number) => service.signal(owner, id, &self.process, number, Reach::Group).await,
+                None => return self.complain("INVALID_FRAME", format!("unknown signal `{signal}`")).await,
+            },
+            ClientFrame::Resize { cols, rows } if self.mode == Mode::Terminal && cols > 0 && rows > 0 => {
+                service.resize(owner, id, &self.process, Size { columns: cols, rows }).await
+            }
+            ClientFrame::Ping => return self.reply(ServerFrame::Pong).await,
+            ClientFrame::Resize { .. } | ClientFrame::StdinEnd => Ok(()),
+        };
+        if let Err(error) = done {
+            // A command that has just ended cannot be signalled; its end is on its way.
+            tracing::debug!(%error, "a signal or size could not be passed on");
+        }
+    }
+
+    fn open_input(&mut self) -> &InputQueue {
+        self.input.get_or_insert_with(|| {
+            let (pieces, queue) = mpsc::channel(MAX_PIECES);
+            let undelivered = Arc::new(AtomicUsize::new(0));
+            let (front, scope) = (self.front.clone(), self.scope.clone());
+            let deliver = deliver_input(
+                front,
+                scope,
+                self.process.clone(),
+                queue,
+                Arc::clone(&undelivered),
+                self.replies.clone(),
+            );
+            // It outlives this client: what was sent is delivered, and then the input is closed.
+            tokio::spawn(deliver);
+            InputQueue { pieces, undelivered }
+        })
+    }
+
+    fn feed_input(&mut self, bytes: Bytes) -> Result<(), Gone> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let input = self.open_input();
+        let before = input.undelivered.fetch_add(bytes.len(), Ordering::Relaxed);
+        if before + bytes.len() > WINDOW {
+            return Err(Gone);
+        }
+        match input.pieces.try_send(bytes) {
+            // The command has closed its input; the client was told.
+            Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => Ok(()),
+            Err(mpsc::error::TrySendError::Full(_)) => Err(Gone),
+        }
+    }
+
+    /// A terminal whose user left hangs up, as one on a modem would.
+    async fn hang_up(&mut self) {
+        self.input = None;
+        if self.mode == Mode::Terminal {
+            let Scope { owner, id, .. } = self.scope;
+            let hung = self.front.service.signal(owner, id, &self.process, SIGHUP, Reach::Group).await;
+            if let Err(error) = hung {
+                tracing::debug!(%error, "a command ended before its terminal hung up");
+            }
+        }
+    }
+
+    async fn complain(&self, code: &'static str, error: String) {
+        self.reply(ServerFrame::Error { code, error, coracle: None }).await;
+    }
+
+    async fn reply(&self, frame: ServerFrame) {
+        // Nobody takes it if the connection is broken, which is found elsewhere.
+        self.replies.send(frame).await.ok();
+    }
+}
+
+/// Delivers input in order, credits it, and closes the command's input behind it.
+async fn deliver_input(
+    front: Front,
+    scope: Scope,
+    process: ProcessId,
+    mut queue: mpsc::Receiver<Bytes>,
+    undelivered: Arc<AtomicUsize>,
+    replies: mpsc::Sender<ServerFrame>,
+) {
+    let delivered = async {
+        let mut input: Input = front.service.input(&scope.owner, &scope.id, &process).await?;
+        let mut credit = 0;
+        while let Some(piece) = queue.recv().await {
+            input.send(&piece).await?;
+            undelivered.fetch_sub(piece.len(), Ordering::Relaxed);
+            credit += piece.len();
+            if credit >= CREDIT_STEP {
+                replies.send(ServerFrame::Credit { bytes: credit }).await.ok();
+                credit = 0;
+            }
+        }
+        input.close().await
+    };
+    if let Err(error) = delivered.await {
+        tracing::debug!(%error, "a command stopped reading its input");
+        replies.send(ServerFrame::StdinClosed).await.ok();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_have_the_documented_names() {
+        let frame = |text: &str| serde_json::from_str::<ClientFrame>(text);
+        assert!(matches!(frame(r#"{"type":"coracle.stdin-end"}"#), Ok(ClientFrame::StdinEnd)));
+        assert!(matches!(frame(r#"{"type":"resize","cols":80,"rows":24}"#), Ok(ClientFrame::Resize { .. })));
+        assert!(frame(r#"{"type":"coracle.start"}"#).is_err());
+        let json = |frame: &ServerFrame| serde_json::to_string(frame).unwrap();
+        assert_eq!(json(&ServerFrame::Gap { from: 1, to: 5 }), r#"{"type":"coracle.gap","from":1,"to":5}"#);
+        assert_eq!(
+            json(&ServerFrame::Exit { exit_code: 3, coracle: None }),
+            r#"{"type":"exit","exit_code":3}"#
+        );
+        let oom = ServerFrame::Exit { exit_code: -1, coracle: Some(Ending::Oom) };
+        assert_eq!(json(&oom), r#"{"type":"exit","exit_code":-1,"coracle":{"ending":"oom"}}"#);
+    }
+}

@@ -1,0 +1,149 @@
+//! A command's output as records with offsets: one JSON object per line.
+//!
+//! ```text
+//! {"type":"output","stream":"stdout","offset":0,"length":2,"text":"a\n"}
+//! {"type":"output","stream":"stderr","offset":2,"length":1,"base64":"/w=="}
+//! {"type":"gap","offset":3,"length":97}
+//! {"type":"end","offset":100,"running":false,"exit_code":0}
+//! ```
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use domain::{Exit, Stream as OutputStream};
+use futures_util::{FutureExt, Stream, stream};
+use http::header;
+use serde::Serialize;
+use service::{Event, Following, ServiceError};
+
+use super::command::exit_code;
+
+pub(super) const CONTENT_TYPE: &str = "application/x-ndjson";
+
+/// How much is gathered before it is sent, if it comes faster than it is taken.
+const BATCH: usize = 128 << 10;
+
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Record<'a> {
+    Output {
+        stream: &'static str,
+        offset: u64,
+        length: usize,
+        /// The bytes, if they are UTF-8.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        text: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        base64: Option<String>,
+    },
+    /// Bytes that are no longer kept.
+    Gap { offset: u64, length: u64 },
+    /// The last record.
+    End {
+        /// Where the next call would go on.
+        offset: u64,
+        running: bool,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        exit_code: Option<i32>,
+    },
+    /// The last record, if the output was lost sight of.
+    Error { error: String },
+}
+
+/// What the body has come to.
+struct Records {
+    following: Following,
+    /// The offset of the next byte.
+    next: u64,
+    /// Where the answer ends; `None` where it ends with the command.
+    to: Option<u64>,
+    /// How the command ended, if it had when it was asked for.
+    ended: Option<Exit>,
+    lines: Vec<u8>,
+    over: bool,
+}
+
+/// The output from `from` on, up to the offset `to` or to the end of the command.
+pub(super) fn response(following: Following, from: u64, to: Option<u64>, ended: Option<Exit>) -> Response {
+    let records = Records { following, next: from, to, ended, lines: Vec::new(), over: false };
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], Body::from_stream(records.lines())).into_response()
+}
+
+impl Records {
+    fn lines(self) -> impl Stream<Item = Result<Bytes, std::convert::Infallible>> + Send {
+        stream::unfold(self, |mut records| async move {
+            if records.over {
+                return None;
+            }
+            while records.lines.is_empty() {
+                records.step().await;
+            }
+            while !records.over && records.lines.len() < BATCH {
+                let Some(event) = records.following.next().now_or_never() else { break };
+                records.take(event);
+            }
+            let lines = std::mem::take(&mut records.lines);
+            Some((Ok(Bytes::from(lines)), records))
+        })
+    }
+
+    async fn step(&mut self) {
+        if self.to.is_some_and(|to| self.next >= to) {
+            return self.end(self.ended);
+        }
+        let event = self.following.next().await;
+        self.take(event);
+    }
+
+    fn take(&mut self, event: Result<Event, ServiceError>) {
+        match event {
+            Ok(Event::Output { stream, at, mut bytes }) => {
+                let room = self.to.map_or(u64::MAX, |to| to.saturating_sub(at.0));
+                bytes.truncate(usize::try_from(room).unwrap_or(usize::MAX));
+                self.next = at.0 + bytes.len() as u64;
+                self.output(stream, at.0, &bytes);
+            }
+            Ok(Event::Gap { from, to }) => {
+                self.next = to.0;
+                self.write(&Record::Gap { offset: from.0, length: to.0.saturating_sub(from.0) });
+            }
+            Ok(Event::Ended(end)) => self.end(Some(end.exit)),
+            Err(error) => {
+                self.write(&Record::Error { error: error.to_string() });
+                self.over = true;
+            }
+        }
+        if !self.over && self.to.is_some_and(|to| self.next >= to) {
+            self.end(self.ended);
+        }
+    }
+
+    fn output(&mut self, stream: OutputStream, offset: u64, bytes: &[u8]) {
+        let stream = match stream {
+            OutputStream::Stdout => "stdout",
+            OutputStream::Stderr => "stderr",
+            OutputStream::Terminal => "terminal",
+            // What a kernel reports is not printed, but counts.
+            OutputStream::Tell => "report",
+        };
+        if bytes.is_empty() {
+            return;
+        }
+        let text = std::str::from_utf8(bytes).ok();
+        let base64 = text.is_none().then(|| STANDARD.encode(bytes));
+        self.write(&Record::Output { stream, offset, length: bytes.len(), text, base64 });
+    }
+
+    fn end(&mut self, exit: Option<Exit>) {
+        let (running, exit_code) = (exit.is_none(), exit.map(exit_code));
+        self.write(&Record::End { offset: self.next, running, exit_code });
+        self.over = true;
+    }
+
+    fn write(&mut self, record: &Record<'_>) {
+        serde_json::to_writer(&mut self.lines, record).expect("records hold only text and numbers");
+        self.lines.push(b'\n');
+    }
+}
