@@ -27,6 +27,7 @@ mod operators;
 mod owners;
 mod pools;
 mod run;
+mod service_unit;
 mod serving;
 mod snapshots;
 mod stand_ins;

@@ -52,6 +52,12 @@ const WANTED: &[Package] = &[
         needed_for: "the network of an ordinary user's sandboxes, where there is no pasta",
     },
     Package {
+        name: "systemd",
+        present: || find("systemd-analyze").is_some(),
+        required: || false,
+        needed_for: "the units are checked by `systemd-analyze verify`",
+    },
+    Package {
         name: "bubblewrap",
         present: || find("bwrap").is_some(),
         required: || false,

@@ -5,7 +5,7 @@ mod images;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
 use backend::{
@@ -46,7 +46,8 @@ pub struct Native {
     link: Arc<Link>,
     /// Where the launcher and the agents listen.
     run: Arc<OwnedFd>,
-    defaults: Defaults,
+    /// Replaced as a whole by a reload.
+    defaults: RwLock<Defaults>,
     fetching: Option<Fetching>,
     deaths: mpsc::UnboundedSender<Death>,
     listener: Mutex<Option<mpsc::UnboundedReceiver<Death>>>,
@@ -94,7 +95,17 @@ impl Native {
         let run = Arc::new(rustix::fs::open(state_dir.join("run"), flags, Mode::empty())?);
         let (deaths, listener) = mpsc::unbounded_channel();
         let link = Arc::new(Link { run: Arc::clone(&run), state: Mutex::default() });
-        Ok(Self { link, run, defaults, fetching: None, deaths, listener: Mutex::new(Some(listener)) })
+        let (defaults, listener) = (RwLock::new(defaults), Mutex::new(Some(listener)));
+        Ok(Self { link, run, defaults, fetching: None, deaths, listener })
+    }
+
+    /// Replaces the defaults; they hold for sandboxes that are made or resized from now on.
+    pub fn set_defaults(&self, defaults: Defaults) {
+        *self.defaults.write().expect("replacing the defaults does not panic") = defaults;
+    }
+
+    fn defaults(&self) -> Defaults {
+        *self.defaults.read().expect("replacing the defaults does not panic")
     }
 
     fn plan(&self, id: &SandboxId, spec: &Spec) -> Result<JailPlan, BackendError> {
@@ -104,14 +115,14 @@ impl Native {
             snapshot: spec.snapshot.as_ref().map(|snapshot| snapshot.as_str().to_owned()),
             limits: self.limits(&spec.resources),
             named: named(&spec.resources),
-            require_limits: self.defaults.require_limits,
+            require_limits: self.defaults().require_limits,
             network: wish(spec.network)?,
             mounts: mount_plans(&spec.mounts)?,
             env: spec.environment(id),
             env_file: spec.env_file.clone(),
             nesting: spec.nesting == Nesting::On,
             guest: guest_plan(spec),
-            max_processes: self.defaults.max_processes,
+            max_processes: self.defaults().max_processes,
             user: None,
             keep: false,
         })
@@ -119,7 +130,7 @@ impl Native {
 
     /// All limits: those that the caller named, and for the others our own.
     fn limits(&self, resources: &Resources) -> Limits {
-        let default = &self.defaults.limits;
+        let default = self.defaults().limits;
         Limits {
             memory: resources.memory.map_or(default.memory, |memory| memory.0),
             cpus: resources.cpus.map_or(default.cpus, |cpus| cpus.0),
@@ -289,7 +300,7 @@ impl Backend for Native {
             id: id.as_str().to_owned(),
             limits: self.limits(resources),
             named: named(resources),
-            require_limits: self.defaults.require_limits,
+            require_limits: self.defaults().require_limits,
         };
         match self.simple(Question::Resize(resize)).await? {
             Answer::Changed(measures) => Ok(measures),

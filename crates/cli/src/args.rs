@@ -3,6 +3,7 @@
 //! Values arrive here checked (see `values`); what they mean is decided by the modules that
 //! take these structures.
 
+mod config;
 mod kept;
 mod owners;
 
@@ -14,6 +15,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use domain::{Bytes, Cpus, Identity, Mount};
 
+pub(crate) use self::config::{ConfigCheckArgs, ConfigCommand, ConfigShowArgs};
 pub(crate) use self::kept::{
     ForkArgs, ImageCommand, KeyCommand, PoolCommand, PoolSize, SnapshotCommand, VolumeCommand,
 };
@@ -101,6 +103,9 @@ pub(crate) enum Command {
     /// Images in the state directory of this host
     #[command(subcommand)]
     Image(ImageCommand),
+    /// Check or show the configuration of the server
+    #[command(subcommand)]
+    Config(ConfigCommand),
     /// Say what this host offers, what is enforced, and how to get what is missing
     Doctor(DoctorArgs),
     /// Measure this host: our times beside the floor and beside other runtimes

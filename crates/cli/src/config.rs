@@ -4,12 +4,16 @@
 //! `RawConfig` is what was written; [`Config`] is what holds, checked and with defaults in.
 //! Only `Config` travels.
 
+mod entries;
 mod gateway;
 mod keys;
+mod layers;
+mod log;
 mod network;
 mod output;
 mod pools;
 mod raw;
+mod reload;
 mod volumes;
 
 use std::collections::BTreeMap;
@@ -27,10 +31,14 @@ use toml::{Table, Value};
 use crate::args::{ServeArgs, StateArgs};
 use crate::output::WithHint;
 use crate::values;
+pub(crate) use entries::{SettingChange, SettingEntry};
 pub(crate) use gateway::Gateway;
+pub(crate) use layers::{Layers, SettingSource};
+pub(crate) use log::{LogFormat, LogSettings};
 pub(crate) use output::Output;
 pub(crate) use pools::{PoolSettings, network as network_of};
 use raw::{Amount, RawConfig, RawImages, RawLimits, RawPrepared, RawQuota};
+pub(crate) use reload::Reload;
 pub(crate) use volumes::Volumes;
 
 /// The settings that hold.
@@ -71,6 +79,7 @@ pub(crate) struct Config {
     /// Accesses closer together than this renew a sandbox once.
     pub renewal_interval: Duration,
     pub output: Output,
+    pub log: LogSettings,
 }
 
 /// An API key. It never appears in what is printed.
@@ -182,32 +191,24 @@ const MOST_SANDBOXES: usize = 4000;
 impl Config {
     /// The settings of `coracle serve`.
     pub(crate) fn for_server(args: &ServeArgs) -> Result<Self> {
-        let mut flags = Table::new();
-        if let Some(listen) = args.listen {
+        Self::with_layers(&args.state, args.listen).map(|(config, _)| config)
+    }
+
+    /// As [`Config::for_server`], with where each setting comes from.
+    pub(crate) fn with_layers(state: &StateArgs, listen: Option<SocketAddr>) -> Result<(Self, Layers)> {
+        let mut flags = state_flags(state)?;
+        if let Some(listen) = listen {
             keys::insert(&mut flags, "listen", Value::String(listen.to_string()));
         }
-        let config = Self::load(&args.state, flags)?;
+        let layers = Layers::read(state, flags)?;
+        let config = layers.config()?;
         config.refuse_keyless_exposure()?;
-        Ok(config)
+        Ok((config, layers))
     }
 
     /// The settings of everything that works on this host without a server.
     pub(crate) fn for_host(args: &StateArgs) -> Result<Self> {
-        Self::load(args, Table::new())
-    }
-
-    fn load(args: &StateArgs, mut flags: Table) -> Result<Self> {
-        if let Some(directory) = &args.state_dir {
-            let text = directory.to_str().context("the state directory's name is not UTF-8")?;
-            keys::insert(&mut flags, "state_dir", Value::String(text.to_owned()));
-        }
-        let mut table = match config_file(args)? {
-            Some(path) => read_file(&path)?,
-            None => Table::new(),
-        };
-        keys::lay(&mut table, keys::table(environment())?);
-        keys::lay(&mut table, flags);
-        Self::check(RawConfig::deserialize(Value::Table(table))?)
+        Layers::read(args, state_flags(args)?)?.config()
     }
 
     /// Turns what was written into what holds.
@@ -248,6 +249,7 @@ impl Config {
             answer_timeout: time("answer_timeout", raw.answer_timeout.as_ref(), 180)?,
             renewal_interval: time("renewal_interval", raw.renewal_interval.as_ref(), 60)?,
             output: output::check(&raw.output)?,
+            log: log::check(raw.log)?,
             network,
             state_dir,
         };
@@ -281,6 +283,16 @@ impl Config {
         Err(anyhow!("`{}` can be reached from other hosts, and there is no API key", self.listen))
             .hint("set CORACLE_API_KEY, or listen on 127.0.0.1")
     }
+}
+
+/// The flags that all commands with a state directory share, as the table of a file.
+fn state_flags(args: &StateArgs) -> Result<Table> {
+    let mut flags = Table::new();
+    if let Some(directory) = &args.state_dir {
+        let text = directory.to_str().context("the state directory's name is not UTF-8")?;
+        keys::insert(&mut flags, "state_dir", Value::String(text.to_owned()));
+    }
+    Ok(flags)
 }
 
 /// Variables whose names or values are not UTF-8 cannot be ours.

@@ -22,7 +22,8 @@ use clap::{CommandFactory, Parser};
 use args::{Cli, Command};
 use client::Server;
 use commands::{
-    NotStarted, block_on, copy, exec, image, key, logs, pool, sandboxes, shell, snapshot, volume, watch,
+    NotStarted, block_on, config as config_command, copy, exec, image, key, logs, pool, sandboxes, shell,
+    snapshot, volume, watch,
 };
 use output::Printer;
 
@@ -72,6 +73,7 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<ExitCode> {
     match cli.command {
         Command::Serve(args) => serve::serve(&args),
         Command::Run(args) => run::run(&args, printer),
+        Command::Config(command) => config_command::config(&command, printer),
         Command::Doctor(args) => doctor::doctor(&args, printer),
         Command::Bench(args) => bench::bench(&args, printer),
         Command::Create(args) => block_on(sandboxes::create(&server()?, args, printer)),

@@ -11,7 +11,9 @@
 
 pub(crate) mod handover;
 pub(crate) mod launcher;
+mod notify;
 pub(crate) mod server;
+mod update;
 
 use std::fs::{self, File};
 use std::net::TcpListener;
@@ -25,14 +27,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use rustix::fs::FlockOperation;
 use rustix::process::{WaitId, WaitIdOptions, waitid};
-use tokio::net::unix::pipe::{Receiver, pipe};
+use tokio::net::unix::pipe::{Receiver, Sender, pipe};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::ServeArgs;
-use crate::config::{Config, OnStop};
+use crate::config::{Config, OnStop, Reload, SettingChange};
 use crate::output::WithHint;
 use handover::{Announce, Handover, Pass};
+use notify::ServiceManager;
 
 /// A part that lived this many times longer than it was waited for is healthy, and its next
 /// death counts as the first. So a part that keeps dying costs a tenth of the time at most.
@@ -48,7 +51,7 @@ const GRACE_TO_REMOVE: Duration = Duration::from_secs(300);
 
 pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode> {
     let config = Config::for_server(args)?;
-    crate::tracing_output::start();
+    crate::tracing_output::start(&config.log);
     let lock = prepare_state_dir(&config)?;
     drop(server_lock(&config)?);
     let listener =
@@ -58,7 +61,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode> {
     let divided = divide_group();
     linux::namespaces::adopt_orphans().context("could not become the parent of orphans")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let code = runtime.block_on(supervise(&config, listeners))?;
+    let code = runtime.block_on(supervise(args, config.clone(), listeners))?;
     if divided && let Err(error) = backend_local::cgroups::give_room_back() {
         tracing::info!(%error, "our control group is not left as it was");
     }
@@ -198,22 +201,28 @@ struct Part {
     child: Child,
     born: Instant,
     pause: Duration,
-    /// It writes one byte here when it is ready.
+    /// It writes one byte here when it is ready, and one for each update that it applied.
     ready: Receiver,
+    /// Whether it said that it is ready.
+    up: bool,
+    /// Where it gets new settings.
+    updates: Sender,
 }
 
-async fn supervise(config: &Config, listeners: Listeners) -> Result<ExitCode> {
+async fn supervise(args: &ServeArgs, mut config: Config, listeners: Listeners) -> Result<ExitCode> {
+    let manager = ServiceManager::from_environment();
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hangup = signal(SignalKind::hangup())?;
     let mut ended = signal(SignalKind::child())?;
-    let mut launcher = start_launcher(config, FIRST_PAUSE).await?;
+    let mut launcher = start_launcher(&config, FIRST_PAUSE).await?;
     let mut announce = Announce::Yes;
-    let mut server = start_server(config, &listeners, announce, FIRST_PAUSE)?;
+    let mut server = start_server(&config, &listeners, announce, FIRST_PAUSE)?;
     loop {
         collect_orphans(&[launcher.child.id(), server.child.id()]);
         tokio::select! {
             _ = launcher.child.wait() => tokio::select! {
-                started = start_launcher_again(config, &launcher) => launcher = started,
+                started = start_launcher_again(&config, &launcher) => launcher = started,
                 _ = terminate.recv() => break,
                 _ = interrupt.recv() => break,
             },
@@ -227,7 +236,18 @@ async fn supervise(config: &Config, listeners: Listeners) -> Result<ExitCode> {
                     return Ok(ExitCode::FAILURE);
                 }
                 let pause = server.next_pause().await;
-                server = start_server(config, &listeners, announce, pause)?;
+                server = start_server(&config, &listeners, announce, pause)?;
+            }
+            _ = server.ready.readable(), if !server.up => {
+                if server.came_up() {
+                    announce = Announce::No;
+                    manager.ready();
+                }
+            }
+            _ = hangup.recv() => {
+                manager.reloading();
+                reload(args, &mut config, [&mut launcher, &mut server]).await;
+                manager.ready();
             }
             // What has ended is collected when the loop begins anew.
             _ = ended.recv() => {}
@@ -235,10 +255,44 @@ async fn supervise(config: &Config, listeners: Listeners) -> Result<ExitCode> {
             _ = interrupt.recv() => break,
         }
     }
+    manager.stopping();
     // The server first: while it lives it asks the launcher.
     end(&mut server, if config.on_stop == OnStop::Remove { GRACE_TO_REMOVE } else { GRACE }).await;
     end(&mut launcher, GRACE).await;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Reads the configuration anew and has the parts take over what can change now. A configuration
+/// that is wrong changes nothing.
+async fn reload(args: &ServeArgs, config: &mut Config, parts: [&mut Part; 2]) {
+    let reload = match Config::for_server(args).and_then(|read| config.reload(&read)) {
+        Ok(reload) => reload,
+        Err(error) => {
+            let error = format!("{error:#}");
+            return tracing::error!(error, "configuration not reloaded; the former settings stay in force");
+        }
+    };
+    let Reload { config: reloaded, applied, postponed } = reload;
+    *config = reloaded;
+    crate::tracing_output::set_level(&config.log.level);
+    let handover = Handover::of(config, Announce::No);
+    for part in parts {
+        if let Err(error) = part.update(&handover).await {
+            let error = format!("{error:#}");
+            tracing::error!(
+                part = part.name,
+                error,
+                "part not updated; it gets the settings at its next start"
+            );
+        }
+    }
+    for SettingChange { name, from, to } in &applied {
+        tracing::info!(setting = name, from, to, "setting changed");
+    }
+    for SettingChange { name, from, to } in &postponed {
+        tracing::warn!(setting = name, from, to, "setting differs and needs a restart of the server");
+    }
+    tracing::info!(changed = applied.len(), need_restart = postponed.len(), "configuration reloaded");
 }
 
 impl Part {
@@ -251,24 +305,35 @@ impl Part {
         (pause * 2).min(LONGEST_PAUSE)
     }
 
-    /// Whether a part that has ended had become ready before.
-    fn came_up(&self) -> bool {
-        self.ready.try_read(&mut [0]).is_ok_and(|length| length == 1)
+    /// Whether the part has become ready, also if it has ended since.
+    fn came_up(&mut self) -> bool {
+        self.up |= self.ready.try_read(&mut [0]).is_ok_and(|length| length == 1);
+        self.up
+    }
+
+    /// Has the part take over new settings.
+    async fn update(&mut self, handover: &Handover) -> Result<()> {
+        let expected = if self.up { 1 } else { 2 };
+        update::send(&mut self.updates, &mut self.ready, handover, expected).await?;
+        self.up = true;
+        Ok(())
     }
 }
 
 /// Starts the launcher and waits until it listens.
 async fn start_launcher(config: &Config, pause: Duration) -> Result<Part> {
     let (tell, mut ready) = pipe()?;
+    let (updates, updated) = pipe()?;
     let handover = Handover::of(config, Announce::No);
-    let child = start("__launcher", &[memfd(&handover)?, tell.into_blocking_fd()?])?;
+    let passed = [memfd(&handover)?, tell.into_blocking_fd()?, updated.into_blocking_fd()?];
+    let child = start("__launcher", &passed)?;
     let mut byte = [0];
     let heard = tokio::io::AsyncReadExt::read(&mut ready, &mut byte).await?;
     if heard == 0 {
         return Err(anyhow!("the launcher could not start"))
             .hint("its reason stands above; `coracle doctor` says what this host lacks");
     }
-    Ok(Part { name: "launcher", child, born: Instant::now(), pause, ready })
+    Ok(Part { name: "launcher", child, born: Instant::now(), pause, ready, up: true, updates })
 }
 
 /// Starts the launcher after `former` has died, as often as it takes. Meanwhile sandboxes go on
@@ -287,20 +352,24 @@ async fn start_launcher_again(config: &Config, former: &Part) -> Part {
 
 fn start_server(config: &Config, listeners: &Listeners, announce: Announce, pause: Duration) -> Result<Part> {
     let (tell, ready) = pipe()?;
+    let (updates, updated) = pipe()?;
     let handover = Handover::of(config, announce);
     // The lock before the listeners: the kernel lets go of them in the opposite order.
     let lock = OwnedFd::from(server_lock(config)?);
     let operators = listeners.operators.as_fd().try_clone_to_owned()?;
     let network = listeners.network.as_fd().try_clone_to_owned()?;
-    let passed = [memfd(&handover)?, tell.into_blocking_fd()?, lock, operators, network];
+    let (tell, updated) = (tell.into_blocking_fd()?, updated.into_blocking_fd()?);
+    let passed = [memfd(&handover)?, tell, updated, lock, operators, network];
     let child = start("__server", &passed)?;
-    Ok(Part { name: "server", child, born: Instant::now(), pause, ready })
+    Ok(Part { name: "server", child, born: Instant::now(), pause, ready, up: false, updates })
 }
 
 /// Starts ourselves in another role, with descriptors whose numbers are its arguments.
 fn start(role: &str, descriptors: &[OwnedFd]) -> Result<Child> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("coracle").arg(role).arg(std::process::id().to_string());
+    // The service manager hears from us alone.
+    command.env_remove(notify::VARIABLE);
     for descriptor in descriptors {
         command.arg(descriptor.pass()?);
     }

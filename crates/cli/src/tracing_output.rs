@@ -1,18 +1,50 @@
-//! Structured logs on standard error: JSON lines, or text for people where `CORACLE_LOG_FORMAT`
-//! is `text`. `CORACLE_LOG` chooses what is logged, as `tracing` directives.
+//! The log on standard error: lines for people, or JSON by the setting `log.format`.
 
-use std::io;
+use std::io::{self, IsTerminal};
+use std::sync::OnceLock;
 
 use tracing_subscriber::EnvFilter;
 
-pub(crate) fn start() {
-    let filter = EnvFilter::try_from_env("CORACLE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
-    let started = if std::env::var("CORACLE_LOG_FORMAT").is_ok_and(|format| format == "text") {
-        logs.try_init()
-    } else {
-        logs.json().flatten_event(true).try_init()
-    };
-    // Somebody who started them before keeps theirs.
-    started.unwrap_or_default();
+use crate::config::{LogFormat, LogSettings};
+
+/// Changes what is logged, once the log has started.
+static SET_LEVEL: OnceLock<Box<dyn Fn(EnvFilter) + Send + Sync>> = OnceLock::new();
+
+pub(crate) fn start(settings: &LogSettings) {
+    let logs = tracing_subscriber::fmt()
+        .with_env_filter(filter(&settings.level))
+        .with_writer(io::stderr)
+        // Colour codes would end up in files and journals.
+        .with_ansi(io::stderr().is_terminal());
+    match settings.format {
+        LogFormat::Text => {
+            let logs = logs.with_filter_reloading();
+            let handle = logs.reload_handle();
+            keep(logs.try_init().is_ok(), move |filter| handle.reload(filter).unwrap_or_default());
+        }
+        LogFormat::Json => {
+            let logs = logs.json().flatten_event(true).with_filter_reloading();
+            let handle = logs.reload_handle();
+            keep(logs.try_init().is_ok(), move |filter| handle.reload(filter).unwrap_or_default());
+        }
+    }
+}
+
+/// Keeps the way to change the level, unless a log was started before, which then stays as it is.
+fn keep(started: bool, set_level: impl Fn(EnvFilter) + Send + Sync + 'static) {
+    if started {
+        SET_LEVEL.set(Box::new(set_level)).unwrap_or_default();
+    }
+}
+
+/// Changes what is logged from now on.
+pub(crate) fn set_level(level: &str) {
+    if let Some(set) = SET_LEVEL.get() {
+        set(filter(level));
+    }
+}
+
+/// The configuration was checked, so the text is a filter.
+fn filter(level: &str) -> EnvFilter {
+    EnvFilter::try_new(level).unwrap_or_else(|_| EnvFilter::new("info"))
 }

@@ -150,7 +150,7 @@ impl Core {
     /// Takes away what has died and then what is parked, until there is room below the soft limit
     /// or none is left. One that lives never goes for the number of the dead.
     pub(crate) async fn make_room(&self) {
-        let Some(soft) = self.config.soft_sandboxes else { return };
+        let Some(soft) = self.config().soft_sandboxes else { return };
         while self.registry.count() >= soft && self.evict_dead(None).await {}
         while self.registry.living() >= soft && self.evict_parked(None).await {}
     }
@@ -206,7 +206,7 @@ impl Core {
             .all()
             .into_iter()
             .filter_map(|handle| {
-                let since = handle.hold.parked_since(&handle.activity, now, self.config.park_after)?;
+                let since = handle.hold.parked_since(&handle.activity, now, self.config().park_after)?;
                 (handle.key.is_some() && owner.is_none_or(|owner| *owner == handle.owner))
                     .then_some((since, handle))
             })
@@ -232,7 +232,7 @@ impl Core {
             }
         }
         let now = self.clock.now().boot;
-        if !handle.hold.close(&handle.activity, now, self.config.park_after) {
+        if !handle.hold.close(&handle.activity, now, self.config().park_after) {
             return false;
         }
         self.end_evicted(handle).await

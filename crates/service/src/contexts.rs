@@ -230,7 +230,7 @@ impl Service {
         let slot = self.slot(&handle, &name).await?;
         let agent = handle.agent.clone();
         let RunCode { code, deadline, busy, unread } = run;
-        let retention = self.0.config.output.retention;
+        let retention = self.0.config().output.retention;
         // While somebody reads, nothing is dropped: a result that is missing cannot be guessed.
         let backpressure = Backpressure::On { stall_limit: None };
         let (env, place) = (BTreeMap::new(), RunPlace::Shell);

@@ -40,7 +40,8 @@ const DESTROY: Duration = Duration::from_secs(60);
 const USAGE: Duration = Duration::from_secs(10);
 
 pub(crate) struct Core {
-    pub(crate) config: Config,
+    /// Replaced as a whole by a reload; read it with [`Core::config`].
+    config: RwLock<Arc<Config>>,
     pub(crate) backend: SharedBackend,
     pub(crate) capabilities: Capabilities,
     pub(crate) store: Store,
@@ -85,7 +86,7 @@ impl Core {
         tracing::info!(versions = versions.join(", "), "found what image `host` offers");
         let pools = Pools::new(&config.pools, kept.pools, clock.now().wall);
         let core = Self {
-            config,
+            config: RwLock::new(Arc::new(config)),
             backend,
             capabilities,
             store,
@@ -107,6 +108,18 @@ impl Core {
             tasks: TaskTracker::new(),
         };
         Ok((Arc::new(core), kept.records, kept.snapshots, kept.volumes))
+    }
+
+    /// The settings that hold now.
+    pub(crate) fn config(&self) -> Arc<Config> {
+        Arc::clone(&self.config.read().expect("replacing the settings does not panic"))
+    }
+
+    /// Replaces the settings. The state directory and the pools stay those of the start.
+    pub(crate) fn set_config(&self, config: Config) {
+        let mut current = self.config.write().expect("replacing the settings does not panic");
+        let (state_dir, pools) = (current.state_dir.clone(), current.pools.clone());
+        *current = Arc::new(Config { state_dir, pools, ..config });
     }
 
     /// A new sandbox: one that is warm, or else first known, then made.
@@ -156,7 +169,7 @@ impl Core {
         let (owner, id) = (record.sandbox.owner.clone(), record.sandbox.id.clone());
         let uses = self.claim_volumes(&owner, &id, &mut record.sandbox.spec.mounts).await?;
         let (handle, driver) = Driver::new(self, record);
-        let room = if warm.is_some() { Room::OfWarm } else { Room::Below(self.config.sandboxes) };
+        let room = if warm.is_some() { Room::OfWarm } else { Room::Below(self.config().sandboxes) };
         self.admit(&handle, room).await?;
         uses.keep();
         let (reply, claim) = oneshot::channel();
@@ -171,7 +184,7 @@ impl Core {
     /// Puts a new sandbox on the list if there is room for it, here and in its owner's quota; one
     /// that has died, or is warm, or else is parked, may have to make room.
     async fn admit(self: &Arc<Self>, handle: &Arc<Handle>, room: Room) -> Result<(), ServiceError> {
-        let limit = self.config.sandboxes;
+        let limit = self.config().sandboxes;
         let quota = self.quota_left_by_disks(&handle.owner);
         let mut waiting = None;
         loop {
@@ -197,7 +210,7 @@ impl Core {
 
     /// The quota of an owner without what its snapshots and volumes take of it.
     fn quota_left_by_disks(&self, owner: &Owner) -> Quota {
-        let mut quota = self.config.quotas.of(owner);
+        let mut quota = self.config().quotas.of(owner);
         let kept = self.snapshots.size_of(owner).saturating_add(self.volumes.bytes(owner));
         quota.disk = quota.disk.map(|disk| Bytes(disk.0.saturating_sub(kept)));
         quota
@@ -206,11 +219,11 @@ impl Core {
     /// Whether another sandbox would find room now, before work is done for it. Nothing is
     /// reserved; one that has died or is parked may make room.
     pub(crate) fn check_room_for(&self, owner: &Owner, resources: &Resources) -> Result<(), ServiceError> {
-        let limit = self.config.sandboxes;
+        let limit = self.config().sandboxes;
         if self.registry.count() >= limit && !self.has_evictable(None) {
             return Err(ServiceError::TooManySandboxes { limit });
         }
-        let cost = self.registry.cost(owner).and(Cost::of(resources, &self.config.usual));
+        let cost = self.registry.cost(owner).and(Cost::of(resources, &self.config().usual));
         match cost.exceeds(&self.quota_left_by_disks(owner)) {
             Some(what) if !self.has_evictable(Some(owner)) => {
                 Err(ServiceError::OverQuota { owner: owner.clone(), what })
@@ -285,7 +298,7 @@ impl Core {
     }
 
     fn checked(&self, timeout: Duration) -> Result<Duration, ServiceError> {
-        match self.config.longest_timeout {
+        match self.config().longest_timeout {
             Some(longest) if timeout > longest => Err(ServiceError::Invalid(format!(
                 "the timeout is longer than {} seconds, the longest this server grants",
                 longest.as_secs()

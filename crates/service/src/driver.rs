@@ -130,13 +130,13 @@ impl Driver {
             key: record.key.clone(),
             pool: record.sandbox.pool.clone(),
             hold: Hold::default(),
-            cost: Cost::of(&record.sandbox.spec.resources, &core.config.usual),
+            cost: Cost::of(&record.sandbox.spec.resources, &core.config().usual),
             timeout: record.timeout,
             idle_timeout: record.idle_timeout,
             entrypoint: record.entrypoint.clone(),
             agent: Agent::new(Arc::clone(&core.backend), record.sandbox.id.clone()),
             activity: Activity::new(core.clock.clone()),
-            commands: Commands::new(core.config.commands_per_sandbox),
+            commands: Commands::new(core.config().commands_per_sandbox),
             mailbox: orders,
             state: published,
             abandoned: CancellationToken::new(),
@@ -219,7 +219,7 @@ impl Driver {
         self.prepare_life().await?;
         if let Some(id) = &self.record.entrypoint {
             let words = &self.record.sandbox.spec.entrypoint;
-            let retention = self.core.config.output.retention;
+            let retention = self.core.config().output.retention;
             entrypoint::launch(&self.handle.agent, id, words, retention).await?;
         }
         self.watch_entrypoint();

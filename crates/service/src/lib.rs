@@ -453,6 +453,13 @@ impl Service {
         self.0.keys.write().expect("nobody panics while setting a key").set_single(key);
     }
 
+    /// Replaces the settings while the server runs. New values count from the next request on;
+    /// what exists already stays as it is, even where it exceeds a new bound. `state_dir` and
+    /// `pools` are ignored: they need a restart.
+    pub fn set_config(&self, config: Config) {
+        self.0.set_config(config);
+    }
+
     pub fn owner_by_key(&self, presented: &str) -> Option<Owner> {
         let keys = self.0.keys.read().expect("nobody panics while setting a key");
         keys.owner(presented, self.0.clock.now().wall)

@@ -57,7 +57,7 @@ pub enum Reach {
 impl Service {
     /// What is kept of the output of commands where nobody says otherwise.
     pub fn output_settings(&self) -> OutputSettings {
-        self.0.config.output
+        self.0.config().output
     }
 
     /// Starts a process; what it prints can be followed from the first byte.

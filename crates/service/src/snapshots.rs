@@ -132,12 +132,12 @@ impl Core {
     /// Refuses a snapshot that would hold more than its owner may have on disk.
     fn put_on_shelf(&self, snapshot: Snapshot) -> Result<(), ServiceError> {
         let owner = snapshot.owner.clone();
-        let most = self.config.quotas.of(&owner).disk;
+        let most = self.config().quotas.of(&owner).disk;
         let left = || {
             let others = self.registry.disk_of(&owner).saturating_add(self.volumes.bytes(&owner));
             most.map(|most| most.0.saturating_sub(others))
         };
-        self.snapshots.add(snapshot, self.config.snapshots_per_owner, left)
+        self.snapshots.add(snapshot, self.config().snapshots_per_owner, left)
     }
 
     async fn delete_snapshot(
@@ -183,7 +183,7 @@ impl Core {
         wish.spec.resources.disk.get_or_insert(snapshot.disk.max(least));
         wish.spec.image = snapshot.image;
         if let Some(settings) = snapshot.settings {
-            inheritance::inherit_settings(wish, settings, self.config.longest_timeout);
+            inheritance::inherit_settings(wish, settings, self.config().longest_timeout);
         }
         Ok(Some(using))
     }

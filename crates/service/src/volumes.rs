@@ -168,7 +168,7 @@ impl Core {
             return Err(self.without_volumes());
         }
         let entropy = random().map_err(|source| ServiceError::Io { action: "draw a random id", source })?;
-        let size = size.unwrap_or(self.config.volume_size);
+        let size = size.unwrap_or(self.config().volume_size);
         let (owner, name) = (owner.clone(), name.clone());
         let volume = Volume { id: VolumeId::from_entropy(entropy), owner, name, size, lifetime };
         let (core, user) = (Arc::clone(self), user.cloned());
@@ -251,11 +251,11 @@ impl Core {
     }
 
     fn check_volume_quota(&self, volume: &Volume) -> Result<(), ServiceError> {
-        let limit = self.config.volumes_per_owner;
+        let limit = self.config().volumes_per_owner;
         if self.volumes.count(&volume.owner) >= limit {
             return Err(ServiceError::TooManyVolumes { limit });
         }
-        let Some(most) = self.config.quotas.of(&volume.owner).disk else { return Ok(()) };
+        let Some(most) = self.config().quotas.of(&volume.owner).disk else { return Ok(()) };
         let parts = [
             self.registry.cost(&volume.owner).disk,
             self.snapshots.size_of(&volume.owner),

@@ -35,12 +35,20 @@ pub struct Start {
     listen: String,
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
+    removed: Vec<&'static str>,
 }
 
 impl Default for Start {
     fn default() -> Self {
         let listen = own_address();
-        Self { user: User::Same, limits: ":", listen, arguments: Vec::new(), environment: Vec::new() }
+        Self {
+            user: User::Same,
+            limits: ":",
+            listen,
+            arguments: Vec::new(),
+            environment: Vec::new(),
+            removed: Vec::new(),
+        }
     }
 }
 
@@ -76,6 +84,12 @@ impl Start {
         self
     }
 
+    /// Leaves out a variable that is set otherwise.
+    pub fn without(mut self, name: &'static str) -> Self {
+        self.removed.push(name);
+        self
+    }
+
     /// Starts it and waits for its ready line.
     pub fn start(self) -> Server {
         let directory = self.user.home();
@@ -104,9 +118,13 @@ impl Start {
             .env("CORACLE_NETWORK_DEFAULT", "off")
             // It is searched for secrets, so it should tell much.
             .env("CORACLE_LOG", "debug")
+            .env("CORACLE_LOG_FORMAT", "json")
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .env("HOME", directory)
             .env_remove("XDG_RUNTIME_DIR");
+        for name in &self.removed {
+            command.env_remove(name);
+        }
         let mut command = within(self.limits, &command);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
         self.user.apply(&mut command);

@@ -164,8 +164,7 @@ impl Launcher {
         let agent = agent_program(&bin).map_err(failed("copy ourselves to", &bin))?;
         let run = open_directory(&state.join("run")).map_err(failed("open", &state.join("run")))?;
         let host = crate::images::host_skeleton(&state.join("host"))?;
-        let rule = if settings.strict_images { AliasRule::Refuse } else { AliasRule::OperatorThenHost };
-        let aliases = aliases(&settings, rule);
+        let aliases = aliases(&settings, alias_rule(&settings));
         let rights = if rustix::process::geteuid().is_root() {
             Rights::Root(Box::new(Root::open(&settings)?))
         } else {
@@ -196,6 +195,17 @@ impl Launcher {
         }
         launcher.open_network().map_err(LauncherError::Net)?;
         Ok(launcher)
+    }
+
+    /// Takes over those settings that can change while sandboxes run: names of images, the size
+    /// of the image store, and the bounds of one sandbox. All others need a restart.
+    pub fn reload(&mut self, settings: Settings) {
+        let Settings { aliases: table, strict_images, image_bytes, maxima, .. } = settings;
+        self.settings.aliases = table;
+        self.settings.strict_images = strict_images;
+        self.settings.image_bytes = image_bytes;
+        self.settings.maxima = maxima;
+        self.aliases = aliases(&self.settings, alias_rule(&self.settings));
     }
 
     /// Prepares one more net namespace or volume if there are too few; `true` while more are
@@ -389,6 +399,10 @@ fn delegated_groups(settings: &Settings) -> Result<Box<Hierarchies>, String> {
         Ok(Box::new(groups))
     };
     open().map_err(|error: io::Error| error.to_string())
+}
+
+fn alias_rule(settings: &Settings) -> AliasRule {
+    if settings.strict_images { AliasRule::Refuse } else { AliasRule::OperatorThenHost }
 }
 
 /// The operator's aliases, and what may be done beside them.

@@ -21,6 +21,7 @@ use super::protocol::{Answer, Ask, Question, Refusal, RefusalKind, SOCKET, Tell,
 use super::{Launcher, packet};
 use crate::cgroups::Freezing;
 use crate::jail::plan::{JailPlan, LimitName};
+use crate::settings::Settings;
 
 /// A connection; answers to it may still be owed after it was replaced.
 pub(super) type Client = Rc<OwnedFd>;
@@ -76,12 +77,25 @@ const RETRY: i64 = 1_000_000;
 /// How long nothing must happen before something is prepared ahead, in nanoseconds.
 const QUIET: i64 = 5_000_000;
 
+type ReadSettings = Box<dyn FnMut(&OwnedFd) -> Option<Settings>>;
+
+/// Where new settings come from.
+struct Updates {
+    /// Readable when there are some.
+    descriptor: OwnedFd,
+    /// Reads them and says what they are, or `None` if there will be no more.
+    read: ReadSettings,
+    /// Reports that they hold.
+    applied: Box<dyn FnMut()>,
+}
+
 /// The state of the loop.
 pub struct Loop {
     pub(super) launcher: Launcher,
     listener: OwnedFd,
     /// Readable or closed when the loop is to end.
     stop: OwnedFd,
+    updates: Option<Updates>,
     clients: Vec<Client>,
     creating: Vec<Creating>,
     changing: Vec<Changing>,
@@ -104,6 +118,7 @@ enum Ready {
     Died(usize),
     Over(usize),
     NetworkChanged,
+    Update,
     Nothing,
 }
 
@@ -126,6 +141,7 @@ impl Loop {
             launcher,
             listener,
             stop,
+            updates: None,
             clients: Vec::new(),
             creating: Vec::new(),
             changing: Vec::new(),
@@ -135,6 +151,27 @@ impl Loop {
             jobs: Vec::new(),
             stocked: false,
         })
+    }
+
+    /// Has the loop take new settings from `descriptor`: `read` is called when it is readable, and
+    /// `applied` when the settings that it returned hold.
+    pub fn with_updates(
+        self,
+        descriptor: OwnedFd,
+        read: impl FnMut(&OwnedFd) -> Option<Settings> + 'static,
+        applied: impl FnMut() + 'static,
+    ) -> Self {
+        let updates = Updates { descriptor, read: Box::new(read), applied: Box::new(applied) };
+        Self { updates: Some(updates), ..self }
+    }
+
+    fn take_update(&mut self) {
+        let Some(mut updates) = self.updates.take() else { return };
+        if let Some(settings) = (updates.read)(&updates.descriptor) {
+            self.launcher.reload(settings);
+            (updates.applied)();
+            self.updates = Some(updates);
+        }
     }
 
     /// Serves until told to stop.
@@ -160,6 +197,7 @@ impl Loop {
                 Ready::Died(place) => self.dying[place].state = Waiting::Groups,
                 Ready::Over(place) => self.finish(place),
                 Ready::NetworkChanged => self.stocked &= !self.launcher.hear_network(),
+                Ready::Update => self.take_update(),
                 Ready::Nothing => {}
             }
             self.clear_dying();
@@ -184,6 +222,9 @@ impl Loop {
         watched.extend(self.jobs.iter().map(|job| PollFd::new(job.report(), PollFlags::IN)));
         let network = self.launcher.watched_network();
         watched.extend(network.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
+        let updates = self.updates.as_ref().map(|updates| PollFd::new(&updates.descriptor, PollFlags::IN));
+        let updating = usize::from(updates.is_some());
+        watched.extend(updates);
         let deaths = |dying: &Dying| matches!(dying.state, Waiting::Death);
         let waiting: Vec<usize> = (0..self.dying.len()).filter(|place| deaths(&self.dying[*place])).collect();
         for place in &waiting {
@@ -212,6 +253,7 @@ impl Loop {
             (Ready::Mounted, self.mounting.len()),
             (Ready::Over, self.jobs.len()),
             (|_| Ready::NetworkChanged, network.len()),
+            (|_| Ready::Update, updating),
         ] {
             if place < count {
                 return Ok(kind(place));

@@ -8,7 +8,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 use std::time::{Duration, UNIX_EPOCH};
 
 use backend::{BackendError, Freed, Here, ImageInfo, Images, Progress, Pull, Registry};
@@ -20,9 +20,10 @@ use crate::launcher::protocol::{Answer, Question};
 
 /// Where images come from, and where they lie until they are unpacked.
 pub struct Fetching {
-    pub registry: Arc<dyn Registry>,
+    /// Replaced as a whole by a reload.
+    registry: RwLock<Arc<dyn Registry>>,
     /// A directory that this process alone uses.
-    pub downloads: PathBuf,
+    downloads: PathBuf,
 }
 
 impl Fetching {
@@ -30,7 +31,11 @@ impl Fetching {
     pub fn open(registry: Arc<dyn Registry>, downloads: PathBuf) -> io::Result<Self> {
         remove(&downloads)?;
         std::fs::create_dir(&downloads)?;
-        Ok(Self { registry, downloads })
+        Ok(Self { registry: RwLock::new(registry), downloads })
+    }
+
+    fn registry(&self) -> Arc<dyn Registry> {
+        Arc::clone(&self.registry.read().expect("replacing the registry does not panic"))
     }
 }
 
@@ -66,6 +71,13 @@ impl Native {
     /// Lets images be fetched.
     pub fn fetching(self, fetching: Fetching) -> Self {
         Self { fetching: Some(fetching), ..self }
+    }
+
+    /// Replaces the registry; pulls that have begun go on with the former one.
+    pub fn set_registry(&self, registry: Arc<dyn Registry>) {
+        if let Some(fetching) = &self.fetching {
+            *fetching.registry.write().expect("replacing the registry does not panic") = registry;
+        }
     }
 
     async fn ask_images(
@@ -111,7 +123,7 @@ impl Images for Native {
     }
 
     fn may_fetch(&self, name: &str) -> bool {
-        self.fetching.as_ref().is_some_and(|fetching| fetching.registry.allows(name))
+        self.fetching.as_ref().is_some_and(|fetching| fetching.registry().allows(name))
     }
 
     async fn pull(&self, pull: Pull<'_>) -> Result<ImageInfo, BackendError> {
@@ -123,7 +135,7 @@ impl Images for Native {
         let no_room = |error: io::Error| failed(format!("could not make room for it: {error}"), None);
         let download = Download::new(&fetching.downloads).map_err(no_room)?;
         let here = self.here(pull.name).await?;
-        let digest = fetching.registry.fetch(pull, &here, &download.0).await?;
+        let digest = fetching.registry().fetch(pull, &here, &download.0).await?;
         let wanted = Digest::parse(&digest).map_err(|error| failed(error.to_string(), None))?;
         (pull.progress)(Progress::Unpacking);
         let directory = std::fs::File::open(&download.0).map_err(no_room)?;

@@ -101,6 +101,16 @@ impl fmt::Display for Prefix {
     }
 }
 
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.port {
+            None => write!(f, "{}", self.prefix),
+            Some(port) if self.prefix.address.is_ipv6() => write!(f, "[{}]:{port}", self.prefix),
+            Some(port) => write!(f, "{}:{port}", self.prefix),
+        }
+    }
+}
+
 impl FromStr for Target {
     type Err = NotAnAddress;
 

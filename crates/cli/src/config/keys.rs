@@ -35,6 +35,8 @@ const SETTINGS: &[(&str, Kind)] = &[
     ("park_after", Kind::Text),
     ("renewal_interval", Kind::Text),
     ("answer_timeout", Kind::Text),
+    ("log.level", Kind::Text),
+    ("log.format", Kind::Text),
     ("images.strict", Kind::Switch),
     ("images.max_bytes", Kind::Text),
     ("images.pull", Kind::Text),
@@ -76,9 +78,11 @@ const SETTINGS: &[(&str, Kind)] = &[
 ];
 
 /// Variables with our prefix that are not settings of the server: the client's address, the
-/// file itself, what is logged and how, and the program under test.
-const OTHERS: &[&str] =
-    &["CORACLE_URL", "CORACLE_CONFIG", "CORACLE_LOG", "CORACLE_LOG_FORMAT", "CORACLE_BIN"];
+/// file itself, and the program under test.
+const OTHERS: &[&str] = &["CORACLE_URL", "CORACLE_CONFIG", "CORACLE_BIN"];
+
+/// The short name of `CORACLE_LOG_LEVEL`.
+const LOG_LEVEL: &str = "CORACLE_LOG";
 
 const PREFIX: &str = "CORACLE_";
 
@@ -90,7 +94,9 @@ fn variable(setting: &str) -> String {
 pub(super) fn table(variables: impl Iterator<Item = (String, String)>) -> Result<Table> {
     let mut table = Table::new();
     for (name, text) in variables.filter(|(name, _)| name.starts_with(PREFIX)) {
-        match SETTINGS.iter().find(|(setting, _)| variable(setting) == name) {
+        let is_named =
+            |setting: &str| variable(setting) == name || (setting == "log.level" && name == LOG_LEVEL);
+        match SETTINGS.iter().find(|(setting, _)| is_named(setting)) {
             Some((setting, kind)) => insert(&mut table, setting, read(&name, &text, *kind)?),
             None if foreign(&name) => {}
             None => return unknown(&name),
@@ -204,6 +210,23 @@ mod tests {
             assert!(raw.is_ok(), "{setting}: {raw:?}");
             assert!(described.contains(&format!("`{setting}`")), "docs/configuration.md lacks `{setting}`");
         }
+    }
+
+    /// So `coracle config show` leaves nothing out.
+    #[test]
+    fn every_setting_is_listed_under_its_name() {
+        let config = super::super::tests::written("").expect("defaults hold");
+        let listed: Vec<String> = config.entries().iter().map(|entry| entry.name()).collect();
+        for (setting, _) in SETTINGS {
+            assert!(listed.iter().any(|name| name == setting), "{setting} is not listed");
+        }
+    }
+
+    #[test]
+    fn the_short_variable_of_the_log_level_is_known() {
+        let found = read_all(&[("CORACLE_LOG", "debug"), ("CORACLE_LOG_FORMAT", "json")]);
+        let expected = toml::from_str("log = { level = \"debug\", format = \"json\" }").expect("toml");
+        assert_eq!(found.expect("it reads"), expected);
     }
 
     #[test]

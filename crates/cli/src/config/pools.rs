@@ -57,6 +57,12 @@ pub(super) fn check(raw: &[RawPool], default: Wish) -> Result<Vec<PoolSettings>>
     Ok(pools)
 }
 
+impl PoolSettings {
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+}
+
 impl RawPool {
     fn check(&self, default: Wish) -> Result<PoolSettings> {
         let setting = |what: &str| format!("pool.{what}` of pool `{}", self.name);

@@ -25,6 +25,8 @@ pub(super) struct RawConfig {
     pub renewal_interval: Option<Amount>,
     pub answer_timeout: Option<Amount>,
     #[serde(default)]
+    pub log: RawLog,
+    #[serde(default)]
     pub images: RawImages,
     #[serde(default)]
     pub limits: RawLimits,
@@ -50,6 +52,13 @@ pub(super) struct RawOutput {
     pub kept: Option<Amount>,
     pub max_kept: Option<Amount>,
     pub stall_timeout: Option<Amount>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawLog {
+    pub level: Option<String>,
+    pub format: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]

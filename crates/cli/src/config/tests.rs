@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn written(text: &str) -> Result<Config> {
+pub(super) fn written(text: &str) -> Result<Config> {
     Config::check(RawConfig::deserialize(Value::Table(parse(text)?))?)
 }
 
@@ -134,4 +134,40 @@ fn two_state_directories_have_two_instance_names() {
     assert_eq!(first, derived_instance(Path::new("/a")));
     assert_ne!(first, derived_instance(Path::new("/b")));
     assert!(check_instance(first).is_ok());
+}
+
+fn names(changes: &[SettingChange]) -> Vec<&str> {
+    changes.iter().map(|change| change.name.as_str()).collect()
+}
+
+#[test]
+fn a_reload_takes_what_can_change_and_postpones_the_rest() {
+    let old = written("listen = \"127.0.0.1:1\"\nlimits.pids = 64").expect("it parses");
+    let read = written(
+        "listen = \"127.0.0.1:2\"\nlimits = { pids = 65, json_body = \"2m\" }\nowners.a.sandboxes = 3\n\
+         images.aliases = { \"x:1\" = \"host\" }\nlog = { level = \"debug\", format = \"json\" }",
+    );
+    let reload = old.reload(&read.expect("it parses")).expect("it is right");
+    let applied = ["log.level", "limits.pids", "owners.a.sandboxes", "images.aliases.\"x:1\""];
+    assert_eq!(names(&reload.applied), applied);
+    assert_eq!(names(&reload.postponed), ["listen", "log.format", "limits.json_body"]);
+    assert_eq!((reload.config.limits.pids, reload.config.listen.port()), (65, 1));
+    assert!(reload.config.reload(&reload.config).expect("it is right").applied.is_empty());
+}
+
+#[test]
+fn a_reload_shows_no_key() {
+    let old = written("api_key = \"0123456789abcdef\"").expect("it parses");
+    let new = written("api_key = \"fedcba9876543210\"").expect("it parses");
+    let reload = old.reload(&new).expect("it is right");
+    let [change] = &reload.applied[..] else { panic!("one setting changed") };
+    assert_eq!((change.name.as_str(), &*change.from, &*change.to), ("api_key", "***", "***"));
+}
+
+#[test]
+fn a_reload_that_would_open_the_server_is_refused() {
+    let old = written("listen = \"0.0.0.0:80\"\napi_key = \"0123456789abcdef\"").expect("it parses");
+    let new = written("listen = \"127.0.0.1:80\"").expect("it parses");
+    let Err(error) = old.reload(&new) else { panic!("the address stays open to others") };
+    assert!(error.to_string().contains("no API key"), "{error}");
 }

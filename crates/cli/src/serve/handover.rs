@@ -14,7 +14,7 @@ use backend_local::settings::{Allowed, Lifetime, Maxima, MountRule, Settings};
 use linux::descriptors::Inherited;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Config, Gateway, Lines, Most, OnStop, Output, PoolSettings, Quota};
+use crate::config::{Config, Gateway, Lines, LogSettings, Most, OnStop, Output, PoolSettings, Quota};
 
 /// The settings as one part needs them. It travels through memory only: it holds the API key.
 #[derive(Serialize, Deserialize)]
@@ -56,6 +56,7 @@ pub(crate) struct Handover {
     pub answer_timeout: Duration,
     pub renewal_interval: Duration,
     pub output: Output,
+    pub log: LogSettings,
     pub announce: Announce,
 }
 
@@ -106,6 +107,7 @@ impl Handover {
             answer_timeout: config.answer_timeout,
             renewal_interval: config.renewal_interval,
             output: config.output,
+            log: config.log.clone(),
             announce,
         }
     }
@@ -170,6 +172,8 @@ pub(crate) struct Received {
     pub handover: Handover,
     /// Takes one byte when the part is ready.
     pub ready: OwnedFd,
+    /// Where new settings come from, see `update`.
+    pub updates: OwnedFd,
     /// Only the server has more.
     pub others: Vec<OwnedFd>,
 }
@@ -177,7 +181,7 @@ pub(crate) struct Received {
 /// Reads the arguments of a part: the supervisor's pid and its descriptors. From here on the
 /// part ends with its supervisor.
 pub(crate) fn receive(arguments: &[String]) -> Result<Received> {
-    let [parent, settings, ready, others @ ..] = arguments else {
+    let [parent, settings, ready, updates, others @ ..] = arguments else {
         bail!("this command is for `coracle serve` alone");
     };
     let mut inherited = Inherited::claim().context("what was passed is taken already")?;
@@ -185,11 +189,11 @@ pub(crate) fn receive(arguments: &[String]) -> Result<Received> {
         let number = number.parse().context("a descriptor is a number")?;
         inherited.take(number).context("a descriptor was not passed")
     };
-    let (settings, ready) = (take(settings)?, take(ready)?);
+    let (settings, ready, updates) = (take(settings)?, take(ready)?, take(updates)?);
     let others = others.iter().map(|number| take(number)).collect::<Result<_>>()?;
     end_with(parent.parse().context("a pid is a number")?)?;
     let handover = serde_json::from_reader(File::from(settings)).context("the settings are not readable")?;
-    Ok(Received { handover, ready, others })
+    Ok(Received { handover, ready, updates, others })
 }
 
 /// Asks to be killed with the supervisor, and makes sure that it has not died before.

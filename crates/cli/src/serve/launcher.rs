@@ -1,6 +1,7 @@
 //! `coracle __launcher`: the privileged process behind a server.
 
 use std::io::Write;
+use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
@@ -11,10 +12,11 @@ use linux::signals::{self, Signals};
 use rustix::fs::FlockOperation;
 
 use super::handover::{self, Received};
+use super::update;
 
 pub(crate) fn launcher(arguments: &[String]) -> Result<ExitCode> {
-    let Received { handover, ready, .. } = handover::receive(arguments)?;
-    crate::tracing_output::start();
+    let Received { handover, ready, updates, .. } = handover::receive(arguments)?;
+    crate::tracing_output::start(&handover.log);
     // A predecessor that was killed may still be going; what it held must be let go first.
     let lock = super::lock(&handover.state_dir.join("launcher.lock"), FlockOperation::LockExclusive)?;
     if rustix::process::geteuid().is_root() {
@@ -28,8 +30,16 @@ pub(crate) fn launcher(arguments: &[String]) -> Result<ExitCode> {
     if let Some(reason) = launcher.shortfall() {
         tracing::warn!(reason, "not all limits can be held; `coracle doctor` says how to get them");
     }
-    let mut serving = Loop::open(launcher, stop.into_descriptor()).context("could not listen")?;
-    std::fs::File::from(ready).write_all(b"r").context("the supervisor is gone")?;
+    let serving = Loop::open(launcher, stop.into_descriptor()).context("could not listen")?;
+    let mut ready = std::fs::File::from(ready);
+    ready.write_all(b"r").context("the supervisor is gone")?;
+    let read = |pipe: &OwnedFd| {
+        let handover = update::read_blocking(pipe)?;
+        crate::tracing_output::set_level(&handover.log.level);
+        Some(handover.settings())
+    };
+    // If the supervisor is gone, so are we in a moment.
+    let mut serving = serving.with_updates(updates, read, move || ready.write_all(b"u").unwrap_or_default());
     serving.run().context("the launcher's loop broke")?;
     drop(lock);
     Ok(ExitCode::SUCCESS)

@@ -19,6 +19,7 @@ use service::{Quotas, Service};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::handover::{self, Announce, Handover, Received};
+use super::update;
 use crate::config::{EVERYBODY_ELSE, OnStop, PoolSettings, Quota, network_of};
 use crate::output::{Printer, WithHint};
 
@@ -27,7 +28,7 @@ pub(crate) const CANNOT_START: i32 = 78;
 
 pub(crate) fn server(arguments: &[String], printer: &Printer) -> Result<ExitCode> {
     let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
-    let Received { handover, ready, others } = handover::receive(arguments)?;
+    let Received { handover, ready, updates, others } = handover::receive(arguments)?;
     let Ok([lock, operators, listener]) = <[OwnedFd; 3]>::try_from(others) else {
         bail!("the listening sockets were not passed");
     };
@@ -35,9 +36,10 @@ pub(crate) fn server(arguments: &[String], printer: &Printer) -> Result<ExitCode
     drop_privileges(&handover)?;
     // Changing ids made the kernel forget it.
     handover::end_with(parent.context("the supervisor is gone")?)?;
-    crate::tracing_output::start();
+    crate::tracing_output::start(&handover.log);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let outcome = runtime.block_on(run(handover, operators, listener, ready, printer));
+    let outcome =
+        runtime.block_on(run(handover, [operators, listener], Supervisor { ready, updates }, printer));
     drop(lock);
     match outcome {
         Ok(()) => Ok(ExitCode::SUCCESS),
@@ -81,11 +83,17 @@ fn drop_privileges(handover: &Handover) -> Result<()> {
     Ok(())
 }
 
-async fn run(
-    handover: Handover,
-    operators: OwnedFd,
-    listener: OwnedFd,
+/// The pipes to and from the supervisor.
+struct Supervisor {
+    /// Takes a byte when we are ready, and one for each update that holds.
     ready: OwnedFd,
+    updates: OwnedFd,
+}
+
+async fn run(
+    mut handover: Handover,
+    [operators, listener]: [OwnedFd; 2],
+    supervisor: Supervisor,
     printer: &Printer,
 ) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
@@ -94,7 +102,7 @@ async fn run(
     let address = listener.local_addr()?;
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let metrics = fronts::install_metrics().context("could not start collecting metrics")?;
-    let service = start_service(&handover).await?;
+    let (service, backend) = start_service(&handover).await?;
     let settings = fronts::Settings {
         public_address: handover.public_address.clone(),
         default_lines: if handover.strip_line_ends {
@@ -118,7 +126,9 @@ async fn run(
     if handover.announce == Announce::Yes {
         printer.line(format!("coracle listening on http://{address}"))?;
     }
-    File::from(ready).write_all(b"r").context("the supervisor is gone")?;
+    let mut ready = File::from(supervisor.ready);
+    ready.write_all(b"r").context("the supervisor is gone")?;
+    let mut updates = tokio::net::unix::pipe::Receiver::from_owned_fd(supervisor.updates)?;
     let stop = async move {
         tokio::select! {
             _ = terminate.recv() => {}
@@ -126,10 +136,24 @@ async fn run(
         }
     };
     let stop = stop.shared();
-    tokio::join!(
-        fronts::serve(listener, connections, router, stop.clone()),
-        fronts::serve_operators(operators, operators_router, stop),
-    );
+    let serving = async {
+        tokio::join!(
+            fronts::serve(listener, connections, router, stop.clone()),
+            fronts::serve_operators(operators, operators_router, stop),
+        )
+    };
+    tokio::pin!(serving);
+    loop {
+        tokio::select! {
+            _ = &mut serving => break,
+            // Without a supervisor there are no more updates, and soon no server.
+            Ok(update) = update::read(&mut updates) => {
+                apply_update(&update, &service, &backend);
+                handover = update;
+                ready.write_all(b"u").context("the supervisor is gone")?;
+            }
+        }
+    }
     if handover.on_stop == OnStop::Remove {
         service.remove_all().await;
     }
@@ -150,21 +174,44 @@ fn connections() -> usize {
     usize::try_from(files / 2).unwrap_or(usize::MAX)
 }
 
-async fn start_service(handover: &Handover) -> Result<Service> {
-    let defaults = Defaults {
+/// Has new settings hold from now on, as far as they can change while the server runs.
+fn apply_update(handover: &Handover, service: &Service, backend: &Native) {
+    crate::tracing_output::set_level(&handover.log.level);
+    backend.set_defaults(defaults(handover));
+    backend.set_registry(Arc::new(registries(handover)));
+    service.set_config(service_config(handover));
+    service.set_single_key(handover.api_key.as_deref());
+}
+
+fn defaults(handover: &Handover) -> Defaults {
+    Defaults {
         limits: handover.limits,
         require_limits: handover.require_limits,
         max_processes: handover.max_commands,
-    };
-    let backend = Native::connect(&handover.state_dir, defaults).context("could not reach the launcher")?;
-    let registries = registry::Registries {
+    }
+}
+
+fn registries(handover: &Handover) -> registry::Registries {
+    registry::Registries {
         allowed: handover.allowed_registries.clone(),
         plain: handover.plain_registries.clone(),
-    };
+    }
+}
+
+async fn start_service(handover: &Handover) -> Result<(Service, Arc<Native>)> {
+    let backend =
+        Native::connect(&handover.state_dir, defaults(handover)).context("could not reach the launcher")?;
     let downloads = super::server_dir(&handover.state_dir).join("downloads");
-    let fetching = Fetching::open(Arc::new(registries), downloads).context("could not clear downloads")?;
-    let backend = backend.fetching(fetching);
-    let config = service::Config {
+    let fetching =
+        Fetching::open(Arc::new(registries(handover)), downloads).context("could not clear downloads")?;
+    let backend = Arc::new(backend.fetching(fetching));
+    let service = Service::start(service_config(handover), Arc::clone(&backend) as _).await?;
+    service.set_single_key(handover.api_key.as_deref());
+    Ok((service, backend))
+}
+
+fn service_config(handover: &Handover) -> service::Config {
+    service::Config {
         state_dir: super::server_dir(&handover.state_dir),
         sandboxes: handover.max_sandboxes,
         soft_sandboxes: handover.soft_sandboxes,
@@ -183,10 +230,7 @@ async fn start_service(handover: &Handover) -> Result<Service> {
         volume_size: domain::Bytes(handover.volume_size),
         longest_timeout: handover.longest_timeout,
         output: handover.output.settings(),
-    };
-    let service = Service::start(config, Arc::new(backend)).await?;
-    service.set_single_key(handover.api_key.as_deref());
-    Ok(service)
+    }
 }
 
 fn quotas(owners: &BTreeMap<String, Quota>) -> Quotas {

@@ -28,7 +28,7 @@ impl Core {
         let record = self.warm_record(kept)?;
         // Told before the place is taken: whoever finds no room must see what takes it up.
         kept.lock().making.insert(record.sandbox.id.clone());
-        if self.registry.add_warm(self.config.sandboxes) {
+        if self.registry.add_warm(self.config().sandboxes) {
             return Ok(Some(record));
         }
         kept.lock().making.remove(&record.sandbox.id);

@@ -42,7 +42,7 @@ impl Bench {
     async fn pooled(pools: Vec<Pool>, sandboxes: usize) -> Self {
         let (backend, state) = (Pretend::new(), tempfile::tempdir().unwrap());
         let bench = Self::over(pools, sandboxes, backend, state).await;
-        for pool in bench.service.0.config.pools.clone() {
+        for pool in bench.service.0.config().pools.clone() {
             bench.until_warm(&pool.name, pool.capacity.level.min(sandboxes)).await;
         }
         bench

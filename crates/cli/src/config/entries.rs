@@ -1,0 +1,271 @@
+//! Every setting that holds, by the name under which it is written. `coracle config show` prints
+//! the list, and a reload compares two of them.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::gateway::Mode;
+use super::log::LogFormat;
+use super::{Config, Lines, OnStop};
+
+/// What is shown in place of a secret.
+const HIDDEN: &str = "***";
+
+/// One setting and its value. The value may be a secret: print [`SettingEntry::shown`].
+pub(crate) struct SettingEntry {
+    /// The name in segments, as tables of the file nest.
+    pub path: Vec<String>,
+    value: Value,
+    visibility: Visibility,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Visibility {
+    Plain,
+    Secret,
+}
+
+impl SettingEntry {
+    /// The name as it is written in the file; a segment with unusual characters is quoted.
+    pub(crate) fn name(&self) -> String {
+        let bare = |segment: &str| {
+            segment.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))
+        };
+        let segments = self
+            .path
+            .iter()
+            .map(|segment| if bare(segment) { segment.clone() } else { format!("\"{segment}\"") });
+        segments.collect::<Vec<_>>().join(".")
+    }
+
+    pub(crate) fn is_secret(&self) -> bool {
+        self.visibility == Visibility::Secret && !self.value.is_null() && self.value != json!([])
+    }
+
+    /// The value without secrets; `null` where nothing is set.
+    pub(crate) fn shown(&self) -> Value {
+        match (self.visibility, &self.value) {
+            (Visibility::Plain, value) => value.clone(),
+            (Visibility::Secret, Value::Null) => Value::Null,
+            (Visibility::Secret, Value::Array(list)) => list.iter().map(|_| json!(HIDDEN)).collect(),
+            (Visibility::Secret, _) => json!(HIDDEN),
+        }
+    }
+
+    /// As [`SettingEntry::shown`], in one line for people.
+    pub(crate) fn text(&self) -> String {
+        match self.shown() {
+            Value::Null => "-".to_owned(),
+            Value::String(text) => text,
+            other => other.to_string(),
+        }
+    }
+}
+
+/// A setting whose value differs between two configurations.
+pub(crate) struct SettingChange {
+    pub name: String,
+    pub from: String,
+    pub to: String,
+}
+
+/// What differs between two configurations. Something that is only in one was or becomes `-`.
+pub(crate) fn changes(before: &Config, after: &Config) -> Vec<SettingChange> {
+    let (before, after) = (before.entries(), after.entries());
+    let mut found = Vec::new();
+    let text = |entry: Option<&SettingEntry>| entry.map_or_else(|| "-".to_owned(), SettingEntry::text);
+    for old in &before {
+        let new = after.iter().find(|entry| entry.path == old.path);
+        if new.is_none_or(|new| new.value != old.value) {
+            found.push(SettingChange { name: old.name(), from: old.text(), to: text(new) });
+        }
+    }
+    let added = after.iter().filter(|new| before.iter().all(|old| old.path != new.path));
+    found.extend(added.map(|new| SettingChange { name: new.name(), from: text(None), to: new.text() }));
+    found
+}
+
+/// Collects entries; names are written with dots.
+#[derive(Default)]
+struct Entries(Vec<SettingEntry>);
+
+impl Entries {
+    fn add(&mut self, name: &str, value: impl Serialize) {
+        self.add_path(name.split('.').map(str::to_owned).collect(), value, Visibility::Plain);
+    }
+
+    fn add_secret(&mut self, name: &str, value: impl Serialize) {
+        self.add_path(name.split('.').map(str::to_owned).collect(), value, Visibility::Secret);
+    }
+
+    fn add_path(&mut self, path: Vec<String>, value: impl Serialize, visibility: Visibility) {
+        let value = serde_json::to_value(value).expect("settings are plain data");
+        self.0.push(SettingEntry { path, value, visibility });
+    }
+}
+
+/// A time as it can be written in the file.
+fn seconds(time: Duration) -> String {
+    format!("{}s", time.as_secs())
+}
+
+fn texts<T: ToString>(list: &[T]) -> Vec<String> {
+    list.iter().map(ToString::to_string).collect()
+}
+
+impl Config {
+    /// Every setting with its value. The patterns have no `..`, so that a new setting is listed.
+    pub(crate) fn entries(&self) -> Vec<SettingEntry> {
+        let Self {
+            listen,
+            state_dir,
+            api_key,
+            public_address,
+            instance,
+            lines,
+            on_stop,
+            images: _,
+            limits: _,
+            require_limits,
+            uid_base,
+            free_space_floor,
+            longest_timeout,
+            owners: _,
+            park_after,
+            prepared,
+            pools,
+            volumes,
+            network: _,
+            gateway: _,
+            answer_timeout,
+            renewal_interval,
+            output,
+            log,
+        } = self;
+        let mut entries = Entries::default();
+        entries.add("listen", listen.to_string());
+        entries.add("state_dir", state_dir);
+        entries.add_secret("api_key", api_key.as_ref().map(super::Key::expose));
+        entries.add("public_address", public_address);
+        entries.add("instance", instance);
+        entries.add("lines", if *lines == Lines::Preserving { "P" } else { "S" });
+        entries.add("on_stop", if *on_stop == OnStop::Keep { "keep" } else { "remove" });
+        entries.add("park_after", seconds(*park_after));
+        entries.add("answer_timeout", seconds(*answer_timeout));
+        entries.add("renewal_interval", seconds(*renewal_interval));
+        entries.add("longest_timeout", longest_timeout.map(seconds));
+        entries.add("log.level", &log.level);
+        entries.add("log.format", if log.format == LogFormat::Text { "text" } else { "json" });
+        entries.add("output.kept", domain::Bytes(output.kept).to_string());
+        entries.add("output.max_kept", domain::Bytes(output.max_kept).to_string());
+        entries.add("output.stall_timeout", seconds(output.stall_timeout));
+        self.add_limits(&mut entries);
+        entries.add("require_limits", require_limits);
+        entries.add("free_space_floor", free_space_floor.to_string());
+        self.add_owners(&mut entries);
+        self.add_images(&mut entries);
+        entries.add("uid_base", uid_base);
+        let paths: Vec<_> = volumes.host_paths.iter().map(|path| path.written.clone()).collect();
+        entries.add("volumes.host_paths", paths);
+        entries.add("volumes.default_size", volumes.default_size.to_string());
+        self.add_network(&mut entries);
+        self.add_gateway(&mut entries);
+        entries.add("prepared.volumes", prepared.volumes);
+        entries.add("prepared.namespaces", prepared.namespaces);
+        for pool in pools {
+            entries.add_path(vec!["pool".to_owned(), pool.name().to_owned()], pool, Visibility::Plain);
+        }
+        entries.0
+    }
+
+    fn add_limits(&self, entries: &mut Entries) {
+        let super::Limits {
+            memory,
+            cpus,
+            pids,
+            disk,
+            most,
+            max_sandboxes,
+            soft_sandboxes,
+            max_commands,
+            max_snapshots,
+            max_volumes,
+            concurrent_requests,
+            json_body,
+        } = &self.limits;
+        entries.add("limits.memory", memory.to_string());
+        entries.add("limits.cpus", cpus.to_string());
+        entries.add("limits.pids", pids);
+        entries.add("limits.disk", disk.to_string());
+        entries.add("limits.max_memory", most.memory.map(|most| most.to_string()));
+        entries.add("limits.max_cpus", most.cpus.map(|most| most.to_string()));
+        entries.add("limits.max_pids", most.pids);
+        entries.add("limits.max_disk", most.disk.map(|most| most.to_string()));
+        entries.add("limits.max_sandboxes", max_sandboxes);
+        entries.add("limits.soft_sandboxes", soft_sandboxes);
+        entries.add("limits.max_commands", max_commands);
+        entries.add("limits.max_snapshots", max_snapshots);
+        entries.add("limits.max_volumes", max_volumes);
+        entries.add("limits.concurrent_requests", concurrent_requests);
+        entries.add("limits.json_body", json_body.to_string());
+    }
+
+    /// Only what an owner's quota names: everything else is unlimited.
+    fn add_owners(&self, entries: &mut Entries) {
+        for (owner, super::Quota { sandboxes, millicpus, memory, disk }) in &self.owners {
+            let bytes = |bytes: &Option<u64>| bytes.map(|bytes| json!(domain::Bytes(bytes).to_string()));
+            let quotas = [
+                ("sandboxes", sandboxes.map(|count| json!(count))),
+                ("cpus", millicpus.map(|cpus| json!(domain::Cpus(cpus).to_string()))),
+                ("memory", bytes(memory)),
+                ("disk", bytes(disk)),
+            ];
+            for (name, value) in quotas {
+                if let Some(value) = value {
+                    let path = ["owners", owner, name].map(str::to_owned).to_vec();
+                    entries.add_path(path, value, Visibility::Plain);
+                }
+            }
+        }
+    }
+
+    fn add_images(&self, entries: &mut Entries) {
+        let super::Images { strict, aliases, max_bytes, allowed, plain } = &self.images;
+        entries.add("images.strict", strict);
+        entries.add("images.max_bytes", max_bytes.map(|most| most.to_string()));
+        entries.add("images.pull", if allowed.is_empty() { "never" } else { "missing" });
+        entries.add("images.registries", allowed);
+        entries.add("images.plain_http", plain);
+        for (alias, image) in aliases {
+            let path = ["images", "aliases", alias].map(str::to_owned).to_vec();
+            entries.add_path(path, image, Visibility::Plain);
+        }
+    }
+
+    fn add_network(&self, entries: &mut Entries) {
+        let backend_local::network::NetworkSettings { default, range, range6, resolvers, allow, deny } =
+            &self.network;
+        entries.add("network.default", default);
+        entries.add("network.range", range.as_ref().map(ToString::to_string));
+        entries.add("network.range6", range6.to_string());
+        entries.add("network.resolvers", texts(resolvers));
+        entries.add("network.allow", texts(allow));
+        entries.add("network.deny", texts(deny));
+    }
+
+    fn add_gateway(&self, entries: &mut Entries) {
+        let super::Gateway { mode, public, keys, short_signatures } = &self.gateway;
+        let (mode, domain) = match mode {
+            Mode::Off => ("off", None),
+            Mode::Wildcard(domain) => ("wildcard", Some(domain)),
+            Mode::Header => ("header", None),
+        };
+        entries.add("gateway.mode", mode);
+        entries.add("gateway.domain", domain);
+        entries.add("gateway.public", public);
+        entries.add_secret("gateway.keys", keys);
+        entries.add("gateway.short_signatures", short_signatures);
+    }
+}

@@ -1,0 +1,83 @@
+//! Where each setting comes from: the file, a variable or a flag, laid over each other.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+use toml::{Table, Value};
+
+use super::raw::RawConfig;
+use super::{Config, config_file, environment, keys, read_file};
+use crate::args::StateArgs;
+
+/// What was written, still apart by where it was written.
+pub(crate) struct Layers {
+    /// The file that was read, if there is one.
+    pub file: Option<PathBuf>,
+    in_file: Table,
+    in_environment: Table,
+    in_flags: Table,
+}
+
+/// Where the value of a setting comes from; later ones are stronger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum SettingSource {
+    Default,
+    File,
+    Env,
+    Flag,
+}
+
+impl fmt::Display for SettingSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Default => "default",
+            Self::File => "file",
+            Self::Env => "env",
+            Self::Flag => "flag",
+        })
+    }
+}
+
+impl Layers {
+    /// Reads the file and the environment; `flags` are what the command line said.
+    pub(super) fn read(args: &StateArgs, flags: Table) -> Result<Self> {
+        let file = config_file(args)?;
+        let in_file = file.as_deref().map(read_file).transpose()?.unwrap_or_default();
+        Ok(Self { file, in_file, in_environment: keys::table(environment())?, in_flags: flags })
+    }
+
+    /// The settings that hold, checked.
+    pub(super) fn config(&self) -> Result<Config> {
+        let mut table = self.in_file.clone();
+        keys::lay(&mut table, self.in_environment.clone());
+        keys::lay(&mut table, self.in_flags.clone());
+        Config::check(RawConfig::deserialize(Value::Table(table))?)
+    }
+
+    /// Where the value of a setting comes from; `path` is its name in segments.
+    pub(crate) fn source(&self, path: &[String]) -> SettingSource {
+        let layers = [
+            (&self.in_flags, SettingSource::Flag),
+            (&self.in_environment, SettingSource::Env),
+            (&self.in_file, SettingSource::File),
+        ];
+        let found = layers.into_iter().find(|(table, _)| contains(table, path));
+        found.map_or(SettingSource::Default, |(_, source)| source)
+    }
+}
+
+fn contains(table: &Table, path: &[String]) -> bool {
+    match path {
+        [] => false,
+        [key] => table.contains_key(key),
+        [key, rest @ ..] => match table.get(key) {
+            Some(Value::Table(below)) => contains(below, rest),
+            // Pools are a list of tables; all of it comes from one place.
+            Some(_) => true,
+            None => false,
+        },
+    }
+}

@@ -1,0 +1,57 @@
+//! Telling a service manager how we are doing, as sd_notify(3) describes: datagrams to the socket
+//! that `NOTIFY_SOCKET` names. Without that variable nothing is sent.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+/// The variable that names the socket; the parts must not inherit it.
+pub(crate) const VARIABLE: &str = "NOTIFY_SOCKET";
+
+/// The way to the service manager, if there is one.
+pub(crate) struct ServiceManager(Option<SocketAddr>);
+
+impl ServiceManager {
+    pub(crate) fn from_environment() -> Self {
+        Self(std::env::var_os(VARIABLE).and_then(address))
+    }
+
+    /// Requests are answered, with the settings that were read last.
+    pub(crate) fn ready(&self) {
+        self.send("READY=1\nSTATUS=Serving requests");
+    }
+
+    /// The configuration is read anew; [`ServiceManager::ready`] follows.
+    pub(crate) fn reloading(&self) {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let micros = now.tv_sec * 1_000_000 + now.tv_nsec / 1_000;
+        self.send(&format!("RELOADING=1\nMONOTONIC_USEC={micros}\nSTATUS=Reloading the configuration"));
+    }
+
+    pub(crate) fn stopping(&self) {
+        self.send("STOPPING=1\nSTATUS=Stopping");
+    }
+
+    fn send(&self, message: &str) {
+        let Some(address) = &self.0 else { return };
+        let sent = UnixDatagram::unbound()
+            .and_then(|socket| socket.send_to_addr(message.as_bytes(), address))
+            .and_then(
+                |length| if length == message.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) },
+            );
+        if let Err(error) = sent {
+            tracing::warn!(%error, "could not notify the service manager");
+        }
+    }
+}
+
+/// A path, or after an `@` a name of the abstract namespace.
+fn address(text: OsString) -> Option<SocketAddr> {
+    match text.as_bytes() {
+        [b'@', name @ ..] => SocketAddr::from_abstract_name(name).ok(),
+        [b'/', ..] => SocketAddr::from_pathname(&text).ok(),
+        _ => None,
+    }
+}
