@@ -2,6 +2,7 @@
 
 mod bench;
 mod check;
+mod dist;
 mod docs;
 mod kernels;
 mod npm;
@@ -30,6 +31,7 @@ usage: cargo xtask CHORE
   docs    run the commands and snippets of the pages; `--binary PATH` names the program, PAGE... the pages
   upstream CHECKOUT
           run the reference's own suites from a checkout of its repository
+  dist    build the release archive in target/dist and verify it; `--binary PATH` packs that one
   kernels assemble Jupyter kernels in target/kernels; `DIR [python] [java] [go]` names others
   vm      run the limit tests on a kernel with cgroup v2 only, under emulation";
 
@@ -41,6 +43,7 @@ fn main() -> ExitCode {
         Some((chore, rest)) if chore == "sdk" => test::sdk_alone(rest),
         Some((chore, rest)) if chore == "docs" => docs::alone(rest),
         Some((chore, rest)) if chore == "upstream" => upstream::upstream(rest),
+        Some((chore, rest)) if chore == "dist" => dist::chore(rest),
         Some((chore, rest)) if chore == "kernels" => kernels::chore(rest),
         Some((chore, rest)) if chore == "vm" => run_vm(rest),
         _ => {

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use crate::report::Report;
 use crate::tools::{cargo, output, run, run_watched};
 use crate::vm::{self, VmOutcome};
-use crate::{bench, check, docs, kernels, packages, sdk};
+use crate::{bench, check, dist, docs, kernels, packages, sdk};
 
 pub(crate) fn test() -> Result<bool> {
     let mut report = Report::default();
@@ -20,6 +20,7 @@ pub(crate) fn test() -> Result<bool> {
         Ok(())
     });
     let Some(binary) = binary.filter(|_| built) else { return Ok(report.finish()) };
+    report.stage("release archive", |report| dist::pack_and_verify(&binary, report));
     report.stage("cargo test", |report| {
         run_watched(
             cargo(&["test", "--workspace", "--locked", "--no-fail-fast"]).env("CORACLE_BIN", &binary),

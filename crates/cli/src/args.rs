@@ -115,6 +115,12 @@ pub(crate) enum Command {
         #[arg(value_enum)]
         shell: clap_complete::Shell,
     },
+    /// Write manual pages for all commands to a directory
+    Man {
+        /// The directory; it must exist
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
+    },
 }
 
 /// Where the state directory is; shared by all that work on this host without a server.

@@ -15,7 +15,7 @@ mod values;
 use std::io;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use backend_local::network::userspace;
 use clap::{CommandFactory, Parser};
 
@@ -98,6 +98,11 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<ExitCode> {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "coracle", &mut script);
             printer.raw(&script)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Man { directory } => {
+            clap_mangen::generate_to(Cli::command(), &directory)
+                .with_context(|| format!("could not write manual pages to `{}`", directory.display()))?;
             Ok(ExitCode::SUCCESS)
         }
     }
