@@ -1,6 +1,7 @@
 """Ports that are named by a host or a header, secure access and signed routes, with the SDK too."""
 
 import os
+import socket
 import subprocess
 import tempfile
 import time
@@ -352,3 +353,30 @@ def test_the_execution_api_forwards_ports_too(serving, api):
         answer = ask(client, execution, "/proxy/7000/usr")
         assert answer.headers["location"].endswith(f"/v1/sandboxes/{sandbox}/proxy/44772/proxy/7000/usr/"), answer.headers
         assert client.get(f"http://{execution['endpoint']}/proxy/0/", headers=execution["headers"]).status_code == 400
+
+
+def resolves_below_localhost():
+    try:
+        found = socket.getaddrinfo("coracle-probe.localhost", 80)
+    except OSError:
+        return False
+    return all(address[4][0] in ("127.0.0.1", "::1") for address in found)
+
+
+@needs_binary
+def test_localhost_domain_serves_sdk_without_name_resolution():
+    server = Server(CORACLE_GATEWAY_MODE="wildcard", CORACLE_GATEWAY_DOMAIN="localhost")
+    try:
+        sandbox = server.create()
+        assert server.endpoint(sandbox, 7000)["endpoint"] == f"{sandbox}-7000.localhost"
+        if resolves_below_localhost():
+            pytest.skip("this host resolves names below localhost, so the endpoints need no other form")
+        for port in (44772, 18080):
+            expected = f"{server.address}/v1/sandboxes/{sandbox}/proxy/{port}"
+            assert server.endpoint(sandbox, port)["endpoint"] == expected
+        # The SDK connects by the names in the answers, without help from the transport.
+        config = ConnectionConfigSync(api_key=OWN_KEY, domain=server.address, request_timeout=timedelta(seconds=30))
+        with SandboxSync.connect(sandbox, connection_config=config) as connected:
+            assert connected.commands.run("echo reached").logs.stdout[0].text.strip() == "reached"
+    finally:
+        server.stop()

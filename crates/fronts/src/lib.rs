@@ -28,5 +28,5 @@ mod operator;
 pub use router::operators_router;
 pub use router::router;
 pub use serve::{serve, serve_operators};
-pub use settings::{Gateway, GatewayMode, Lines, NotADialect, RouteKey, Settings, Short};
+pub use settings::{ApiPorts, Gateway, GatewayMode, Lines, NotADialect, RouteKey, Settings, Short};
 pub use trace::install_metrics;

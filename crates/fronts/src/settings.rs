@@ -54,6 +54,7 @@ pub struct NotADialect(String);
 #[derive(Clone, Debug, Default)]
 pub struct Gateway {
     pub mode: GatewayMode,
+    pub api_ports: ApiPorts,
     /// Whether services of sandboxes without secure access need no token there.
     pub public: bool,
     /// Keys of signed routes. The first signs, all are good; without any the server has its own.
@@ -69,6 +70,17 @@ pub enum GatewayMode {
     Wildcard { domain: String },
     /// By a header.
     Header,
+}
+
+/// How a sandbox's execution and egress APIs are addressed in answers about their ports.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ApiPorts {
+    /// In the form of the mode, as all other ports.
+    #[default]
+    ByMode,
+    /// By path. SDKs connect to these ports by the address in the answer, so it must be one that
+    /// resolves for them.
+    ByPath,
 }
 
 /// A key of signed routes. It never prints its secret.

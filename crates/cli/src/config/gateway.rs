@@ -117,8 +117,16 @@ fn check_key(text: &str) -> Result<RouteKey> {
 }
 
 impl Gateway {
+    /// Whether the gateway's domain is `localhost` or below it. Browsers resolve such names to
+    /// loopback by themselves; most other programs ask the host's resolver, which may not.
+    pub(crate) fn is_below_localhost(&self) -> bool {
+        let Mode::Wildcard(domain) = &self.mode else { return false };
+        let name = domain.split(':').next().unwrap_or_default();
+        name == "localhost" || name.ends_with(".localhost")
+    }
+
     /// As the HTTP surface has it.
-    pub(crate) fn settings(&self) -> fronts::Gateway {
+    pub(crate) fn settings(&self, api_ports: fronts::ApiPorts) -> fronts::Gateway {
         let key = |key: &RouteKey| fronts::RouteKey { name: key.name, secret: key.secret.clone() };
         fronts::Gateway {
             mode: match &self.mode {
@@ -126,6 +134,7 @@ impl Gateway {
                 Mode::Wildcard(domain) => fronts::GatewayMode::Wildcard { domain: domain.clone() },
                 Mode::Header => fronts::GatewayMode::Header,
             },
+            api_ports,
             public: self.public,
             keys: self.keys.iter().map(key).collect(),
             short: if self.short_signatures { fronts::Short::Accepted } else { fronts::Short::Refused },
@@ -159,6 +168,20 @@ mod tests {
             ('b', &b"0123456789abcdef"[..])
         );
         assert!(!format!("{gateway:?}").contains("48"), "a secret is printed: {gateway:?}");
+    }
+
+    #[test]
+    fn domains_of_localhost_are_recognised() {
+        for (domain, expected) in [
+            ("localhost:8080", true),
+            ("boxes.localhost", true),
+            ("notlocalhost:80", false),
+            ("a.org", false),
+        ] {
+            let gateway = Gateway { mode: Mode::Wildcard(domain.to_owned()), ..Gateway::default() };
+            assert_eq!(gateway.is_below_localhost(), expected, "{domain}");
+        }
+        assert!(!Gateway::default().is_below_localhost());
     }
 
     #[test]

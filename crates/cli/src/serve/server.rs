@@ -9,6 +9,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use backend_local::native::{Defaults, Fetching, Native};
@@ -25,6 +26,11 @@ use crate::output::{Printer, WithHint};
 
 /// The exit code that tells the supervisor not to try again.
 pub(crate) const CANNOT_START: i32 = 78;
+
+/// A name that resolves to loopback if all names below `localhost` do.
+const LOCALHOST_PROBE: &str = "coracle-probe.localhost";
+/// A resolver that takes longer counts as one that does not resolve the name.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(crate) fn server(arguments: &[String], printer: &Printer) -> Result<ExitCode> {
     let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
@@ -113,7 +119,7 @@ async fn run(
         default_network: network_of(handover.network.default),
         json_body_limit: handover.json_body,
         concurrent_requests: handover.concurrent_requests,
-        gateway: handover.gateway.settings(),
+        gateway: handover.gateway.settings(api_ports(&handover).await),
         answer_timeout: handover.answer_timeout,
         renewal_interval: handover.renewal_interval,
         metrics: Some(metrics),
@@ -166,6 +172,25 @@ async fn run(
         printer.remark(text);
     }
     Ok(())
+}
+
+/// Decides once, at the start, how SDKs are told to reach the APIs of sandboxes. They connect to
+/// the address in the answer, so names below `localhost` are given only if this host resolves them.
+async fn api_ports(handover: &Handover) -> fronts::ApiPorts {
+    if !handover.gateway.is_below_localhost() {
+        return fronts::ApiPorts::ByMode;
+    }
+    let lookup = tokio::net::lookup_host((LOCALHOST_PROBE, 80));
+    let found = tokio::time::timeout(LOOKUP_TIMEOUT, lookup).await;
+    let resolves = found
+        .is_ok_and(|found| found.is_ok_and(|mut addresses| addresses.all(|each| each.ip().is_loopback())));
+    if resolves {
+        return fronts::ApiPorts::ByMode;
+    }
+    tracing::info!(
+        "names below `localhost` do not resolve on this host; endpoints of the execution and egress APIs are given by path"
+    );
+    fronts::ApiPorts::ByPath
 }
 
 /// Half of the files that this process may open; the other half is for its sandboxes.

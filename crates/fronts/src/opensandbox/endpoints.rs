@@ -10,14 +10,14 @@ use domain::SandboxId;
 use http::{HeaderMap, Uri};
 use serde::Serialize;
 
-use super::Front;
 use super::access::{Addressed, PortText, ROUTING_HEADERS, SECURE_ACCESS, SECURE_PURPOSE, token_of};
 use super::address;
 use super::problem::Problem;
 use super::query::Query;
 use super::types::Notes;
+use super::{EGRESS_PORT, EXECD_PORT, Front};
 use crate::auth;
-use crate::settings::GatewayMode;
+use crate::settings::{ApiPorts, Gateway, GatewayMode};
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Endpoint {
@@ -55,8 +55,14 @@ pub(super) async fn resolve(
         }
         None => (String::new(), tokens(&front, &at.id, port, &Notes::of(&sandbox))),
     };
-    let mode = if by_path { &GatewayMode::Off } else { &front.settings.gateway.mode };
+    let mode = if by_path { &GatewayMode::Off } else { mode_of_port(&front.settings.gateway, port) };
     Ok(Json(endpoint(mode, host, &at.id, &format!("{port}{suffix}"), tokens)))
+}
+
+/// The form of the address of a port.
+fn mode_of_port(gateway: &Gateway, port: u16) -> &GatewayMode {
+    let is_api = port == EXECD_PORT || port == EGRESS_PORT;
+    if is_api && gateway.api_ports == ApiPorts::ByPath { &GatewayMode::Off } else { &gateway.mode }
 }
 
 /// What opens a port.
@@ -112,5 +118,16 @@ mod tests {
             assert_eq!(made.endpoint, expected);
             assert_eq!(made.headers.get(ROUTING_HEADERS[0]).map(String::as_str), header);
         }
+    }
+
+    #[test]
+    fn api_ports_are_addressed_by_path_where_names_do_not_resolve() {
+        let mode = GatewayMode::Wildcard { domain: "localhost:8080".to_owned() };
+        let mut gateway = Gateway { mode: mode.clone(), ..Gateway::default() };
+        assert_eq!(mode_of_port(&gateway, EXECD_PORT), &mode);
+        gateway.api_ports = ApiPorts::ByPath;
+        assert_eq!(mode_of_port(&gateway, EXECD_PORT), &GatewayMode::Off);
+        assert_eq!(mode_of_port(&gateway, EGRESS_PORT), &GatewayMode::Off);
+        assert_eq!(mode_of_port(&gateway, 8000), &mode);
     }
 }
