@@ -193,3 +193,31 @@ def test_figures_come_as_png_and_frames_as_html(forms):
     [frame] = forms("import pandas\npandas.DataFrame({'a': [1, 2]})")
     assert "<table" in frame["text/html"] and frame["text"] == frame["text/plain"]
     assert frame["text"].split() == ["a", "0", "1", "1", "2"]
+
+
+PICTURE = """
+class Picture:
+    def _repr_png_(self):
+        return b"\\x89PNG\\r\\n" + bytes(range(256))
+    def __repr__(self):
+        return "a picture"
+"""
+PNG = b"\x89PNG\r\n" + bytes(range(256))
+
+
+def test_pictures_reach_sdk_users_as_text_and_as_files(config):
+    """The SDK keeps only the text of a result; a file that the code wrote is downloaded byte for byte."""
+    sandbox = SandboxSync.create("opensandbox/code-interpreter:latest", connection_config=config, resource=RESOURCE)
+    codes = CodeInterpreterSync.create(sandbox).codes
+    shown = codes.run(PICTURE + "open('/tmp/p.png', 'wb').write(Picture()._repr_png_());\nPicture()", language="python")
+    assert [result.text for result in shown.result] == ["a picture"]
+    assert sandbox.files.read_bytes("/tmp/p.png") == PNG
+    sandbox.destroy()
+
+
+def test_pictures_are_in_the_event_stream(box):
+    answer = box.execd.post("/code", json={"code": PICTURE + "Picture()", "context": {"language": "python"}})
+    assert answer.status_code == 200, answer.text
+    events = [httpx.Response(200, text=line).json() for line in answer.text.split("\n\n") if line]
+    [results] = [event["results"] for event in events if event["type"] == "result"]
+    assert base64.b64decode(results["image/png"]) == PNG and results["text/plain"] == "a picture"
