@@ -111,3 +111,111 @@ fn snapshots_and_volumes_are_found_by_name_and_prefix() {
     assert_eq!(read_json(&server, &["volume", "inspect", &id[..8]])["name"], "data");
     assert_eq!(text(&server, &["volume", "rm", &id[..8]]), "data");
 }
+
+/// The row of a process in `ps`, by its id.
+fn process_row(server: &Server, words: &[&str], id: &str) -> Option<Value> {
+    let listed = read_json(server, &[&["ps"], words].concat());
+    listed.as_array().expect("it is a list").iter().find(|row| row["id"] == id).cloned()
+}
+
+#[test]
+fn ps_shows_commands_sessions_and_contexts_and_kill_ends_their_trees() {
+    let server = Server::start();
+    let id = text(&server, &["create", "--key", "busy"]);
+    let spin = "sleep 1000 & while :; do :; done";
+    let command = text(&server, &["exec", "-d", "busy", "-c", spin]);
+    let mut client = server.client();
+    let execd = format!("/v1/sandboxes/{id}/proxy/44772");
+    let session = client.post(&format!("{execd}/session"), &json!({})).expect("an answer").json();
+    let session = session["session_id"].as_str().expect("it has an id").to_owned();
+    let context = client.post(&format!("{execd}/code/context"), &json!({"language": "bash"}));
+    let context = context.expect("an answer").json();
+    let context = context["id"].as_str().expect("it has an id").to_owned();
+
+    e2e::eventually("the command has used the processor", || {
+        process_row(&server, &["busy"], &command).is_some_and(|row| row["cpuMillis"].as_u64() >= Some(50))
+    });
+    let row = process_row(&server, &["busy"], &command).expect("it runs");
+    assert_eq!((&row["kind"], &row["state"]), (&json!("command"), &json!("running")), "{row}");
+    assert!(row["text"] == spin && row["startedAt"].is_string(), "{row}");
+    assert!(row["memoryBytes"].as_u64() > Some(100 << 10) && row["processes"] == 2, "{row}");
+    for (id, kind) in [(&session, "session"), (&context, "context")] {
+        let row = process_row(&server, &["busy"], id).expect("it is open");
+        assert_eq!((&row["kind"], &row["state"]), (&json!(kind), &json!("idle")), "{row}");
+        assert!(row["memoryBytes"].is_u64(), "{row}");
+    }
+    assert!(text(&server, &["ps", "busy"]).starts_with("PROCESS "));
+
+    // The child in the background goes with its command, whatever part of the id was written.
+    assert_eq!(text(&server, &["kill", "busy", &command[..12]]), command);
+    e2e::eventually("the command has ended with all it started", || {
+        process_row(&server, &["busy"], &command).is_none()
+    });
+    let row = process_row(&server, &["busy", "--all"], &command).expect("it is remembered");
+    assert_eq!(row["state"], "ended", "{row}");
+    assert!(refusal(&server, &["kill", "busy", &command]).contains("hint: "));
+    assert!(refusal(&server, &["kill", "busy", "ffff", "--signal", "TERM"]).contains("no process"));
+    assert!(refusal(&server, &["kill", "--signal", "NONSENSE", "busy", &session]).contains("signal"));
+    text(&server, &["kill", "--signal", "KILL", "busy", &session, &context]);
+    e2e::eventually("their shells have ended", || {
+        [&session, &context]
+            .iter()
+            .all(|id| process_row(&server, &["busy"], id).is_some_and(|row| row.get("memoryBytes").is_none()))
+    });
+}
+
+#[test]
+fn pause_resume_extend_and_url_take_names() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let id = text(&server, &["create", "--key", "web", "--timeout", "5m", "--idle-timeout", "90m"]);
+    assert_eq!(text(&server, &["pause", "web"]), id);
+    assert_eq!(read_json(&server, &["inspect", "web"])["phase"], "paused");
+    assert!(refusal(&server, &["pause", "web"]).contains("hint: "));
+    assert_eq!(text(&server, &["resume", "web"]), id);
+    assert_eq!(read_json(&server, &["inspect", "web"])["phase"], "running");
+    assert!(refusal(&server, &["resume", "web"]).contains("hint: "));
+
+    let before = read_json(&server, &["inspect", "web"])["expiresAt"].as_str().map(str::to_owned);
+    let extended = read_json(&server, &["extend", "web", "2h"]);
+    assert!(extended["expiresAt"].as_str() > before.as_deref(), "{extended}");
+    let shown = text(&server, &["inspect", "web"]);
+    for words in ["(in ", "1h30m", "web", "1 GiB by ", "B of ", "cpu time used", " ago)"] {
+        assert!(shown.contains(words), "{words}: {shown}");
+    }
+    let endless = text(&server, &["create"]);
+    let why = refusal(&server, &["extend", &endless, "1h"]);
+    assert!(why.contains("hint: only a sandbox created with a timeout can be renewed"), "{why}");
+
+    text(
+        &server,
+        &["exec", "-d", "web", "-c", "cd /tmp && echo served > f && exec python3 -m http.server 8123"],
+    );
+    let url = text(&server, &["url", "web", "8123"]);
+    assert_eq!(url, format!("http://{}/v1/sandboxes/{id}/proxy/8123/", server.address()));
+    let signed = text(&server, &["url", "web", "8123", "--signed", "1h"]);
+    assert!(signed.starts_with(url.trim_end_matches('/')) && signed.len() > url.len(), "{signed}");
+    let path = signed.strip_prefix(&format!("http://{}", server.address())).expect("it is at the server");
+    e2e::eventually("the port answers", || {
+        server.client().get(&format!("{path}f")).is_ok_and(|answer| answer.text() == "served\n")
+    });
+    assert!(refusal(&server, &["url", "web", "0"]).contains("0"));
+}
+
+#[test]
+fn events_can_begin_with_the_last_ones() {
+    let server = Server::start();
+    for _ in 0..2 {
+        let id = text(&server, &["create"]);
+        text(&server, &["rm", &id]);
+    }
+    let all: Vec<String> = text(&server, &["--json", "events"]).lines().map(str::to_owned).collect();
+    assert!(all.len() >= 4, "{all:?}");
+    let last: Vec<String> =
+        text(&server, &["--json", "events", "--tail", "2"]).lines().map(str::to_owned).collect();
+    assert_eq!(last, all[all.len() - 2..]);
+    assert_eq!(text(&server, &["events", "--tail", "0"]), "");
+    assert!(text(&server, &["events", "--tail", "1"]).contains(" default "));
+}

@@ -48,6 +48,7 @@ mod runner;
 mod screen;
 mod session;
 mod shell;
+mod table;
 mod tree;
 mod watch;
 mod way;

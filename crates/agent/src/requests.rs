@@ -56,6 +56,11 @@ impl Agent {
                 let statuses = self.statuses();
                 self.answer(connection, &Reply::Statuses(statuses));
             }
+            Request::Trees { ended } => {
+                self.sweep_groups();
+                let trees = self.trees(ended);
+                self.answer(connection, &Reply::Trees(trees));
+            }
             Request::Signal(order) => {
                 self.signal(&order)?;
                 self.answer(connection, &Reply::Ok);
@@ -152,13 +157,21 @@ impl Agent {
         told.into_iter().map(|(_, status)| status).collect()
     }
 
+    /// Signals a process or, by its name, what runs in a session or context.
     fn signal(&mut self, order: &SignalProcess) -> Result<(), Fault> {
-        let process = self.process(&order.process)?;
+        let (number, body) = match self.process(&order.process) {
+            Ok(process) => (Some(process.number), process.body),
+            Err(fault) => {
+                let session =
+                    self.session_names.get(&order.process).and_then(|number| self.sessions.get(number));
+                (None, session.ok_or(fault)?.body())
+            }
+        };
         let Some(signal) = Signal::from_named_raw(order.signal) else {
             return Err(fault::plain(FaultKind::Invalid, "signal", &order.signal.to_string()));
         };
         let gone = || fault::from_errno(rustix::io::Errno::SRCH, "signal", &order.process);
-        let body = process.body.and_then(|body| self.bodies.get(&body)).ok_or_else(gone)?;
+        let body = body.and_then(|body| self.bodies.get(&body)).ok_or_else(gone)?;
         let commands = self.place.commands.as_ref();
         let before = body.pid.filter(|_| signal == Signal::INT).map(Interrupted::look);
         let sent = match (order.reach, body.pid) {
@@ -169,8 +182,8 @@ impl Agent {
             // The leader has ended; what it left behind has no other name than the tree.
             (Reach::Tree | Reach::Group, leader) => body.tree.signal(commands, leader, signal),
         };
-        let (number, sent_to) = (process.number, body.pid);
-        if let (Ok(()), Some(before)) = (&sent, before) {
+        let sent_to = body.pid;
+        if let (Ok(()), Some(before), Some(number)) = (&sent, before, number) {
             self.insist(number, before);
         }
         match (sent, sent_to) {

@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use wire::process::{Kernel, OpenSession, Program, RunInSession, SessionStatus};
 use wire::{Fault, FaultKind, Reply, StreamTag};
 
-use crate::agent::Agent;
+use crate::agent::{Agent, now_ms};
 use crate::body::Body;
 use crate::fault;
 use crate::input::Input;
@@ -58,6 +58,8 @@ pub(crate) struct Session {
     pub(crate) closing: bool,
     /// The connections that wait for the end of its shell.
     restarters: Vec<u64>,
+    /// When it was opened.
+    pub(crate) opened_ms: u64,
 }
 
 /// A shell or kernel that runs, and the private ways to it.
@@ -96,6 +98,16 @@ impl Session {
             Shell { body, tongue: Tongue::Kernel(hearing), .. } => Some((*body, hearing)),
             Shell { tongue: Tongue::Shell(_), .. } => None,
         }
+    }
+
+    /// What its shell or kernel runs in, while there is one.
+    pub(crate) fn body(&self) -> Option<u64> {
+        self.shell.as_ref().map(|shell| shell.body)
+    }
+
+    /// The language of its kernel, if it has one.
+    pub(crate) fn language(&self) -> Option<&str> {
+        self.kernel.as_ref().map(|kernel| kernel.language.as_str())
     }
 
     /// Whether its first shell is all that whoever opens it waits for.
@@ -144,6 +156,7 @@ impl Agent {
             opener: Some(connection),
             closing: false,
             restarters: Vec::new(),
+            opened_ms: now_ms(),
         };
         let nested = session.open.nest.is_some();
         self.session_names.insert(session.name.clone(), number);

@@ -78,6 +78,28 @@ impl Tree {
         }
     }
 
+    /// Everything in it, up to `limit`: the members of the group or, without one, the leader and
+    /// whatever descends from it or from its runner.
+    pub(crate) fn members(&self, commands: Option<&OwnedFd>, leader: Option<Pid>, limit: usize) -> Vec<Pid> {
+        if let (Self::Group(number), Some(commands)) = (self, commands) {
+            return open_list(commands, *number).and_then(|file| read_members(&file)).unwrap_or_default();
+        }
+        let Some(leader) = leader.map(Pid::as_raw_pid) else { return Vec::new() };
+        let runner = match self {
+            Self::Runner(_) => proc::living_kin(leader).map(|kin| kin.parent),
+            Self::Group(_) | Self::Gone => None,
+        };
+        let mut found = vec![leader];
+        found.extend(runner.into_iter().flat_map(proc::children).filter(|pid| *pid != leader));
+        let mut next = 0;
+        while next < found.len() && found.len() < limit {
+            let children: Vec<i32> = proc::children(found[next]).collect();
+            found.extend(children);
+            next += 1;
+        }
+        found.into_iter().filter_map(Pid::from_raw).collect()
+    }
+
     /// Sends a signal to everything.
     pub(crate) fn signal(
         &self,

@@ -6,6 +6,7 @@
 mod config;
 mod kept;
 mod owners;
+mod processes;
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -20,6 +21,7 @@ pub(crate) use self::kept::{
     ForkArgs, ImageCommand, KeyCommand, PoolCommand, PoolSize, SnapshotCommand, VolumeCommand,
 };
 pub(crate) use self::owners::OwnerArgs;
+pub(crate) use self::processes::{ExtendArgs, KillArgs, PsArgs, SandboxArgs, UrlArgs};
 use crate::client::{SandboxRef, SnapshotRef};
 use crate::values::{self, Lifetime, Place};
 
@@ -70,6 +72,18 @@ pub(crate) enum Command {
     Cp(CpArgs),
     /// Print what a command has printed, from any offset
     Logs(LogsArgs),
+    /// Show what runs in a sandbox
+    Ps(PsArgs),
+    /// Signal commands, sessions or contexts in a sandbox
+    Kill(KillArgs),
+    /// Stop every process of a sandbox until it is resumed
+    Pause(SandboxArgs),
+    /// Let a paused sandbox run again
+    Resume(SandboxArgs),
+    /// Set when a sandbox with a timeout expires
+    Extend(ExtendArgs),
+    /// Print the address at which a port of a sandbox is reached
+    Url(UrlArgs),
     /// Let the sandbox of a name make room for others when they need it
     Release(ReleaseArgs),
     /// Show what a sandbox is made of, what holds for it and what it uses
@@ -332,6 +346,10 @@ pub(crate) struct EventsArgs {
     #[arg(long, value_name = "NUMBER")]
     pub after: Option<u64>,
 
+    /// Show only the last COUNT events, and with --follow those that come after them
+    #[arg(long, value_name = "COUNT", conflicts_with = "after")]
+    pub tail: Option<usize>,
+
     /// Go on with what happens from now on
     #[arg(long, short = 'f')]
     pub follow: bool,
@@ -467,7 +485,7 @@ pub(crate) struct RmArgs {
     #[arg(value_name = "SANDBOX", required_unless_present = "all")]
     pub ids: Vec<SandboxRef>,
 
-    /// Remove every sandbox of the server
+    /// Remove every sandbox of your own; the operator names others with --owner or --all-owners
     #[arg(long, conflicts_with = "ids")]
     pub all: bool,
 }

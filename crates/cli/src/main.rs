@@ -22,8 +22,8 @@ use clap::{CommandFactory, Parser};
 use args::{Cli, Command};
 use client::Server;
 use commands::{
-    NotStarted, block_on, config as config_command, copy, exec, image, key, logs, pool, sandboxes, shell,
-    snapshot, volume, watch,
+    NotStarted, block_on, config as config_command, copy, exec, image, key, life, logs, pool, processes,
+    sandboxes, shell, snapshot, volume, watch,
 };
 use output::Printer;
 
@@ -82,6 +82,12 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<ExitCode> {
         Command::Top(args) => block_on(watch::top(&server()?, &args, printer)),
         Command::Usage(args) => block_on(watch::usage(&server()?, &args, printer)),
         Command::Events(args) => block_on(watch::events(&server()?, &args, printer)),
+        Command::Ps(args) => block_on(processes::list(&server()?, &args, printer)),
+        Command::Kill(args) => block_on(processes::kill(&server()?, &args, printer)),
+        Command::Pause(args) => block_on(life::pause(&server()?, &args, printer)),
+        Command::Resume(args) => block_on(life::resume(&server()?, &args, printer)),
+        Command::Extend(args) => block_on(life::extend(&server()?, &args, printer)),
+        Command::Url(args) => block_on(life::url(&server()?, &args, printer)),
         Command::Release(args) => block_on(sandboxes::release(&server()?, &args, printer)),
         Command::Rm(args) => block_on(sandboxes::remove(&server()?, args, printer)),
         Command::Exec(args) => block_on(exec::exec(&server()?, args, printer)),

@@ -267,6 +267,15 @@ pub(crate) fn span(seconds: u64) -> String {
     }
 }
 
+/// A span of time that was configured, as the command line takes it: every unit that is not zero.
+pub(crate) fn exact_span(seconds: u64) -> String {
+    let parts =
+        [(seconds / 86_400, "d"), (seconds / 3600 % 24, "h"), (seconds / 60 % 60, "m"), (seconds % 60, "s")];
+    let shown: String =
+        parts.iter().filter(|(count, _)| *count > 0).map(|(count, unit)| format!("{count}{unit}")).collect();
+    if shown.is_empty() { "0s".to_owned() } else { shown }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -332,6 +341,9 @@ mod tests {
             [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (5 << 30, "5.0 GiB")]
         {
             assert_eq!(size(bytes), text);
+        }
+        for (seconds, text) in [(0, "0s"), (90, "1m30s"), (5400, "1h30m"), (86_401, "1d1s")] {
+            assert_eq!(exact_span(seconds), text);
         }
         for (seconds, text) in [(5, "5s"), (90, "1m"), (7200, "2h"), (200_000, "2d")] {
             assert_eq!(span(seconds), text);

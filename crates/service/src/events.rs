@@ -113,6 +113,18 @@ impl Feed {
         told
     }
 
+    /// The number after which the last `count` events of one owner's, or of all, stand.
+    pub(crate) fn before_last(&self, owner: Option<&Owner>, count: usize) -> u64 {
+        let ring = self.lock();
+        let seen = |event: &&LifeEvent| owner.is_none_or(|owner| event.owner == *owner);
+        match count.checked_sub(1).map(|back| ring.events.iter().rev().filter(seen).nth(back)) {
+            None => ring.next - 1,
+            Some(Some(first)) => first.id - 1,
+            // There are fewer, and what is forgotten is no part of them.
+            Some(None) => ring.forgotten,
+        }
+    }
+
     /// The last events of one sandbox, at most so many, the oldest first.
     pub(crate) fn of(&self, owner: &Owner, sandbox: &SandboxId, most: usize) -> Vec<LifeEvent> {
         let ring = self.lock();
@@ -256,6 +268,18 @@ mod tests {
         assert_eq!(ids(SandboxId::from_entropy([1; 20]), 3), [2, 4, 5]);
         assert_eq!(ids(other, 3), [3]);
         assert_eq!(feed.of(&Owner::named("somebody"), &SandboxId::from_entropy([1; 20]), 9), []);
+    }
+
+    #[test]
+    fn last_events_are_counted_among_those_of_the_owner() {
+        let feed = Feed::new(Vec::new());
+        let other = Owner::named("other");
+        tell(&feed, 3);
+        feed.tell(SystemTime::UNIX_EPOCH, &other, &SandboxId::from_entropy([2; 20]), Phase::Running, None);
+        assert_eq!(feed.before_last(None, 2), 2);
+        assert_eq!(feed.before_last(Some(&Owner::single()), 2), 1);
+        assert_eq!(feed.before_last(Some(&other), 9), 0);
+        assert_eq!(feed.before_last(None, 0), 4);
     }
 
     #[test]

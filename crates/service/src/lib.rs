@@ -77,7 +77,7 @@ pub use history::{Hour, Sample, Used};
 pub use hooks::{HookReport, HookRun};
 pub use images::PullState;
 pub use pools::{PoolReport, PoolSource};
-pub use processes::{Ended, ProcessStatus, Reach};
+pub use processes::{Ended, ProcessStatus, ProcessTree, Reach, TreeFilter, TreeKind, TreeUsage};
 pub use quota::{Quota, Quotas};
 pub use sessions::{Busy, OpenSession, Run, RunPlace, SessionStatus};
 pub use snapshots::{SnapshotFilter, SnapshotPage};
@@ -314,6 +314,12 @@ impl Service {
     /// What becomes of sandboxes from now on, or after the event `after`: of one owner's, or of all.
     pub fn events(&self, owner: Option<Owner>, after: Option<u64>) -> Events {
         Events::new(&self.0, owner, after.unwrap_or_else(|| self.0.events.newest()))
+    }
+
+    /// As [`Service::events`], beginning with the last `count` events that the owner may see.
+    pub fn last_events(&self, owner: Option<Owner>, count: usize) -> Events {
+        let after = self.0.events.before_last(owner.as_ref(), count);
+        Events::new(&self.0, owner, after)
     }
 
     /// The last requests that failed, the newest first: of one owner's, or of all.

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant, SystemTime};
 use domain::process::{Process, Size};
 use domain::{Exit, Owner, Position, ProcessId, SandboxId, SessionId};
 use wire::process::SignalProcess;
-use wire::{Reply, Request};
+use wire::{FaultKind, Reply, Request};
 
+use crate::agent_client::Agent;
 use crate::commands::Slot;
-use crate::core::new_process_id;
+use crate::core::{Core, new_process_id};
 use crate::following::Place;
 use crate::registry::Handle;
 use crate::{Following, Input, OutputSettings, Service, ServiceError, faults, measure, translate};
@@ -43,6 +44,51 @@ pub struct ProcessStatus {
     pub ended: Option<Ended>,
     /// It has ended, and something that it started has not.
     pub left: bool,
+}
+
+/// A command, session or context of a sandbox with everything it has started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProcessTree {
+    pub id: ProcessId,
+    pub kind: TreeKind,
+    /// The session that a run belongs to.
+    pub session: Option<SessionId>,
+    pub tag: Option<String>,
+    /// The beginning of the command's text, the language of a context, or the kind of session.
+    pub text: String,
+    /// Whether a command runs, or a run is on in a session or context.
+    pub busy: bool,
+    pub started: Option<SystemTime>,
+    pub ended: Option<Ended>,
+    /// It has ended, and something that it started has not.
+    pub left: bool,
+    pub usage: Option<TreeUsage>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TreeKind {
+    Command,
+    /// A command that was given to a session or context.
+    Run,
+    Session,
+    Context,
+}
+
+/// What a tree of processes uses now, as the agent says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TreeUsage {
+    pub cpu: Duration,
+    /// Resident; pages that processes share count for each of them.
+    pub memory: domain::Bytes,
+    pub processes: u32,
+}
+
+/// Which commands a list of trees has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TreeFilter {
+    Living,
+    /// Also those that have ended and are remembered.
+    All,
 }
 
 /// Whom a signal reaches.
@@ -150,6 +196,31 @@ impl Service {
         self.0.processes_of(&handle.agent).await
     }
 
+    /// What runs in a sandbox of one owner's, or of anybody's. Looking is no use of it.
+    pub async fn process_trees(
+        &self,
+        owner: Option<&Owner>,
+        id: &SandboxId,
+        filter: TreeFilter,
+    ) -> Result<Vec<ProcessTree>, ServiceError> {
+        let owner = self.0.visible(owner, id)?.owner.clone();
+        let handle = self.0.reach(&owner, id)?;
+        let agent = &handle.agent;
+        match agent.ask(Request::Trees { ended: filter == TreeFilter::All }).await? {
+            Ok(Reply::Trees(trees)) => {
+                let trees = trees.into_iter().map(translate::tree).collect::<Result<_, _>>();
+                trees.map_err(|source| agent.failed("answer", source))
+            }
+            Ok(_) => Err(agent.unexpected()),
+            // An agent that was started by an older server measures nothing, but knows what runs.
+            Err(fault) if fault.kind == FaultKind::Unsupported => {
+                self.0.unmeasured_trees(agent, filter).await
+            }
+            Err(fault) => Err(agent.refused(fault)),
+        }
+    }
+
+    /// Signals everything that a command, session or context has started.
     pub async fn signal(
         &self,
         owner: &Owner,
@@ -202,6 +273,45 @@ impl Service {
     ) -> Result<(), ServiceError> {
         let handle = self.0.reach(owner, id)?;
         of_process(&handle, process, Request::Forget { process: process.as_str().to_owned() }).await
+    }
+}
+
+impl Core {
+    async fn unmeasured_trees(
+        &self,
+        agent: &Agent,
+        filter: TreeFilter,
+    ) -> Result<Vec<ProcessTree>, ServiceError> {
+        let sessions = match agent.ask(Request::Sessions).await? {
+            Ok(Reply::Sessions(sessions)) => sessions,
+            Ok(_) => return Err(agent.unexpected()),
+            Err(fault) => return Err(agent.refused(fault)),
+        };
+        let mut trees = sessions.iter().map(translate::session_tree).collect::<Result<Vec<_>, _>>();
+        let processes = self.processes_of(agent).await?;
+        let shown =
+            |status: &ProcessStatus| filter == TreeFilter::All || status.ended.is_none() || status.left;
+        if let Ok(trees) = &mut trees {
+            trees.extend(processes.into_iter().filter(shown).map(ProcessTree::from));
+        }
+        trees.map_err(|source| agent.failed("answer", source))
+    }
+}
+
+impl From<ProcessStatus> for ProcessTree {
+    fn from(status: ProcessStatus) -> Self {
+        Self {
+            id: status.process,
+            kind: if status.session.is_some() { TreeKind::Run } else { TreeKind::Command },
+            session: status.session,
+            tag: status.tag,
+            text: status.command,
+            busy: status.ended.is_none(),
+            started: Some(status.started),
+            ended: status.ended,
+            left: status.left,
+            usage: None,
+        }
     }
 }
 

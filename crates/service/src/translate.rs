@@ -11,8 +11,8 @@ use wire::StreamTag;
 
 use crate::agent_client::AgentError;
 use crate::{
-    Attributes, Busy, Change, Edit, Ended, FileInfo, FileKind, OpenSession, ProcessStatus, Reach, Run,
-    RunPlace, SessionStatus, WatchEvent,
+    Attributes, Busy, Change, Edit, Ended, FileInfo, FileKind, OpenSession, ProcessStatus, ProcessTree,
+    Reach, Run, RunPlace, SessionStatus, TreeKind, TreeUsage, WatchEvent,
 };
 
 /// The years 1 to 9999: what every calendar and every format can show.
@@ -153,6 +153,47 @@ pub(crate) fn status(status: wire::process::ProcessStatus) -> Result<ProcessStat
         first: status.first,
         ended: status.ended.as_ref().map(ended),
         left: status.left,
+    })
+}
+
+pub(crate) fn tree(tree: wire::process::TreeStatus) -> Result<ProcessTree, AgentError> {
+    Ok(ProcessTree {
+        id: process_id(&tree.id)?,
+        kind: match tree.kind {
+            wire::process::TreeKind::Command => TreeKind::Command,
+            wire::process::TreeKind::Run => TreeKind::Run,
+            wire::process::TreeKind::Session => TreeKind::Session,
+            wire::process::TreeKind::Context => TreeKind::Context,
+        },
+        session: tree.session.as_deref().map(process_id).transpose()?,
+        tag: tree.tag,
+        text: tree.text,
+        busy: tree.busy,
+        started: Some(moment(i64::try_from(tree.started_ms).unwrap_or(i64::MAX))),
+        ended: tree.ended.as_ref().map(ended),
+        left: tree.left,
+        usage: tree.usage.map(|usage| TreeUsage {
+            cpu: Duration::from_millis(usage.cpu_ms),
+            memory: domain::Bytes(usage.memory_bytes),
+            processes: usage.processes,
+        }),
+    })
+}
+
+/// A session of an agent that does not know [`wire::Request::Trees`].
+pub(crate) fn session_tree(status: &wire::process::SessionStatus) -> Result<ProcessTree, AgentError> {
+    let shell = if status.terminal { "terminal" } else { "shell" };
+    Ok(ProcessTree {
+        id: process_id(&status.session)?,
+        kind: if status.kernel.is_some() { TreeKind::Context } else { TreeKind::Session },
+        session: None,
+        tag: None,
+        text: status.kernel.clone().unwrap_or_else(|| shell.to_owned()),
+        busy: status.busy,
+        started: None,
+        ended: None,
+        left: false,
+        usage: None,
     })
 }
 

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::files::{DirectoryEntry, FileInfo, FileRequest, WatchEvent};
 use crate::process::{
     Ended, OpenKernel, OpenSession, ProcessStatus, RunInSession, SessionStatus, SignalProcess, Start,
+    TreeStatus,
 };
 
 /// The first frame of a connection, from the server.
@@ -49,6 +50,12 @@ pub enum Request {
     },
     /// Answered `Statuses`.
     Processes,
+    /// Answered `Trees`: what runs and what it uses; with `ended` also commands that have ended.
+    Trees {
+        #[serde(default)]
+        ended: bool,
+    },
+    /// To a process or, by its name, to what runs in a session.
     Signal(SignalProcess),
     /// Answered `Ok`, then the server sends `Data` until `End`, which closes the input. A
     /// connection that just ends leaves the input open.
@@ -111,6 +118,7 @@ pub enum Reply {
     Status(ProcessStatus),
     Statuses(Vec<ProcessStatus>),
     Sessions(Vec<SessionStatus>),
+    Trees(Vec<TreeStatus>),
     Note(String),
     /// The bytes from `from` up to, not including, `to` are no longer kept.
     Gap {

@@ -140,6 +140,52 @@ fn default_first() -> u64 {
     1 << 20
 }
 
+/// A command, session or context with everything it has started, and what that uses now.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TreeStatus {
+    pub id: String,
+    pub kind: TreeKind,
+    /// The session that a run belongs to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tag: Option<String>,
+    /// The beginning of the command's text, the language of a context, or the kind of session.
+    pub text: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<i32>,
+    /// Whether a command runs, or a run is on in a session or context.
+    pub busy: bool,
+    pub started_ms: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<Ended>,
+    /// It has ended, and something that it started has not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub left: bool,
+    /// `None` for a run, which is counted with its session, and for what no longer runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usage: Option<TreeUsage>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TreeKind {
+    Command,
+    /// A command that was given to a session or context.
+    Run,
+    Session,
+    Context,
+}
+
+/// What a tree of processes uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TreeUsage {
+    pub cpu_ms: u64,
+    /// Resident; pages that processes share count for each of them.
+    pub memory_bytes: u64,
+    pub processes: u32,
+}
+
 /// How a process ended, and what it used.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ended {

@@ -93,11 +93,13 @@ struct Released {
     released: bool,
 }
 
+/// Where a port is reached, and the headers that open it.
 #[derive(Deserialize)]
-struct Endpoint {
-    endpoint: String,
+pub(crate) struct Endpoint {
+    /// `host[:port]/path`, without a scheme.
+    pub endpoint: String,
     #[serde(default)]
-    headers: BTreeMap<String, String>,
+    pub headers: BTreeMap<String, String>,
 }
 
 impl Server {

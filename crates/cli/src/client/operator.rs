@@ -87,6 +87,15 @@ pub(crate) struct Feed {
     pending: Vec<u8>,
 }
 
+/// Where to begin with events.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum EventsFrom {
+    /// After the event of this number.
+    After(u64),
+    /// So many before the end.
+    Last(usize),
+}
+
 /// One event: its kind and its data.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct FeedEvent {
@@ -136,8 +145,12 @@ impl Server {
         }
     }
 
-    pub(crate) async fn events(&self, after: u64, follow: bool) -> Result<Feed> {
-        let path = format!("/events?after={after}&follow={follow}");
+    /// Events after the one of a number, or the last ones.
+    pub(crate) async fn events(&self, from: EventsFrom, follow: bool) -> Result<Feed> {
+        let path = match from {
+            EventsFrom::After(after) => format!("/events?after={after}&follow={follow}"),
+            EventsFrom::Last(count) => format!("/events?tail={count}&follow={follow}"),
+        };
         let answer = self.operator().get(&path).await?;
         Ok(Feed { body: answer.into_body(), pending: Vec::new() })
     }

@@ -9,7 +9,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use anyhow::{Context, Result, anyhow};
-use domain::{SandboxId, SnapshotId};
+use domain::{ProcessId, SandboxId, SnapshotId};
 use http::StatusCode;
 use serde::Deserialize;
 
@@ -241,11 +241,14 @@ impl Server {
 }
 
 /// What is looked for, in the words of messages.
-struct Kind {
+pub(super) struct Kind {
     singular: &'static str,
     plural: &'static str,
-    hint: &'static str,
+    pub(super) hint: &'static str,
 }
+
+pub(super) const PROCESSES: Kind =
+    Kind { singular: "process", plural: "processes", hint: "`coracle ps --all` lists the processes" };
 
 const SANDBOXES: Kind =
     Kind { singular: "sandbox", plural: "sandboxes", hint: "`coracle ls` lists the sandboxes" };
@@ -271,13 +274,19 @@ impl ParseId for SnapshotId {
     }
 }
 
+impl ParseId for ProcessId {
+    fn parse_id(text: &str) -> Result<Self> {
+        Self::parse(text).context("the server sent an id that is none")
+    }
+}
+
 impl ParseId for String {
     fn parse_id(text: &str) -> Result<Self> {
         Ok(text.to_owned())
     }
 }
 
-fn pick<Id: ParseId>(text: &str, candidates: &[Candidate], kind: &Kind) -> Result<Option<Id>> {
+pub(super) fn pick<Id: ParseId>(text: &str, candidates: &[Candidate], kind: &Kind) -> Result<Option<Id>> {
     match find(text, candidates) {
         Match::One(candidate) => Id::parse_id(&candidate.id).map(Some),
         Match::Nothing => Ok(None),

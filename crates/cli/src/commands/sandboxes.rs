@@ -118,11 +118,11 @@ fn owned_image(report: &Report) -> String {
 }
 
 /// How long ago something was. A time that cannot be read is shown as it came.
-fn age(at: &str, now: Timestamp) -> String {
+pub(crate) fn age(at: &str, now: Timestamp) -> String {
     at.parse().map_or_else(|_error| at.to_owned(), |at| span(seconds(at, now)))
 }
 
-fn expiry(at: Option<&str>, now: Timestamp) -> String {
+pub(crate) fn expiry(at: Option<&str>, now: Timestamp) -> String {
     let left = |at: &str| at.parse().map(|at| format!("in {}", span(seconds(now, at))));
     at.map_or_else(|| "never".to_owned(), |at| left(at).unwrap_or_else(|_error| at.to_owned()))
 }
@@ -141,7 +141,7 @@ fn row(sandbox: &SandboxInfo, now: Timestamp) -> Vec<String> {
 }
 
 /// Labels as they are written with `--label`.
-fn labels_text(labels: &BTreeMap<String, String>) -> String {
+pub(crate) fn labels_text(labels: &BTreeMap<String, String>) -> String {
     labels.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",")
 }
 

@@ -6,11 +6,13 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
+use jiff::Timestamp;
 use serde_json::{Value, json};
 
+use super::sandboxes::{age, expiry, labels_text};
 use crate::args::{EventsArgs, TopArgs, UsageArgs};
-use crate::client::{Hour, Report, Sample, SandboxRef, Server, UsedImage};
-use crate::output::{Printer, WithHint, size};
+use crate::client::{EventsFrom, Hour, Report, Sample, SandboxRef, Server, UsedImage};
+use crate::output::{Printer, WithHint, exact_span, size};
 
 pub(crate) async fn inspect(server: &Server, sandbox: &SandboxRef, printer: &Printer) -> Result<ExitCode> {
     let id = &server.resolve(sandbox).await?;
@@ -21,24 +23,72 @@ pub(crate) async fn inspect(server: &Server, sandbox: &SandboxRef, printer: &Pri
         printer.value(&report)?;
         return Ok(ExitCode::SUCCESS);
     }
+    printer.table(&["what", "value"], inspection(&report, Timestamp::now()))?;
+    for sentence in &report.weaker {
+        printer.warn(sentence);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What people read of a report: names and units instead of raw values.
+fn inspection(report: &Report, now: Timestamp) -> Vec<Vec<String>> {
+    let text = |name: &str| report.rest.get(name).and_then(Value::as_str).map(str::to_owned);
     let image = match &report.image {
         UsedImage { stand_in: Some(stand_in), .. } => stand_in.clone(),
         image if image.requested == image.used => image.used.clone(),
         image => format!("{} (for {})", image.used, image.requested),
     };
-    let head = [("id", report.id), ("phase", report.phase), ("owner", report.owner), ("image", image)];
-    let head = head.map(|(name, value)| vec![name.to_owned(), value]).into_iter();
-    let measures = report.in_force.into_iter().map(|(name, value)| vec![name, value]);
-    let usage = report.usage.into_iter().map(|(name, amount)| {
-        let shown = if name.ends_with("Bytes") { size(amount) } else { amount.to_string() };
-        vec![name, shown]
-    });
+    let idle = report.rest.get("idleTimeoutSeconds").and_then(Value::as_u64);
+    let expires = match &report.expires_at {
+        Some(at) => format!("{at} ({})", expiry(Some(at), now)),
+        None => "never".to_owned(),
+    };
+    let head = [
+        ("id", Some(report.id.clone())),
+        ("name", report.name.clone()),
+        ("labels", Some(labels_text(&report.labels)).filter(|labels| !labels.is_empty())),
+        ("owner", Some(report.owner.clone())),
+        ("phase", Some(report.phase.clone())),
+        ("image", Some(image)),
+        ("snapshot", text("snapshot")),
+        ("pool", text("pool")),
+        ("created", Some(format!("{} ({} ago)", report.created_at, age(&report.created_at, now)))),
+        ("expires", Some(expires)),
+        ("idle timeout", Some(idle.map_or("none".to_owned(), exact_span))),
+    ];
+    let head = head.into_iter().filter_map(|(name, value)| Some(vec![name.to_owned(), value?]));
+    let measures = report.in_force.iter().map(|(name, value)| vec![name.clone(), with_units(value)]);
     let hooks = report.rest.get("hooks").and_then(Value::as_array).into_iter().flatten().map(hook);
-    printer.table(&["what", "value"], head.chain(measures).chain(usage).chain(hooks).collect())?;
-    for sentence in &report.weaker {
-        printer.warn(sentence);
+    head.chain(measures).chain(used(&report.usage)).chain(hooks).collect()
+}
+
+/// A measure whose first word may be an amount in the short form of the API, such as `512Mi`.
+fn with_units(measure: &str) -> String {
+    let (first, rest) = measure.split_once(' ').map_or((measure, ""), |(first, rest)| (first, rest));
+    let amount = ["Ki", "Mi", "Gi", "Ti"].iter().find_map(|unit| Some((first.strip_suffix(unit)?, unit)));
+    match amount {
+        Some((number, unit)) if number.parse::<f64>().is_ok() => {
+            format!("{number} {unit}B {rest}").trim_end().to_owned()
+        }
+        _ => measure.to_owned(),
     }
-    Ok(ExitCode::SUCCESS)
+}
+
+/// What a sandbox uses now, beside its limits.
+fn used(usage: &BTreeMap<String, u64>) -> Vec<Vec<String>> {
+    let of = |used: &str, limit: &str, show: &dyn Fn(u64) -> String| {
+        let used = show(*usage.get(used)?);
+        Some(usage.get(limit).map_or(used.clone(), |limit| format!("{used} of {}", show(*limit))))
+    };
+    let seconds = |micros: u64| format!("{}.{:02} s", micros / 1_000_000, micros % 1_000_000 / 10_000);
+    let rows = [
+        ("memory used", of("memoryBytes", "memoryLimitBytes", &size)),
+        ("disk used", of("diskBytes", "diskLimitBytes", &size)),
+        ("cpu time used", of("cpuMicros", "", &seconds)),
+        ("processes", of("pids", "", &|count| count.to_string())),
+        ("killed for memory", usage.get("oomKills").filter(|count| **count > 0).map(ToString::to_string)),
+    ];
+    rows.into_iter().filter_map(|(name, value)| Some(vec![name.to_owned(), value?])).collect()
 }
 
 /// A hook by the clock and how its last run ended.
@@ -67,7 +117,7 @@ pub(crate) async fn top(server: &Server, args: &TopArgs, printer: &Printer) -> R
             printer.raw(b"\x1b[H\x1b[2J")?;
         }
         let rows = seen.iter().map(|(report, cpus)| row(report, *cpus)).collect();
-        printer.list(&value, &["id", "phase", "cpu", "memory", "pids", "disk"], rows)?;
+        printer.list(&value, &["id", "name", "owner", "phase", "cpu", "memory", "pids", "disk"], rows)?;
         if args.once {
             return Ok(ExitCode::SUCCESS);
         }
@@ -95,7 +145,7 @@ async fn look(server: &Server, before: &mut Times) -> Result<Vec<(Report, Option
 }
 
 fn told(report: &Report, cores: Option<f64>) -> Value {
-    json!({ "id": report.id, "phase": report.phase, "cores": cores, "usage": report.usage })
+    json!({ "id": report.id, "name": report.name, "owner": report.owner, "phase": report.phase, "cores": cores, "usage": report.usage })
 }
 
 fn row(report: &Report, cores: Option<f64>) -> Vec<String> {
@@ -109,6 +159,8 @@ fn row(report: &Report, cores: Option<f64>) -> Vec<String> {
     };
     vec![
         report.id.clone(),
+        report.name.clone().unwrap_or_default(),
+        report.owner.clone(),
         report.phase.clone(),
         cores.map_or("?".to_owned(), |cores| format!("{:.0}%", cores * 100.0)),
         amount("memoryBytes", "memoryLimitBytes", &size),
@@ -167,7 +219,8 @@ fn show_samples(samples: &[Sample], printer: &Printer) -> Result<()> {
 
 /// One line for each; with `--json` the data as the server sent it, an object a line.
 pub(crate) async fn events(server: &Server, args: &EventsArgs, printer: &Printer) -> Result<ExitCode> {
-    let mut feed = server.events(args.after.unwrap_or(0), args.follow).await?;
+    let from = args.tail.map_or(EventsFrom::After(args.after.unwrap_or(0)), EventsFrom::Last);
+    let mut feed = server.events(from, args.follow).await?;
     while let Some(event) = feed.next().await? {
         if printer.json() {
             printer.line(&event.data)?;
@@ -181,12 +234,56 @@ pub(crate) async fn events(server: &Server, args: &EventsArgs, printer: &Printer
         }
         let why = data["cause"].as_str().map(|cause| format!(" ({cause})")).unwrap_or_default();
         printer.line(format_args!(
-            "{} {} {} {}{why}",
+            "{} {} {} {} {}{why}",
             data["id"],
             text("time"),
+            text("owner"),
             text("sandbox"),
             text("phase")
         ))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inspection_has_names_and_units() {
+        let report: Report = serde_json::from_value(json!({
+            "id": "abcdefghijklmnopqrst", "name": "web", "phase": "running", "owner": "default",
+            "image": {"requested": "python:3.12", "used": "host"}, "labels": {"team": "search"},
+            "createdAt": "2026-11-15T10:00:00Z", "expiresAt": "2026-11-15T11:00:00Z",
+            "idleTimeoutSeconds": 5400, "snapshot": "s", "pool": "p", "inForce": {"memory": "512Mi by cgroup"},
+            "usage": {
+                "memoryBytes": 10 << 20, "memoryLimitBytes": 512 << 20, "cpuMicros": 1_230_000,
+                "cpuLimitMillis": 500, "pids": 3, "oomKills": 0,
+            },
+        }))
+        .expect("it reads");
+        let now = "2026-11-15T10:05:00Z".parse().expect("a time");
+        let shown: Vec<(String, String)> =
+            inspection(&report, now).into_iter().map(|row| (row[0].clone(), row[1].clone())).collect();
+        let expected = [
+            ("id", "abcdefghijklmnopqrst"),
+            ("name", "web"),
+            ("labels", "team=search"),
+            ("owner", "default"),
+            ("phase", "running"),
+            ("image", "host (for python:3.12)"),
+            ("snapshot", "s"),
+            ("pool", "p"),
+            ("created", "2026-11-15T10:00:00Z (5m ago)"),
+            ("expires", "2026-11-15T11:00:00Z (in 55m)"),
+            ("idle timeout", "1h30m"),
+            ("memory", "512 MiB by cgroup"),
+            ("memory used", "10.0 MiB of 512.0 MiB"),
+            ("cpu time used", "1.23 s"),
+            ("processes", "3"),
+        ];
+        let expected: Vec<(String, String)> =
+            expected.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        assert_eq!(shown, expected);
+    }
 }

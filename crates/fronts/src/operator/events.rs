@@ -37,10 +37,13 @@ struct Shown<'a> {
 /// What a reader asks for.
 struct Wish {
     after: Option<u64>,
+    /// Begin so many events before the end, whatever `after` says.
+    tail: Option<usize>,
     follow: bool,
 }
 
-/// `GET /coracle/v1/events`: from now on, or after the event of `?after=` or `Last-Event-ID`. With
+/// `GET /coracle/v1/events`: from now on, after the event of `?after=` or `Last-Event-ID`, or from
+/// the last `?tail=` events on. With
 /// `follow=false` it ends when all that is there has been told. The operator is told of all
 /// sandboxes, everybody else of their own.
 pub(super) async fn events(State(front): State<Front>, Scope(whose): Scope, request: Parts) -> Response {
@@ -49,7 +52,10 @@ pub(super) async fn events(State(front): State<Front>, Scope(whose): Scope, requ
         Err(why) => return answer::error(StatusCode::BAD_REQUEST, "INVALID_PLACE", why),
     };
     let after = if wish.follow { wish.after } else { wish.after.or(Some(0)) };
-    let events = front.service.events(whose.clone(), after);
+    let events = match wish.tail {
+        Some(count) => front.service.last_events(whose.clone(), count),
+        None => front.service.events(whose.clone(), after),
+    };
     let reader = Reader { front, request, whose, events, follow: wish.follow };
     let frames = futures_util::stream::unfold(reader, |mut reader| async move {
         let frame = reader.next().await?;
@@ -113,13 +119,14 @@ fn shown(event: &LifeEvent) -> Shown<'_> {
 
 impl Wish {
     fn parse(query: &str, headers: &HeaderMap) -> Result<Self, &'static str> {
-        let mut wish = Self { after: None, follow: true };
+        let mut wish = Self { after: None, tail: None, follow: true };
         if let Some(place) = auth::text(headers, "last-event-id") {
             wish.after = Some(place.parse().map_err(|_error| "`Last-Event-ID` is not a number")?);
         }
         for (name, value) in form_urlencoded::parse(query.as_bytes()) {
             match &*name {
                 "after" => wish.after = Some(value.parse().map_err(|_error| "`after` is not a number")?),
+                "tail" => wish.tail = Some(value.parse().map_err(|_error| "`tail` is not a number")?),
                 "follow" => {
                     wish.follow = value.parse().map_err(|_error| "`follow` is neither true nor false")?
                 }

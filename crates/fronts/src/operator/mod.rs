@@ -7,6 +7,7 @@ mod images;
 mod keys;
 mod names;
 mod operations;
+mod processes;
 mod sandboxes;
 mod usage;
 mod volumes;
@@ -47,6 +48,8 @@ pub(crate) fn table() -> Vec<(&'static str, MethodRouter<Front>)> {
         ("/coracle/v1/sandboxes", get(sandboxes::list)),
         ("/coracle/v1/sandboxes/{id}", get(sandboxes::inspect)),
         ("/coracle/v1/sandboxes/{id}/usage", get(usage::samples)),
+        ("/coracle/v1/sandboxes/{id}/processes", get(processes::list)),
+        ("/coracle/v1/sandboxes/{id}/processes/{process}/signal", post(processes::signal)),
         ("/coracle/v1/usage", get(usage::hours)),
         ("/coracle/v1/events", get(events::events)),
         ("/coracle/v1/errors", get(events::errors)),

@@ -1,0 +1,167 @@
+//! What runs in the sandbox and what it uses: one line for each command, session and context.
+//!
+//! Everything here is bounded: how many lines one answer has, how long their texts are, and how
+//! many processes are looked at in all. A fork bomb inside makes the answer less exact, not slower.
+
+use std::io::Read;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::process::Pid;
+use wire::process::{TreeKind, TreeStatus, TreeUsage};
+
+use crate::agent::Agent;
+use crate::body::Body;
+use crate::process::Process;
+use crate::session::Session;
+use crate::tree::Tree;
+
+/// How many processes are measured for one answer.
+const MAX_MEASURED: usize = 4096;
+
+/// How much of a command's text one line shows.
+const MAX_TEXT: usize = 512;
+
+/// How much is read of one file of `/proc` or of a control group.
+const MAX_FILE: u64 = 4096;
+
+/// How many lines an answer has at most, so that it fits one frame however its texts are escaped.
+const MAX_LINES: usize = 1024;
+
+impl Agent {
+    /// What runs, the oldest first; with `ended` also the commands that have ended and are remembered.
+    pub(crate) fn trees(&self, ended: bool) -> Vec<TreeStatus> {
+        let mut budget = MAX_MEASURED;
+        let shown = |process: &&Process| ended || process.ended.is_none() || self.has_left(process);
+        let mut processes: Vec<&Process> = self.processes.values().filter(shown).collect();
+        // What runs, and among the rest the newest, is kept if there is too much.
+        processes
+            .sort_unstable_by_key(|process| (process.ended.is_some(), std::cmp::Reverse(process.number)));
+        let sessions = self.sessions.values().filter(|session| !session.closing);
+        let mut told: Vec<TreeStatus> =
+            sessions.take(MAX_LINES / 2).map(|session| self.session_tree(session, &mut budget)).collect();
+        let room = MAX_LINES - told.len();
+        let commands = processes.into_iter().take(room);
+        told.extend(commands.map(|process| self.process_tree(process, &mut budget)));
+        told.sort_by(|one, other| one.started_ms.cmp(&other.started_ms).then(one.id.cmp(&other.id)));
+        told
+    }
+
+    fn process_tree(&self, process: &Process, budget: &mut usize) -> TreeStatus {
+        let status = process.status();
+        let left = process.ended.is_some() && self.has_left(process);
+        // A run shares the processes of its session, which are counted there.
+        let own = process.session.is_none() && (process.ended.is_none() || left);
+        let body = process.body.filter(|_| own).and_then(|body| self.bodies.get(&body));
+        TreeStatus {
+            id: status.process,
+            kind: if status.session.is_some() { TreeKind::Run } else { TreeKind::Command },
+            session: status.session,
+            tag: status.tag,
+            text: shorten(status.command),
+            pid: process.pid.map(Pid::as_raw_pid),
+            busy: status.ended.is_none(),
+            started_ms: status.started_ms,
+            ended: status.ended,
+            left,
+            usage: body.map(|body| self.measure(body, budget)),
+        }
+    }
+
+    fn session_tree(&self, session: &Session, budget: &mut usize) -> TreeStatus {
+        let body = session.body().and_then(|body| self.bodies.get(&body));
+        let (kind, text) = match session.language() {
+            Some(language) => (TreeKind::Context, language.to_owned()),
+            None if session.open.terminal.is_some() => (TreeKind::Session, "terminal".to_owned()),
+            None => (TreeKind::Session, "shell".to_owned()),
+        };
+        TreeStatus {
+            id: session.name.clone(),
+            kind,
+            session: None,
+            tag: None,
+            text: shorten(text),
+            pid: body.and_then(|body| body.pid).map(Pid::as_raw_pid),
+            busy: session.current.is_some(),
+            started_ms: session.opened_ms,
+            ended: None,
+            left: false,
+            usage: body.map(|body| self.measure(body, budget)),
+        }
+    }
+
+    fn measure(&self, body: &Body, budget: &mut usize) -> TreeUsage {
+        let commands = self.place.commands.as_ref();
+        let mut members = body.tree.members(commands, body.pid, *budget);
+        members.truncate(*budget);
+        *budget -= members.len();
+        let mut usage = TreeUsage { cpu_ms: 0, memory_bytes: 0, processes: 0 };
+        for member in &members {
+            let Some((cpu_ms, memory_bytes)) = usage_of(member.as_raw_pid()) else { continue };
+            usage.cpu_ms = usage.cpu_ms.saturating_add(cpu_ms);
+            usage.memory_bytes = usage.memory_bytes.saturating_add(memory_bytes);
+            usage.processes += 1;
+        }
+        // The group also knows what its ended members used.
+        if let (Tree::Group(number), Some(commands)) = (&body.tree, commands)
+            && let Some(cpu_ms) = group_cpu(commands, *number)
+        {
+            usage.cpu_ms = cpu_ms;
+        }
+        usage
+    }
+}
+
+fn shorten(mut text: String) -> String {
+    if text.len() > MAX_TEXT {
+        let end = (0..=MAX_TEXT).rev().find(|end| text.is_char_boundary(*end));
+        text.truncate(end.unwrap_or(0));
+    }
+    text
+}
+
+/// The processor time in milliseconds and the resident memory of one process. The name in brackets
+/// may hold anything, so fields are counted from behind it. See proc_pid_stat(5).
+fn usage_of(pid: i32) -> Option<(u64, u64)> {
+    let stat = read_text(rustix::fs::CWD, &format!("/proc/{pid}/stat"))?;
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let number = |place: usize| fields.get(place)?.parse::<u64>().ok();
+    // utime, stime, cutime and cstime, in ticks; rss in pages.
+    let ticks: u64 = (11..15).filter_map(number).fold(0, u64::saturating_add);
+    let rate = rustix::param::clock_ticks_per_second().max(1);
+    let page = u64::try_from(rustix::param::page_size()).unwrap_or(4096);
+    Some((ticks.saturating_mul(1000) / rate, number(21)?.saturating_mul(page)))
+}
+
+fn group_cpu(commands: &OwnedFd, number: u64) -> Option<u64> {
+    let text = read_text(commands.as_fd(), &format!("{number}/cpu.stat"))?;
+    let micros: u64 = text.lines().find_map(|line| line.strip_prefix("usage_usec "))?.trim().parse().ok()?;
+    Some(micros / 1000)
+}
+
+/// The beginning of a file, without waiting for whoever may stand behind it.
+fn read_text(directory: BorrowedFd<'_>, path: &str) -> Option<String> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = rustix::fs::openat(directory, path, flags, Mode::empty()).ok()?;
+    let mut text = Vec::new();
+    std::fs::File::from(file).take(MAX_FILE).read_to_end(&mut text).ok()?;
+    Some(String::from_utf8_lossy(&text).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_process_uses_memory_and_processor_time() {
+        let (_cpu, memory) = usage_of(std::process::id().cast_signed()).expect("we are there");
+        assert!(memory > 100 << 10, "{memory}");
+        assert_eq!(usage_of(i32::MAX), None);
+    }
+
+    #[test]
+    fn long_text_is_cut_between_characters() {
+        assert_eq!(shorten("é".repeat(MAX_TEXT)).len(), MAX_TEXT);
+        assert_eq!(shorten("short".to_owned()), "short");
+    }
+}
