@@ -186,3 +186,50 @@ fn a_killed_run_takes_its_sandbox_along() {
         assert_eq!(run.argv(&["true"]).code, Some(0), "{user:?}: the next start stumbles over what was left");
     }
 }
+
+/// Makes a wheel by hand, installs it and imports what is in it.
+const INSTALL_WHEEL: &str = r#"
+cd /tmp && python3 - <<'END'
+import zipfile
+with zipfile.ZipFile("greeting-1-py3-none-any.whl", "w") as wheel:
+    wheel.writestr("greeting.py", "print('installed')")
+    wheel.writestr("greeting-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: greeting\nVersion: 1\n")
+    wheel.writestr("greeting-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+    wheel.writestr("greeting-1.dist-info/RECORD", "")
+END
+python3 -m pip install --quiet --no-index ./greeting-1-py3-none-any.whl 2>&1 && cd / && python3 -c 'import greeting'
+"#;
+
+#[test]
+fn pip_installs_in_image_host_without_flags() {
+    if !host_has_pip() {
+        testkit::skip("the host has no pip below /usr");
+        return;
+    }
+    for user in users() {
+        let ended = Run::new(user).flag("--disk", "200m").shell(INSTALL_WHEEL);
+        assert!(ended.code == Some(0) && ended.stdout.ends_with("installed\n"), "{user:?}: {ended:?}");
+    }
+    // A user without rights inside gets the packages in its home.
+    let run = Run::new(User::Same).flag("--user", "1000:1000").flag("--env", "HOME=/tmp");
+    let ended = run.shell(INSTALL_WHEEL);
+    assert!(ended.code == Some(0) && ended.stdout.ends_with("installed\n"), "{ended:?}");
+}
+
+fn host_has_pip() -> bool {
+    let found = Command::new("/usr/bin/python3").args(["-m", "pip", "--version"]).output();
+    found.is_ok_and(|output| output.status.success())
+}
+
+#[test]
+fn apt_in_image_host_says_why_it_does_not_work() {
+    if !Path::new("/usr/bin/apt-get").exists() {
+        testkit::skip("the host has no apt-get");
+        return;
+    }
+    for arguments in [&["apt-get", "update"][..], &["apt-get", "install", "-y", "jq"]] {
+        let ended = Run::new(User::Same).argv(arguments);
+        assert_eq!(ended.code, Some(100), "{ended:?}");
+        assert!(ended.stderr.contains("apt does not work in image `host`"), "{ended:?}");
+    }
+}

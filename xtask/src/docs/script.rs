@@ -41,9 +41,7 @@ fn call(page: &str, block: &Block) -> Option<String> {
         Action::Shell => Some(format!(". {path}")),
         Action::ShellOnHostNetwork => Some(format!("__on_host_network {path}")),
         Action::Python => Some(format!("__python {page}:{}:{path}", block.line)),
-        Action::CheckConfig => {
-            Some(format!("if coracle config --help >/dev/null 2>&1; then coracle config check {path}; fi"))
-        }
+        Action::CheckConfig => Some(format!("coracle config check {path}")),
         Action::NotRun(_) | Action::Show => None,
     }
 }

@@ -101,6 +101,22 @@ if [ -n \"${BASH-}\" ] && [ \"$BASH\" != /bin/sh ] && [ -r /etc/bash.bashrc ]; t
 fi
 ";
 
+/// Debian and others mark their Python as managed by the distribution, and pip then refuses to
+/// install anything (PEP 668). Inside a sandbox there is no system to protect: what pip writes is
+/// the sandbox's own. Versions of pip that do not know the setting ignore it.
+const PIP: &str = "\
+# Packages that are installed here belong to this sandbox alone.
+[global]
+break-system-packages = true
+";
+/// apt has no message of its own for a system without a package database. It reads this file
+/// first, and prints the name of what it cannot include.
+const APT: &str = "\
+// Image `host` shows the programs of the host and has no package database, so apt cannot work here.
+#include \"apt does not work in image `host`, which has no package database. Use pip or npm, \
+install the package on the host, or use an image of a distribution: see docs/packages.md.\";
+";
+
 /// Makes the skeleton of this host below `dir`, unless it is there already, and says of which
 /// trees the image consists.
 pub fn host_skeleton(dir: &Path) -> Result<HostImage, ImageError> {
@@ -248,9 +264,14 @@ fn synthetic(plan: &mut Plan) {
         ("nsswitch.conf", 0o644, NSSWITCH),
         ("shells", 0o644, SHELLS),
         ("profile", 0o644, PROFILE),
+        ("pip.conf", 0o644, PIP),
         ("machine-id", 0o444, ""),
     ] {
         plan.text(&Path::new("etc").join(name), mode, text);
+    }
+    if Path::new("/usr/bin/apt-get").exists() {
+        plan.directory(Path::new("etc/apt"), 0o755);
+        plan.text(Path::new("etc/apt/apt.conf"), 0o644, APT);
     }
 }
 
