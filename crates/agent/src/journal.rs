@@ -35,6 +35,20 @@ const MARK_EVERY: u64 = 64 << 10;
 /// single bytes does not fill the file with headers.
 const EXTEND_MS: u64 = 1000;
 
+/// Removes the journals of an earlier life of this sandbox, whose processes are gone. Whatever else
+/// lies there is left: it takes room of this sandbox alone.
+pub(crate) fn empty(directory: BorrowedFd<'_>) -> rustix::io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let listed = rustix::fs::openat(directory, c".", flags, Mode::empty())?;
+    for entry in rustix::fs::Dir::new(listed)? {
+        let entry = entry?;
+        if entry.file_type() == rustix::fs::FileType::RegularFile {
+            rustix::fs::unlinkat(directory, entry.file_name(), AtFlags::empty())?;
+        }
+    }
+    Ok(())
+}
+
 #[derive(Debug)]
 pub(crate) struct Journal {
     name: String,

@@ -1,7 +1,7 @@
 //! What the agent was given when it was started: the configuration and its descriptors.
 
 use std::io;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 
 use linux::caps::{self, CapSet};
 use linux::descriptors::{self, Inherited};
@@ -108,6 +108,7 @@ impl Place {
             nester: None,
             config,
         };
+        crate::journal::empty(place.journals.as_fd()).during("empty the journals")?;
         place.divide(disk)?;
         place.listen().during("listen")?;
         Ok(place)

@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use backend::{
     AgentStream, Backend, BackendError, Capabilities, Death, Found, FoundSnapshot, FoundVolume, InForce,
-    KeptFiles, Measures, ResolvedImage, Usage,
+    KeptFiles, Measures, ResolvedImage, Stopped, Usage,
 };
 use domain::volume::Lifetime;
 use domain::{
-    Access, Bytes, Cause, Mount, Nesting, Network, Owner, Resources, SandboxId, SnapshotId, Source, Spec,
-    Volume, VolumeId, VolumeName,
+    Access, Bytes, Cause, Files, Mount, Nesting, Network, Owner, Resources, SandboxId, SnapshotId, Source,
+    Spec, Volume, VolumeId, VolumeName,
 };
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -24,7 +24,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use crate::jail::plan::{GuestPlan, JailPlan, LimitName, Limits, MountPlan, SourcePlan, UserPlan};
+use crate::jail::plan::{DiskPlan, GuestPlan, JailPlan, LimitName, Limits, MountPlan, SourcePlan, UserPlan};
 use crate::launcher::packet;
 use crate::launcher::protocol::{
     Answer, Ask, FoundKept, Holds, KeptBox, Question, Refusal, Resize, SOCKET, Tell, VERSION, VolumePlan,
@@ -125,6 +125,7 @@ impl Native {
             max_processes: self.defaults().max_processes,
             user: None,
             keep: false,
+            disk: DiskPlan::New,
         })
     }
 
@@ -160,6 +161,18 @@ impl Native {
         });
     }
 
+    /// Has a sandbox made and watches it.
+    async fn carry_out(&self, id: &SandboxId, plan: JailPlan) -> Result<InForce, BackendError> {
+        match self.link.ask(Question::Create(Box::new(plan))).await? {
+            (Answer::Created(holds), Some(pidfd)) => {
+                self.watch(id.clone(), pidfd);
+                let Holds { image, stand_in, measures, weaker } = holds;
+                Ok(InForce { image, stand_in, measures, weaker })
+            }
+            _ => Err(unexpected()),
+        }
+    }
+
     async fn simple(&self, question: Question) -> Result<Answer, BackendError> {
         self.link.ask(question).await.map(|(answer, _)| answer)
     }
@@ -173,23 +186,49 @@ impl Backend for Native {
 
     async fn probe(&self) -> Result<Capabilities, BackendError> {
         match self.simple(Question::Report).await? {
-            Answer::Report { limits, weaker, pause, snapshot, attach, volumes, network, host_versions } => {
-                Ok(Capabilities { pause, attach, snapshot, volumes, network, limits, weaker, host_versions })
-            }
+            Answer::Report {
+                limits,
+                weaker,
+                pause,
+                snapshot,
+                attach,
+                volumes,
+                restart,
+                network,
+                host_versions,
+            } => Ok(Capabilities {
+                pause,
+                attach,
+                snapshot,
+                restart,
+                volumes,
+                network,
+                limits,
+                weaker,
+                host_versions,
+            }),
             _ => Err(unexpected()),
         }
     }
 
     async fn create(&self, id: &SandboxId, spec: &Spec) -> Result<InForce, BackendError> {
-        let plan = self.plan(id, spec)?;
-        match self.link.ask(Question::Create(Box::new(plan))).await? {
-            (Answer::Created(holds), Some(pidfd)) => {
-                self.watch(id.clone(), pidfd);
-                let Holds { image, stand_in, measures, weaker } = holds;
-                Ok(InForce { image, stand_in, measures, weaker })
-            }
+        self.carry_out(id, self.plan(id, spec)?).await
+    }
+
+    async fn stop(&self, id: &SandboxId) -> Result<Stopped, BackendError> {
+        match self.simple(Question::Stop { id: id.as_str().to_owned() }).await? {
+            Answer::Stopped { cpu_micros, files } => Ok(Stopped {
+                usage: Usage { cpu_micros, ..Usage::default() },
+                files: if files { Files::Kept } else { Files::Lost },
+            }),
             _ => Err(unexpected()),
         }
+    }
+
+    async fn restart(&self, id: &SandboxId, spec: &Spec) -> Result<InForce, BackendError> {
+        // The files that a snapshot gave it are on its disk already.
+        let plan = JailPlan { snapshot: None, disk: DiskPlan::Kept, ..self.plan(id, spec)? };
+        self.carry_out(id, plan).await
     }
 
     async fn pause(&self, id: &SandboxId) -> Result<(), BackendError> {
@@ -215,12 +254,13 @@ impl Backend for Native {
         for one in boxes {
             let Ok(id) = SandboxId::parse(&one.id) else { continue };
             let condition = one.condition.into();
+            let files = if one.files { Files::Kept } else { Files::Lost };
             if matches!(condition, backend::Condition::Alive | backend::Condition::Frozen)
                 && let Ok((_, Some(pidfd))) = self.link.ask(Question::Watch { id: one.id.clone() }).await
             {
                 self.watch(id.clone(), pidfd);
             }
-            found.push(Found { id, condition });
+            found.push(Found { id, condition, files });
         }
         Ok(found)
     }

@@ -211,6 +211,15 @@ impl Volumes {
         }
     }
 
+    /// Whether `id` has a volume, be it one that cannot be mounted now.
+    pub fn has(&self, id: &str) -> bool {
+        match self {
+            Self::Btrfs(pool) => check_name(id).is_ok() && pool.volume(id).disk.is_dir(),
+            Self::Ext4(images) => check_name(id).is_ok() && images.knows(id),
+            Self::Tmpfs => false,
+        }
+    }
+
     /// Gives the volume of `id` another limit.
     pub fn resize(&mut self, id: &str, limit: Bytes) -> Result<(), VolumeError> {
         check_name(id)?;

@@ -7,6 +7,7 @@
 
 mod agent;
 mod checks;
+mod restarts;
 mod snapshots;
 
 use std::future::Future;

@@ -7,7 +7,7 @@ pub mod images;
 
 use std::sync::Arc;
 
-use domain::{Bytes, Cause, Mount, Network, Resources, SandboxId, SnapshotId, Spec, Volume, VolumeId};
+use domain::{Bytes, Cause, Files, Mount, Network, Resources, SandboxId, SnapshotId, Spec, Volume, VolumeId};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 
@@ -18,6 +18,7 @@ use tokio::sync::mpsc;
 /// contract, which `backend::conformance` runs on each one:
 /// - `create` leaves a reachable agent, or nothing at all;
 /// - `destroy` of something already gone succeeds;
+/// - `stop` and a `restart` that fails leave the files, where `Capabilities::restart` says so;
 /// - `list` names all that this backend owns, so a restarted server can adopt it.
 #[async_trait::async_trait]
 pub trait Backend: Send + Sync {
@@ -29,6 +30,13 @@ pub trait Backend: Send + Sync {
     /// Stops every command; the agent still answers.
     async fn pause(&self, id: &SandboxId) -> Result<(), BackendError>;
     async fn resume(&self, id: &SandboxId) -> Result<(), BackendError>;
+    /// Ends every process of a sandbox and gives back all that it has, except its disk. Answers
+    /// with what it had used, and whether its files are still there: a backend whose disks end with
+    /// the processes has lost them. Stopping what is stopped or gone already is no error.
+    async fn stop(&self, id: &SandboxId) -> Result<Stopped, BackendError>;
+    /// Makes a sandbox again on the disk that `stop` left, with the image it was made of. If that
+    /// fails, the disk is as it was. Without such a disk it answers `Gone`.
+    async fn restart(&self, id: &SandboxId, spec: &Spec) -> Result<InForce, BackendError>;
     /// Answers when nothing is left of it, with what it had used, as far as anybody knows.
     async fn destroy(&self, id: &SandboxId) -> Result<Usage, BackendError>;
     async fn list(&self) -> Result<Vec<Found>, BackendError>;
@@ -52,9 +60,9 @@ pub trait Backend: Send + Sync {
     async fn resolve(&self, image: &str) -> Result<ResolvedImage, BackendError>;
     /// Gives a living sandbox that was made without one its network. Asking again changes nothing.
     async fn connect(&self, id: &SandboxId, network: Network) -> Result<Measures, BackendError>;
-    /// Keeps the files of a living sandbox as they are at one moment. Its commands stand still
-    /// meanwhile and go on afterwards, whatever becomes of the snapshot. Asked a second time for
-    /// the same snapshot it answers with the first.
+    /// Keeps the files of a sandbox as they are at one moment. The commands of one that lives stand
+    /// still meanwhile and go on afterwards, whatever becomes of the snapshot; one that is stopped
+    /// stays so. Asked a second time for the same snapshot it answers with the first.
     async fn snapshot(&self, id: &SandboxId, snapshot: &SnapshotId) -> Result<KeptFiles, BackendError>;
     /// Drops a snapshot; sandboxes made from it keep their files. One that is gone is no error.
     async fn forget_snapshot(&self, snapshot: &SnapshotId) -> Result<(), BackendError>;
@@ -88,6 +96,8 @@ pub struct Capabilities {
     pub volumes: bool,
     /// Whether the files of a sandbox can be kept and given to others.
     pub snapshot: bool,
+    /// Whether the files of a sandbox outlive its processes, so that it can be restarted.
+    pub restart: bool,
     /// Whether a sandbox can reach other machines.
     pub network: bool,
     /// The limits that are enforced, by name: `memory`, `cpus`, `pids`, `disk`.
@@ -132,6 +142,15 @@ pub struct InForce {
 pub struct Found {
     pub id: SandboxId,
     pub condition: Condition,
+    /// Whether there is a disk with its files.
+    pub files: Files,
+}
+
+/// What is left of a sandbox that was stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stopped {
+    pub usage: Usage,
+    pub files: Files,
 }
 
 /// A volume as a backend finds it.
@@ -146,7 +165,7 @@ pub struct FoundVolume {
 pub enum Condition {
     Alive,
     Frozen,
-    /// Its processes are gone; remains are left to be destroyed.
+    /// Its processes are gone. It can be stopped, to be restarted later, or destroyed.
     Dead,
     /// Made or removed in part.
     Half,

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow};
-use backend_local::jail::plan::{GuestPlan, JailPlan, LimitName, Limits};
+use backend_local::jail::plan::{DiskPlan, GuestPlan, JailPlan, LimitName, Limits};
 use backend_local::launcher::Launcher;
 use backend_local::launcher::create::NotBegun;
 use backend_local::launcher::protocol::{Holds, Refusal};
@@ -131,7 +131,7 @@ impl Sandbox {
         let begun = self.launcher.begin(plan);
         drop(turn);
         let pending = begun.map_err(|why| match why {
-            NotBegun::Refused(refusal) | NotBegun::Failed(refusal) => refused(refusal),
+            NotBegun::Refused(refusal) | NotBegun::Failed(refusal, _) => refused(refusal),
         })?;
         let mut watched = [PollFd::new(&pending.status, PollFlags::IN)];
         rustix::io::retry_on_intr(|| poll(&mut watched, None))?;
@@ -236,6 +236,7 @@ fn plan(args: &RunArgs, config: &Config) -> Result<JailPlan> {
         id: domain::SandboxId::from_entropy(entropy).to_string(),
         image: args.image.clone(),
         snapshot: None,
+        disk: DiskPlan::New,
         limits: Limits {
             memory: args.limits.memory.map_or(defaults.memory, |memory| memory.0),
             cpus: args.limits.cpus.map_or(defaults.cpus, |cpus| cpus.0),

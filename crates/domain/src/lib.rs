@@ -23,7 +23,7 @@ pub use guest::{Guest, User};
 pub use hook::{Hook, Hooks, Periodic, Schedule};
 pub use journal::{Backpressure, Position, Retention, Stream};
 pub use key::{Key, NotAKey};
-pub use lifecycle::{Cause, Phase, Request, Verdict};
+pub use lifecycle::{Cause, Files, OnDeath, Phase, Request, Verdict};
 pub use nest::{Nest, NestMount, NestStatus, Screen, Sharing, Store, View};
 pub use pool::{Capacity, Pool, Refill};
 pub use process::{Exit, Identity, ProcessId, SessionId};

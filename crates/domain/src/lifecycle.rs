@@ -5,7 +5,10 @@
 //!                │ entrypoint ended
 //!                └─► Exited
 //! any of these ─► Stopping ─► Stopped;  any but Stopped may end in Failed
+//! Failed ─► Starting ─► Running   a restart, on the same files or on none
 //! ```
+//! A sandbox's files outlive its processes: one that has failed keeps its disk until it is
+//! restarted or removed.
 //! Only the sandbox's driver changes its phase; everyone else watches.
 
 use std::fmt;
@@ -41,6 +44,27 @@ pub enum Cause {
     NotCreated,
     /// Nobody needed it, and another needed its place.
     Evicted,
+    /// It had died, and another with an empty disk took its place.
+    Replaced,
+}
+
+/// What becomes of a sandbox that died when it is wanted again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnDeath {
+    /// It starts again with the files it had.
+    #[default]
+    Restart,
+    /// It starts again, or another takes its place, with an empty disk and the same volumes.
+    Replace,
+}
+
+/// Whether the files of a sandbox that died are still there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Files {
+    #[default]
+    Kept,
+    /// They were in memory, or somebody removed the disk.
+    Lost,
 }
 
 /// What somebody may ask of a sandbox.
@@ -49,6 +73,8 @@ pub enum Request {
     Use,
     Pause,
     Resume,
+    /// Start again what has died.
+    Restart,
     Renew,
     Destroy,
 }
@@ -73,14 +99,15 @@ impl Phase {
             (Request::Use, Starting | Pausing | Paused | Resuming | Stopping | Stopped | Failed(_)) => {
                 Verdict::Deny
             }
-            (Request::Pause, Running) | (Request::Resume, Paused) => Verdict::Accept,
+            (Request::Pause, Running) | (Request::Resume, Paused | Failed(_)) => Verdict::Accept,
             (Request::Pause, Pausing | Paused) | (Request::Resume, Running | Resuming) => Verdict::AlreadySo,
             (Request::Pause, Starting | Resuming | Exited(_) | Stopping | Stopped | Failed(_)) => {
                 Verdict::Deny
             }
-            (Request::Resume, Starting | Pausing | Exited(_) | Stopping | Stopped | Failed(_)) => {
-                Verdict::Deny
-            }
+            (Request::Resume, Starting | Pausing | Exited(_) | Stopping | Stopped) => Verdict::Deny,
+            (Request::Restart, Failed(_)) => Verdict::Accept,
+            (Request::Restart, Starting | Running | Resuming) => Verdict::AlreadySo,
+            (Request::Restart, Pausing | Paused | Exited(_) | Stopping | Stopped) => Verdict::Deny,
             (Request::Renew, Starting | Running | Pausing | Paused | Resuming | Exited(_) | Failed(_)) => {
                 Verdict::Accept
             }
@@ -120,6 +147,7 @@ impl fmt::Display for Request {
             Self::Use => "use",
             Self::Pause => "pause",
             Self::Resume => "resume",
+            Self::Restart => "restart",
             Self::Renew => "renew",
             Self::Destroy => "destroy",
         })
@@ -137,7 +165,22 @@ impl Cause {
             Self::HostRebooted => "host rebooted",
             Self::NotCreated => "not created",
             Self::Evicted => "evicted",
+            Self::Replaced => "replaced",
         }
+    }
+}
+
+impl OnDeath {
+    /// The word for it in requests, answers and messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Restart => "restart",
+            Self::Replace => "replace",
+        }
+    }
+
+    pub fn parse(text: &str) -> Option<Self> {
+        [Self::Restart, Self::Replace].into_iter().find(|choice| choice.name() == text)
     }
 }
 
@@ -173,6 +216,17 @@ mod tests {
         assert_eq!(Phase::Running.judge(Request::Pause), Verdict::Accept);
         assert_eq!(Phase::Pausing.judge(Request::Pause), Verdict::AlreadySo);
         assert_eq!(Phase::Paused.judge(Request::Pause), Verdict::AlreadySo);
+    }
+
+    #[test]
+    fn only_what_has_failed_is_restarted() {
+        for phase in ALL {
+            let accepted = phase.judge(Request::Restart) == Verdict::Accept;
+            assert_eq!(accepted, matches!(phase, Phase::Failed(_)), "{phase}");
+        }
+        assert_eq!(Phase::Running.judge(Request::Restart), Verdict::AlreadySo);
+        assert_eq!(Phase::Failed(Cause::Oom).judge(Request::Resume), Verdict::Accept);
+        assert_eq!(Phase::Failed(Cause::Oom).judge(Request::Use), Verdict::Deny);
     }
 
     #[test]

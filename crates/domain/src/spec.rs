@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::guest::Guest;
 use crate::hook::Hooks;
+use crate::lifecycle::OnDeath;
 use crate::quantity::{Bytes, Cpus};
 use crate::sandbox::SandboxId;
 use crate::snapshot::SnapshotId;
@@ -30,6 +31,8 @@ pub struct Spec {
     pub hooks: Hooks,
     pub nesting: Nesting,
     pub guest: Guest,
+    /// What becomes of it when it has died and is wanted again; `None` if the caller did not say.
+    pub on_death: Option<OnDeath>,
 }
 
 /// Limits. `None` means that the caller named none and the server's default applies; a limit
@@ -79,7 +82,13 @@ impl Spec {
             hooks: Hooks::default(),
             nesting: Nesting::Off,
             guest: Guest::root(),
+            on_death: None,
         }
+    }
+
+    /// What becomes of it when it has died and is wanted again.
+    pub fn on_death(&self) -> OnDeath {
+        self.on_death.unwrap_or_default()
     }
 
     /// What is in the environment of every process of the sandbox that has this id.

@@ -1,10 +1,13 @@
 //! Acquire by key: the same key, the same sandbox, for everybody who asks.
 //!
 //! ```text
-//! acquire ─► there, alive, taken? ──────────────────────────► it
-//!              │ no                                            ▲
-//!              └► wait for the key's turn ─► look again ─► make ┘
+//! acquire ─► there, alive, taken? ──────────────────────────────────────► it
+//!              │ no                                                        ▲
+//!              └► wait for the key's turn ─► look again ─► restart or make ┘
 //! ```
+//! A sandbox that died is started again with its files, unless its creator wanted an empty one in
+//! its place; one whose files are lost is replaced, and the answer says so.
+//!
 //! Whoever finds the sandbox waits for nobody. A turn is one key's alone, so no key ever waits
 //! for another, and a caller that goes away while waiting leaves nothing behind. One that goes away
 //! while its sandbox is made leaves that: its next attempt finds it.
@@ -12,7 +15,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::{Cause, Key, Owner, Phase};
+use domain::{Cause, Key, OnDeath, Owner, Phase, SandboxId};
 use tokio::task::JoinHandle;
 
 use crate::agent_client::AgentError;
@@ -21,7 +24,7 @@ use crate::driver::Command;
 use crate::error::chain;
 use crate::names::{Place, Slot};
 use crate::registry::Handle;
-use crate::{Acquired, Create, ErrorKind, Outcome, Sandbox, ServiceError};
+use crate::{Acquired, Create, ErrorKind, Outcome, RETRIES, Revival, Revived, Sandbox, ServiceError};
 
 /// How long an agent may take to show that it lives, before it is believed to.
 const PROBE: Duration = Duration::from_secs(2);
@@ -30,22 +33,53 @@ impl Core {
     pub(crate) async fn acquire(self: &Arc<Self>, key: &Key, wish: Create) -> Result<Acquired, ServiceError> {
         let place = self.names.place(key);
         if let Some(sandbox) = self.reuse(&place).await? {
-            return Ok(Acquired { sandbox, fresh: false });
+            return Ok(Acquired { sandbox, fresh: false, revival: None });
         }
         let turn = Arc::clone(&place.turn).lock_owned().await;
         if let Some(sandbox) = self.reuse(&place).await? {
-            return Ok(Acquired { sandbox, fresh: false });
+            return Ok(Acquired { sandbox, fresh: false, revival: None });
         }
         let (core, key) = (Arc::clone(self), key.clone());
         let work = self.tasks.spawn(async move {
             let _turn = turn;
             tokio::select! {
-                made = core.make_for(&key, &place, wish) => made,
+                acquired = core.revive_or_make(&key, &place, wish) => acquired,
                 () = core.stop.cancelled() => Err(ServiceError::Stopping),
             }
         });
-        let sandbox = work.await.unwrap_or(Err(ServiceError::Stopping))?;
-        Ok(Acquired { sandbox, fresh: true })
+        work.await.unwrap_or(Err(ServiceError::Stopping))
+    }
+
+    /// Starts the dead sandbox of a key again, or makes one that the key leads to from now on.
+    async fn revive_or_make(
+        self: &Arc<Self>,
+        key: &Key,
+        place: &Place,
+        wish: Create,
+    ) -> Result<Acquired, ServiceError> {
+        let former = place.sandbox().and_then(|id| self.registry.find(&id));
+        let mut revival = None;
+        if let Some(handle) = former.filter(|handle| follows(key, handle)) {
+            let how = handle.current().spec.on_death();
+            if how == OnDeath::Restart {
+                match self.restart(&handle).await {
+                    Ok(resumed) => {
+                        let revival = resumed.revival;
+                        return Ok(Acquired { sandbox: handle.current(), fresh: false, revival });
+                    }
+                    // Its files are kept, so an empty one is not what is wanted.
+                    Err(error) if !error.lost_all() => return Err(error),
+                    Err(error) => {
+                        tracing::warn!(sandbox = %handle.id, error = %chain(&error), "it is replaced");
+                    }
+                }
+            }
+            let cause = if let Phase::Failed(cause) = handle.phase() { cause } else { Cause::AgentDied };
+            let how = if how == OnDeath::Replace { Revived::Replaced } else { Revived::FilesLost };
+            revival = Some(Revival { how, cause });
+        }
+        let sandbox = self.make_for(key, place, wish).await?;
+        Ok(Acquired { sandbox, fresh: true, revival })
     }
 
     /// Makes the sandbox that a key leads to from now on. Whoever asked may go away meanwhile: with
@@ -56,6 +90,8 @@ impl Core {
         place: &Place,
         wish: Create,
     ) -> Result<Sandbox, ServiceError> {
+        // What goes with its last sandbox must not go before the successor uses it.
+        let _volumes = place.sandbox().map(|former| self.hold_volumes(&former)).transpose()?;
         let retired = match self.retire(place) {
             Some((handle, retired)) => {
                 // Nobody is to see two that live under one key, so its end is told first.
@@ -119,7 +155,7 @@ impl Core {
 
     /// Whether there is an agent. One that is slow or answers nonsense is alive all the same. One
     /// that hangs up may just be dying, so it is asked again: nobody picks up for the dead.
-    async fn lives(&self, handle: &Handle) -> bool {
+    pub(crate) async fn lives(&self, handle: &Handle) -> bool {
         let ask = || tokio::time::timeout(PROBE, handle.agent.ping());
         let answer = match ask().await {
             Ok(Err(ServiceError::Agent {
@@ -138,7 +174,8 @@ impl Core {
         let (core, retiring) = (Arc::clone(self), Arc::clone(&handle));
         let retired = self.tasks.spawn(async move {
             let handle = retiring;
-            if let Err(error) = core.order(&handle, Command::Destroy).await {
+            let ended = core.order(&handle, |answer| Command::End(Cause::Replaced, answer)).await;
+            if let Err(error) = ended {
                 tracing::debug!(sandbox = %handle.id, error = %chain(&error), "its remains are removed later");
                 return Outcome::AlreadySo;
             }
@@ -148,23 +185,46 @@ impl Core {
     }
 
     /// Takes away what has died and then what is parked, until there is room below the soft limit
-    /// or none is left. One that lives never goes for the number of the dead.
+    /// or none is left. One that lives never goes for the number of the dead, and one that comes
+    /// back with its files when its name is used goes only when there is no other room at all.
     pub(crate) async fn make_room(&self) {
         let Some(soft) = self.config().soft_sandboxes else { return };
         while self.registry.count() >= soft && self.evict_dead(None).await {}
         while self.registry.living() >= soft && self.evict_parked(None).await {}
     }
 
-    /// Takes away one sandbox, of this owner if one is named, that nobody can use or nobody needs;
-    /// `false` if all are needed.
-    pub(crate) async fn evict(&self, owner: Option<&Owner>) -> bool {
-        self.evict_dead(owner).await || self.evict_parked(owner).await
+    /// Takes away one sandbox of this owner so that it has more of what a quota bounds; `false` if
+    /// none would help or all are needed. The dead have neither processors nor memory to give.
+    pub(crate) async fn evict_for(
+        &self,
+        owner: &Owner,
+        what: &'static str,
+        except: Option<&SandboxId>,
+    ) -> bool {
+        let dead_help = dead_have(what);
+        (dead_help && self.evict_dead_but(Some(owner), except).await)
+            || self.evict_parked(Some(owner)).await
+            || (dead_help && self.evict_restartable(Some(owner), except).await)
     }
 
-    /// Takes away the sandbox that has been dead for the longest time. Nobody can take or use it
-    /// any more, so neither its key's turn nor its hold matters.
+    /// Takes away the sandbox that has been dead for the longest time and comes back for nobody, so
+    /// neither its key's turn nor its hold matters.
     pub(crate) async fn evict_dead(&self, owner: Option<&Owner>) -> bool {
-        for handle in self.dead(owner) {
+        self.evict_dead_but(owner, None).await
+    }
+
+    async fn evict_dead_but(&self, owner: Option<&Owner>, except: Option<&SandboxId>) -> bool {
+        self.evict_first_of(self.dead(owner, except, |handle| !handle.comes_back())).await
+    }
+
+    /// Takes away the sandbox that has been dead for the longest time, although it would come back
+    /// with its files at the next use of its name.
+    pub(crate) async fn evict_restartable(&self, owner: Option<&Owner>, except: Option<&SandboxId>) -> bool {
+        self.evict_first_of(self.dead(owner, except, Handle::comes_back)).await
+    }
+
+    async fn evict_first_of(&self, dead: Vec<Arc<Handle>>) -> bool {
+        for handle in dead {
             // One that resists is removed in its own time, and nobody waits for that.
             let ended = tokio::time::timeout(PROBE, self.end_evicted(&handle)).await;
             if ended.unwrap_or(false) || self.registry.find(&handle.id).is_none() {
@@ -186,13 +246,25 @@ impl Core {
 
     /// Whether a sandbox, of this owner if one is named, may be taken away.
     pub(crate) fn has_evictable(&self, owner: Option<&Owner>) -> bool {
-        !self.dead(owner).is_empty() || !self.parked(owner).is_empty()
+        !self.dead(owner, None, |_| true).is_empty() || !self.parked(owner).is_empty()
     }
 
-    /// The sandboxes, of this owner if one is named, that have died, the first of them first.
-    fn dead(&self, owner: Option<&Owner>) -> Vec<Arc<Handle>> {
+    /// Whether a sandbox of this owner may be taken away and has what a quota bounds.
+    pub(crate) fn has_evictable_for(&self, owner: &Owner, what: &'static str) -> bool {
+        if dead_have(what) { self.has_evictable(Some(owner)) } else { !self.parked(Some(owner)).is_empty() }
+    }
+
+    /// The sandboxes, of this owner if one is named, that have died and pass, the first of them
+    /// first.
+    fn dead(
+        &self,
+        owner: Option<&Owner>,
+        except: Option<&SandboxId>,
+        passes: impl Fn(&Handle) -> bool,
+    ) -> Vec<Arc<Handle>> {
         let mut dead = self.registry.all();
         dead.retain(|handle| handle.is_dead() && owner.is_none_or(|owner| *owner == handle.owner));
+        dead.retain(|handle| except.is_none_or(|id| *id != handle.id) && passes(handle));
         dead.sort_by_key(|handle| handle.state.borrow().phase_since);
         dead
     }
@@ -207,8 +279,8 @@ impl Core {
             .into_iter()
             .filter_map(|handle| {
                 let since = handle.hold.parked_since(&handle.activity, now, self.config().park_after)?;
-                (handle.key.is_some() && owner.is_none_or(|owner| *owner == handle.owner))
-                    .then_some((since, handle))
+                let counts = handle.key.is_some() && !handle.is_dead();
+                (counts && owner.is_none_or(|owner| *owner == handle.owner)).then_some((since, handle))
             })
             .collect();
         parked.sort_by_key(|(since, _)| *since);
@@ -242,4 +314,16 @@ impl Core {
         let ended = self.order(handle, |answer| Command::End(Cause::Evicted, answer)).await;
         ended.inspect_err(|error| tracing::warn!(error = %chain(error), "it is removed later")).is_ok()
     }
+}
+
+/// Whether a key follows what its sandbox says about its death. One of a retry leads to a new
+/// sandbox, and so does one whose sandbox is on its way out.
+fn follows(key: &Key, handle: &Handle) -> bool {
+    let goes = matches!(handle.phase(), Phase::Stopping | Phase::Stopped);
+    key.space() != RETRIES && !goes && handle.hold.take(&handle.activity)
+}
+
+/// Whether a dead sandbox takes up some of what a quota bounds.
+fn dead_have(what: &str) -> bool {
+    matches!(what, "sandboxes" | "disk")
 }

@@ -48,6 +48,11 @@ impl Commands {
         Some(Slot { commands: Arc::clone(self), process: process.clone(), stage: Stage::Launching })
     }
 
+    /// Nothing runs any more: the sandbox begins anew.
+    pub(crate) fn forget_all(&self) {
+        self.lock().clear();
+    }
+
     /// Learns from the agent what really runs.
     pub(crate) fn correct(&self, truth: &[ProcessStatus]) {
         let mut counted = self.lock();

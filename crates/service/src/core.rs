@@ -6,7 +6,9 @@ use std::sync::{Arc, RwLock};
 use std::time::{Duration, SystemTime};
 
 use backend::{BackendError, Capabilities, Death, SharedBackend};
-use domain::{Bytes, Key, Owner, Phase, ProcessId, Request, Resources, SandboxId, Snapshot, Verdict};
+use domain::{
+    Bytes, Files, Key, OnDeath, Owner, Phase, ProcessId, Request, Resources, SandboxId, Snapshot, Verdict,
+};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -31,7 +33,9 @@ use crate::store::{Kept, KeptVolume, Record, Store};
 use crate::tokens::{Mint, random};
 use crate::trouble::Troubles;
 use crate::volumes::Volumes;
-use crate::{Config, Create, InForce, ProcessStatus, Sandbox, Secret, ServiceError, Usage, hooks, translate};
+use crate::{
+    Config, Create, InForce, ProcessStatus, Resumed, Sandbox, Secret, ServiceError, Usage, hooks, translate,
+};
 
 /// How long a backend may take to remove a sandbox.
 const DESTROY: Duration = Duration::from_secs(60);
@@ -132,6 +136,9 @@ impl Core {
         if self.stop.is_cancelled() {
             return Err(ServiceError::Stopping);
         }
+        if wish.spec.on_death == Some(OnDeath::Restart) && !self.capabilities.restart {
+            return Err(ServiceError::NoRestarts);
+        }
         let _files = self.stand_on_snapshot(owner, &mut wish)?;
         self.complete(&mut wish)?;
         let mut nothing_to_start = false;
@@ -194,12 +201,13 @@ impl Core {
                     waiting.get_or_insert_with(|| WaitsForRoom::begin(self));
                     let evicted = self.evict_dead(None).await
                         || self.give_up_warm().await
-                        || self.evict_parked(None).await;
+                        || self.evict_parked(None).await
+                        || self.evict_restartable(None, None).await;
                     (evicted, ServiceError::TooManySandboxes { limit })
                 }
                 Err(NoRoom::OverQuota(what)) => {
                     let owner = handle.owner.clone();
-                    (self.evict(Some(&owner)).await, ServiceError::OverQuota { owner, what })
+                    (self.evict_for(&owner, what, None).await, ServiceError::OverQuota { owner, what })
                 }
             };
             if !evicted {
@@ -208,8 +216,19 @@ impl Core {
         }
     }
 
+    /// Has a dead sandbox started again. Whoever else of its owner's is parked makes room for it.
+    pub(crate) async fn restart(&self, handle: &Arc<Handle>) -> Result<Resumed, ServiceError> {
+        loop {
+            match self.order(handle, Command::Restart).await {
+                Err(ServiceError::OverQuota { owner, what })
+                    if self.evict_for(&owner, what, Some(&handle.id)).await => {}
+                restarted => return restarted,
+            }
+        }
+    }
+
     /// The quota of an owner without what its snapshots and volumes take of it.
-    fn quota_left_by_disks(&self, owner: &Owner) -> Quota {
+    pub(crate) fn quota_left_by_disks(&self, owner: &Owner) -> Quota {
         let mut quota = self.config().quotas.of(owner);
         let kept = self.snapshots.size_of(owner).saturating_add(self.volumes.bytes(owner));
         quota.disk = quota.disk.map(|disk| Bytes(disk.0.saturating_sub(kept)));
@@ -225,7 +244,7 @@ impl Core {
         }
         let cost = self.registry.cost(owner).and(Cost::of(resources, &self.config().usual));
         match cost.exceeds(&self.quota_left_by_disks(owner)) {
-            Some(what) if !self.has_evictable(Some(owner)) => {
+            Some(what) if !self.has_evictable_for(owner, what) => {
                 Err(ServiceError::OverQuota { owner: owner.clone(), what })
             }
             _ => Ok(()),
@@ -284,6 +303,7 @@ impl Core {
             phase_since: now.wall,
             created: now.wall,
             expires: expires.map(|moment| moment.wall),
+            files: Files::Kept,
         };
         Ok(Record {
             sandbox,
@@ -413,6 +433,14 @@ impl Core {
         let last = self.ask_backend("destroy", id, DESTROY, self.backend.destroy(id)).await?;
         self.history.end(id, self.clock.now(), last);
         Ok(())
+    }
+
+    /// Ends what is left of a dead sandbox's processes, counts what it used, and says whether its
+    /// files are there.
+    pub(crate) async fn stop(&self, id: &SandboxId) -> Result<Files, ServiceError> {
+        let stopped = self.ask_backend("stop", id, DESTROY, self.backend.stop(id)).await?;
+        self.history.end(id, self.clock.now(), stopped.usage);
+        Ok(stopped.files)
     }
 
     pub(crate) async fn usage_of(&self, id: &SandboxId) -> Result<Usage, ServiceError> {

@@ -10,6 +10,7 @@
 
 mod bind;
 mod orders;
+mod restart;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -32,7 +33,7 @@ use crate::quota::Cost;
 use crate::reaper::Why;
 use crate::registry::Handle;
 use crate::store::Record;
-use crate::{Outcome, Sandbox, ServiceError, entrypoint, hooks, measure};
+use crate::{Outcome, Resumed, Sandbox, ServiceError, entrypoint, hooks, measure};
 
 /// How many orders may wait for one driver.
 const MAILBOX: usize = 16;
@@ -50,6 +51,8 @@ pub(crate) type Answer<T> = oneshot::Sender<Result<T, ServiceError>>;
 pub(crate) enum Command {
     Pause(Answer<Outcome>),
     Resume(Answer<Outcome>),
+    /// Start again what has died.
+    Restart(Answer<Resumed>),
     Destroy(Answer<Outcome>),
     /// As Destroy, for a reason of ours.
     End(Cause, Answer<()>),
@@ -206,12 +209,17 @@ impl Driver {
     }
 
     async fn bring_up(&mut self) -> Result<(), ServiceError> {
-        let spec = self.record.sandbox.spec.clone();
-        let made = self.core.backend.create(&self.handle.id, &spec);
-        self.record.sandbox.in_force = self.core.ask_backend("create", &self.handle.id, CREATE, made).await?;
+        self.create_in_backend().await?;
         self.meter(true);
         self.handle.agent.ping().await?;
         self.begin_life().await
+    }
+
+    async fn create_in_backend(&mut self) -> Result<(), ServiceError> {
+        let spec = self.record.sandbox.spec.clone();
+        let made = self.core.backend.create(&self.handle.id, &spec);
+        self.record.sandbox.in_force = self.core.ask_backend("create", &self.handle.id, CREATE, made).await?;
+        Ok(())
     }
 
     /// Starts what is to run in a sandbox that is complete, and notes that it runs.
@@ -299,6 +307,7 @@ impl Driver {
         match command {
             Command::Pause(answer) => reply(answer, self.pause().await),
             Command::Resume(answer) => reply(answer, self.resume().await),
+            Command::Restart(answer) => reply(answer, self.restart().await),
             Command::Destroy(answer) => reply(answer, self.destroy().await),
             Command::End(cause, answer) => reply(answer, self.end(cause).await),
             Command::PatchLabels(patch, answer) => reply(answer, self.patch_labels(patch).await),
@@ -315,6 +324,15 @@ impl Driver {
         if matches!(self.phase(), Phase::Stopping | Phase::Stopped | Phase::Failed(_)) {
             return;
         }
+        // News of an earlier life may arrive when the sandbox runs again.
+        if self.core.lives(&self.handle).await {
+            return;
+        }
+        self.die_of(cause).await;
+    }
+
+    /// Notes that the sandbox has died, and gives back all that it had but its files.
+    async fn die_of(&mut self, cause: Cause) {
         tracing::warn!(sandbox = %self.handle.id, cause = cause.name(), "a sandbox died");
         measure::died(cause);
         self.entrypoint = None;
@@ -362,13 +380,27 @@ impl Driver {
     async fn retry(&mut self) {
         if self.phase() == Phase::Stopping {
             self.end_or_owe(Cause::Destroyed).await;
-        } else if let Err(error) = self.remove_remains().await {
-            tracing::error!(sandbox = %self.handle.id, error = %chain(&error), "remains are removed later");
+        } else if let Err(error) = self.stop_remains().await {
+            tracing::error!(sandbox = %self.handle.id, error = %chain(&error), "failed to stop a dead sandbox; it is tried again later");
         }
     }
 
     async fn remove_remains(&mut self) -> Result<(), ServiceError> {
         let removed = self.core.destroy(&self.handle.id).await;
+        self.owe_unless_done(removed)
+    }
+
+    /// Ends what is left of its processes. Its files stay.
+    async fn stop_remains(&mut self) -> Result<(), ServiceError> {
+        let stopped = self.core.stop(&self.handle.id).await;
+        if let Ok(files) = &stopped {
+            self.record.sandbox.files = *files;
+            self.publish();
+        }
+        self.owe_unless_done(stopped.map(drop))
+    }
+
+    fn owe_unless_done(&mut self, removed: Result<(), ServiceError>) -> Result<(), ServiceError> {
         self.owed = removed.is_err().then(|| {
             let pause = self.owed.map_or(FIRST_RETRY, |owed| (owed.pause * 2).min(LAST_RETRY));
             Owed { next: Instant::now() + pause, pause }
@@ -401,11 +433,15 @@ impl Driver {
     }
 
     fn enter(&mut self, phase: Phase) {
+        self.enter_because(phase, if let Phase::Failed(cause) = phase { Some(cause) } else { None });
+    }
+
+    fn enter_because(&mut self, phase: Phase, cause: Option<Cause>) {
         measure::moved(Some(self.phase()), Some(phase));
         self.record.sandbox.phase = phase;
         self.record.sandbox.phase_since = self.core.clock.now().wall;
         self.publish();
-        self.tell(if let Phase::Failed(cause) = phase { Some(cause) } else { None });
+        self.tell(cause);
         self.core.registry.set_phase(&self.handle, phase);
     }
 

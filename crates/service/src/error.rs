@@ -23,6 +23,11 @@ pub enum ServiceError {
     NoSession(SessionId),
     #[error("cannot {request} sandbox `{id}` while it is {phase}")]
     Denied { id: SandboxId, request: Request, phase: Phase },
+    /// It died, and nothing is left to start it again with.
+    #[error("sandbox `{id}` cannot be restarted: {reason}")]
+    FilesLost { id: SandboxId, phase: Phase, reason: &'static str },
+    #[error("this server cannot restart sandboxes with their files: disks are in memory here")]
+    NoRestarts,
     #[error("sandbox `{id}` never expires, so there is nothing to renew")]
     NeverExpires { id: SandboxId, phase: Phase },
     #[error("the server holds as many sandboxes as it may, {limit}")]
@@ -177,6 +182,11 @@ impl ServiceError {
         matches!(self, Self::Backend { source, .. } if matches!(**source, BackendError::Gone))
     }
 
+    /// Whether a dead sandbox cannot be restarted because nothing is left of it.
+    pub(crate) fn lost_all(&self) -> bool {
+        matches!(self, Self::FilesLost { .. } | Self::NoSandbox(_))
+    }
+
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::NoSandbox(_) => ErrorKind::NotFound,
@@ -186,7 +196,7 @@ impl ServiceError {
             Self::NoSession(_) => ErrorKind::NoSession,
             Self::NoPool(_) => ErrorKind::NoPool,
             Self::PoolExists(_) | Self::PoolConfigured(_) | Self::Taken(_) => ErrorKind::Taken,
-            Self::Denied { phase, .. } | Self::NeverExpires { phase, .. } => {
+            Self::Denied { phase, .. } | Self::NeverExpires { phase, .. } | Self::FilesLost { phase, .. } => {
                 ErrorKind::Conflict { phase: *phase }
             }
             Self::TooManySandboxes { .. }
@@ -203,6 +213,7 @@ impl ServiceError {
             Self::Busy(_) => ErrorKind::Busy,
             Self::Refused { .. } => ErrorKind::Refused,
             Self::File(error) => ErrorKind::File(error.fault),
+            Self::NoRestarts => ErrorKind::Unsupported,
             Self::Backend { source, .. } | Self::Image { source, .. } | Self::VolumeWork { source, .. } => {
                 kind_of_backend(source)
             }
@@ -246,6 +257,13 @@ impl ServiceError {
             | Self::Host { source, .. }
             | Self::Image { source, .. }
             | Self::VolumeWork { source, .. } => source.hint(),
+            Self::FilesLost { .. } => Some("delete it and create another"),
+            Self::NoRestarts => Some(
+                "leave `on_death` out or name `replace`, or run the server as root, whose disks outlive sandboxes",
+            ),
+            Self::Denied { request: Request::Use, phase: Phase::Failed(_), .. } => {
+                Some("start it again with `coracle restart`, or `resume` in the APIs")
+            }
             Self::NoVolume(_) => Some("`coracle volume ls` lists the volumes"),
             Self::VolumeInUse { .. } => Some("delete the sandboxes that use it first"),
             Self::VolumeExists(_) => Some("remove it first, or choose another name"),

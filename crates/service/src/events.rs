@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::SystemTime;
 
-use domain::{Cause, Owner, Phase, SandboxId};
+use domain::{Cause, OnDeath, Owner, Phase, SandboxId};
 use tokio::sync::watch;
 
 use crate::core::Core;
@@ -29,8 +29,19 @@ pub struct LifeEvent {
     pub owner: Owner,
     pub sandbox: SandboxId,
     pub phase: Phase,
-    /// Why it ended.
+    /// Why it ended, or, of one that starts, why it is started again.
     pub cause: Option<Cause>,
+}
+
+impl LifeEvent {
+    /// How a sandbox that had died is started again, if that is what this event is about.
+    pub fn restart(&self) -> Option<OnDeath> {
+        match (self.phase, self.cause) {
+            (Phase::Starting, Some(Cause::Replaced)) => Some(OnDeath::Replace),
+            (Phase::Starting, Some(_)) => Some(OnDeath::Restart),
+            _ => None,
+        }
+    }
 }
 
 /// What a reader of events is told.

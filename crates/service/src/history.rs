@@ -95,6 +95,13 @@ impl History {
         }
     }
 
+    /// Counts a sandbox from now on that was started again.
+    pub(crate) fn begin_again(&self, id: &SandboxId, owner: &Owner, now: Moment) {
+        let meter =
+            Meter { owner: owner.clone(), counted: now, cpu_micros: Some(0), samples: VecDeque::new() };
+        self.lock().meters.insert(id.clone(), meter);
+    }
+
     /// Adds what a sandbox used since it was last counted.
     fn count(&self, id: &SandboxId, now: Moment, usage: Usage) {
         let mut books = self.lock();

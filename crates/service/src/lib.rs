@@ -53,7 +53,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use backend::SharedBackend;
-use domain::{Bytes, Key, Labels, Owner, Phase, Pool, Resources, Retention, SandboxId, Spec};
+use domain::{Bytes, Cause, Files, Key, Labels, Owner, Phase, Pool, Resources, Retention, SandboxId, Spec};
 use futures_util::StreamExt;
 
 use crate::clock::Clock;
@@ -91,6 +91,10 @@ pub use waiting::{Patience, Waited};
 
 /// The space of the names that people and programs give sandboxes on purpose.
 pub const NAMES: &str = "name";
+
+/// The space of the keys that clients send so that a retry finds what its first attempt made. Such a
+/// key never restarts a sandbox that died: it leads to a new one.
+pub const RETRIES: &str = "opensandbox idempotency";
 
 /// The core. A clone is a handle to the same one.
 #[derive(Clone)]
@@ -153,6 +157,20 @@ pub enum Outcome {
     AlreadySo,
 }
 
+/// What became of a request to have a sandbox run again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resumed {
+    pub outcome: Outcome,
+    /// If it had died.
+    pub revival: Option<Revival>,
+}
+
+impl From<Outcome> for Resumed {
+    fn from(outcome: Outcome) -> Self {
+        Self { outcome, revival: None }
+    }
+}
+
 /// A sandbox to be made.
 #[derive(Clone, Debug)]
 pub struct Create {
@@ -188,6 +206,37 @@ pub struct Acquired {
     pub sandbox: Sandbox,
     /// Whether it was made for this call.
     pub fresh: bool,
+    /// What became of the one that had died under this key.
+    pub revival: Option<Revival>,
+}
+
+/// What became of a sandbox that had died, when somebody wanted it again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Revival {
+    pub how: Revived,
+    /// Why it had died.
+    pub cause: Cause,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Revived {
+    /// It runs again with its files.
+    Restarted,
+    /// It, or another in its place, runs with an empty disk, as its creator wished.
+    Replaced,
+    /// Another is in its place with an empty disk, because its files were lost.
+    FilesLost,
+}
+
+impl Revived {
+    /// The word for answers and messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Restarted => "restart",
+            Self::Replaced => "replace",
+            Self::FilesLost => "files-lost",
+        }
+    }
 }
 
 /// A sandbox as it is at one moment.
@@ -210,6 +259,8 @@ pub struct Sandbox {
     pub pool: Option<String>,
     /// The name that its owner gave it on purpose, in the space [`NAMES`].
     pub name: Option<String>,
+    /// Whether its files are there; they can be lost only when it has died.
+    pub files: Files,
 }
 
 /// Which sandboxes to list: those with all of `labels` whose phase passes.
@@ -286,8 +337,9 @@ impl Service {
         Ok(created)
     }
 
-    /// The sandbox that the key leads to, made if there is none or if it died. It is held until
-    /// [`Service::release`], or until nobody has used it for a while.
+    /// The sandbox that the key leads to, made if there is none. One that died is started again or
+    /// replaced, as its [`domain::OnDeath`] says. It is held until [`Service::release`], or until
+    /// nobody has used it for a while.
     pub async fn acquire(&self, key: &Key, wish: Create) -> Result<Acquired, ServiceError> {
         let began = Instant::now();
         let acquired =
@@ -370,10 +422,21 @@ impl Service {
         self.0.order(&handle, Command::Pause).await.inspect_err(self.0.failed("pause", owner, Some(id)))
     }
 
-    /// Returns when it runs.
-    pub async fn resume(&self, owner: &Owner, id: &SandboxId) -> Result<Outcome, ServiceError> {
+    /// Returns when it runs. One that has died is restarted, which the answer tells.
+    pub async fn resume(&self, owner: &Owner, id: &SandboxId) -> Result<Resumed, ServiceError> {
         let handle = self.0.find(owner, id)?;
-        self.0.order(&handle, Command::Resume).await.inspect_err(self.0.failed("resume", owner, Some(id)))
+        let resumed = if handle.is_dead() {
+            self.0.restart(&handle).await
+        } else {
+            self.0.order(&handle, Command::Resume).await.map(Resumed::from)
+        };
+        resumed.inspect_err(self.0.failed("resume", owner, Some(id)))
+    }
+
+    /// Starts a sandbox again that has died. Returns when it runs.
+    pub async fn restart(&self, owner: &Owner, id: &SandboxId) -> Result<Resumed, ServiceError> {
+        let handle = self.0.find(owner, id)?;
+        self.0.restart(&handle).await.inspect_err(self.0.failed("restart", owner, Some(id)))
     }
 
     /// Returns when it is gone.

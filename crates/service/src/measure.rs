@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use domain::{Cause, Phase};
+use domain::{Cause, OnDeath, Phase};
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 
 use crate::ServiceError;
@@ -15,6 +15,7 @@ pub(crate) fn describe() {
     describe_counter!("coracle_pool_claimed_total", "Sandboxes that were taken from a pool");
     describe_counter!("coracle_pool_cold_total", "Sandboxes that were made, although a pool fits");
     describe_counter!("coracle_snapshots_total", "Snapshots that were taken");
+    describe_counter!("coracle_restarts_total", "Dead sandboxes that were started again, by how");
     describe_counter!("coracle_failures_total", "What failed, by operation and cause");
 }
 
@@ -52,6 +53,11 @@ pub(crate) fn cold(pool: &str) {
 
 pub(crate) fn snapshot_taken() {
     counter!("coracle_snapshots_total").increment(1);
+}
+
+/// A dead sandbox runs again.
+pub(crate) fn restarted(how: OnDeath) {
+    counter!("coracle_restarts_total", "how" => how.name()).increment(1);
 }
 
 /// A sandbox ended by itself.

@@ -48,6 +48,11 @@ impl Cost {
         }
     }
 
+    /// What is left of it when the sandbox is dead: its place and its disk, but nothing that runs.
+    pub(crate) fn of_dead(self) -> Self {
+        Self { millicpus: 0, memory: 0, ..self }
+    }
+
     pub(crate) fn and(self, other: Self) -> Self {
         Self {
             sandboxes: self.sandboxes.saturating_add(other.sandboxes),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backend::{BackendError, Condition, Found};
-use domain::{Cause, Phase, SandboxId};
+use domain::{Cause, Files, Phase, SandboxId};
 use futures_util::StreamExt;
 
 use crate::agent_client::Agent;
@@ -43,11 +43,12 @@ pub(crate) async fn reconcile(core: &Arc<Core>, records: Vec<Record>) -> Result<
         action: "list what it has",
         source: Box::new(source),
     })?;
-    let mut found: HashMap<_, _> = found.into_iter().map(|found| (found.id, found.condition)).collect();
+    let mut found: HashMap<_, _> =
+        found.into_iter().map(|found| (found.id, (found.condition, found.files))).collect();
     let known: Vec<_> =
         records.into_iter().map(|record| (found.remove(&record.sandbox.id), record)).collect();
     futures_util::stream::iter(known)
-        .for_each_concurrent(AT_ONCE, |(condition, record)| settle(core, record, condition))
+        .for_each_concurrent(AT_ONCE, |(found, record)| settle(core, record, found))
         .await;
     futures_util::stream::iter(found.into_keys())
         .for_each_concurrent(AT_ONCE, |id| remove_stranger(core, id))
@@ -69,14 +70,17 @@ async fn look(core: &Core) -> Result<Vec<Found>, BackendError> {
     core.backend.list().await
 }
 
-async fn settle(core: &Arc<Core>, mut record: Record, condition: Option<Condition>) {
+async fn settle(core: &Arc<Core>, mut record: Record, found: Option<(Condition, Files)>) {
     let same_boot = record.boot_id == core.boot_id;
+    let condition = found.map(|(condition, _)| condition);
+    record.sandbox.files = found.map_or(Files::Lost, |(_, files)| files);
     if record.is_warm() {
         return core.adopt_warm(record, condition.filter(|_| same_boot)).await;
     }
     if !same_boot {
         // The boot clock began anew, so only the wall clock still tells when it expires.
         record.expires_boot = record.sandbox.expires.map(|expires| core.clock.now().at_wall(expires).boot);
+        record.boot_id = core.boot_id.clone();
     }
     let expired = record.expires_boot.is_some_and(|expires| expires <= core.clock.now().boot);
     let mut plan = if expired { Plan::Destroy } else { decide(record.sandbox.phase, condition, same_boot) };
@@ -87,7 +91,7 @@ async fn settle(core: &Arc<Core>, mut record: Record, condition: Option<Conditio
     {
         plan = Plan::Destroy;
     }
-    tracing::info!(sandbox = %record.sandbox.id, phase = %record.sandbox.phase, ?condition, ?plan, "found");
+    tracing::info!(sandbox = %record.sandbox.id, phase = %record.sandbox.phase, ?found, ?plan, "found");
     match plan {
         Plan::Adopt(phase) => adopt(core, record, phase).await,
         Plan::Report(cause) => adopt(core, record, Phase::Failed(cause)).await,
@@ -98,18 +102,20 @@ async fn settle(core: &Arc<Core>, mut record: Record, condition: Option<Conditio
 }
 
 /// The table of what can be found. Whoever answered a create may have died before it could
-/// note that the sandbox runs, so one that lives is adopted although it was "starting".
+/// note that the sandbox runs, so one that lives is adopted although it was "starting". A row says
+/// "failed" until a restart is complete, so one that lives all the same is stopped again; its files
+/// are kept, as those of every sandbox that once ran.
 fn decide(phase: Phase, condition: Option<Condition>, same_boot: bool) -> Plan {
     use Condition::{Alive, Dead, Frozen, Half};
     let lost = if same_boot { Cause::AgentDied } else { Cause::HostRebooted };
     match (phase, condition) {
         (Phase::Stopping | Phase::Stopped, _) => Plan::Destroy,
         (Phase::Failed(cause), _) => Plan::Report(cause),
-        (Phase::Starting, None | Some(Dead)) | (_, Some(Half)) => Plan::Destroy,
+        (Phase::Starting, None | Some(Dead | Half)) => Plan::Destroy,
         (Phase::Exited(exit), Some(Alive)) => Plan::Adopt(Phase::Exited(exit)),
         (_, Some(Alive)) => Plan::Adopt(Phase::Running),
         (_, Some(Frozen)) => Plan::Adopt(Phase::Paused),
-        (_, None | Some(Dead)) => Plan::Report(lost),
+        (_, None | Some(Dead | Half)) => Plan::Report(lost),
     }
 }
 
@@ -202,12 +208,12 @@ mod tests {
         use Plan::{Adopt, Destroy, Report};
         let (running, paused, died) = (Adopt(Phase::Running), Adopt(Phase::Paused), Report(Cause::AgentDied));
         check(Phase::Starting, [Destroy, running, paused, Destroy, Destroy]);
-        check(Phase::Running, [died, running, paused, died, Destroy]);
-        check(Phase::Pausing, [died, running, paused, died, Destroy]);
-        check(Phase::Paused, [died, running, paused, died, Destroy]);
-        check(Phase::Resuming, [died, running, paused, died, Destroy]);
+        check(Phase::Running, [died, running, paused, died, died]);
+        check(Phase::Pausing, [died, running, paused, died, died]);
+        check(Phase::Paused, [died, running, paused, died, died]);
+        check(Phase::Resuming, [died, running, paused, died, died]);
         let exited = Phase::Exited(Exit::Code(3));
-        check(exited, [died, Adopt(exited), paused, died, Destroy]);
+        check(exited, [died, Adopt(exited), paused, died, died]);
         check(Phase::Stopping, [Destroy; 5]);
         check(Phase::Failed(Cause::Oom), [Report(Cause::Oom); 5]);
     }

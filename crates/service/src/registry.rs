@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, SystemTime};
 
-use domain::{Cause, Key, Labels, Owner, Phase, ProcessId, SandboxId};
+use domain::{Cause, Files, Key, Labels, OnDeath, Owner, Phase, ProcessId, SandboxId};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -14,7 +14,7 @@ use crate::commands::Commands;
 use crate::driver::Command;
 use crate::hold::Hold;
 use crate::quota::{Cost, Quota};
-use crate::{Filter, Page, Sandbox};
+use crate::{Filter, Page, RETRIES, Sandbox};
 
 /// What everybody but its driver knows of a sandbox.
 pub(crate) struct Handle {
@@ -90,9 +90,17 @@ impl Handle {
         self.state.borrow().phase
     }
 
-    /// Whether there is only its name left, and why it died.
+    /// Whether it has died. Its files may still be there.
     pub(crate) fn is_dead(&self) -> bool {
         matches!(self.phase(), Phase::Failed(_))
+    }
+
+    /// Whether it has died and comes back, with its files, when somebody asks for its name.
+    pub(crate) fn comes_back(&self) -> bool {
+        let state = self.state.borrow();
+        let restarts = state.files == Files::Kept && state.spec.on_death() == OnDeath::Restart;
+        let named = self.key.as_ref().is_some_and(|key| key.space() != RETRIES);
+        matches!(state.phase, Phase::Failed(_)) && restarts && named
     }
 
     /// Waits until it is told that it ends or has ended.
@@ -175,6 +183,21 @@ impl Registry {
         }
     }
 
+    /// Counts a dead sandbox as one that runs again, if its owner's quota has room for that.
+    pub(crate) fn revive(&self, handle: &Handle, quota: &Quota) -> Result<(), NoRoom> {
+        let mut shelf = self.write();
+        let others = shelf.by_age.get(&handle.owner).into_iter().flatten();
+        let others = others.filter(|entry| entry.handle.id != handle.id);
+        let cost = others.fold(handle.cost, |sum, entry| sum.and(entry.cost()));
+        if let Some(what) = cost.exceeds(quota) {
+            return Err(NoRoom::OverQuota(what));
+        }
+        if let Some((owned, place)) = shelf.place_of(handle) {
+            owned[place].phase = Phase::Starting;
+        }
+        Ok(())
+    }
+
     pub(crate) fn set_phase(&self, handle: &Handle, phase: Phase) {
         let mut shelf = self.write();
         if let Some((owned, place)) = shelf.place_of(handle) {
@@ -244,6 +267,15 @@ impl Registry {
     }
 }
 
+impl Entry {
+    fn cost(&self) -> Cost {
+        match self.phase {
+            Phase::Failed(_) => self.handle.cost.of_dead(),
+            _ => self.handle.cost,
+        }
+    }
+}
+
 impl Shelf {
     fn population(&self) -> usize {
         self.by_id.len() + self.warm
@@ -251,7 +283,7 @@ impl Shelf {
 
     fn cost_of(&self, owner: &Owner) -> Cost {
         let owned = self.by_age.get(owner).into_iter().flatten();
-        owned.fold(Cost::default(), |sum, entry| sum.and(entry.handle.cost))
+        owned.fold(Cost::default(), |sum, entry| sum.and(entry.cost()))
     }
 
     fn place_of(&mut self, handle: &Handle) -> Option<(&mut Vec<Entry>, usize)> {

@@ -14,10 +14,11 @@ mod shelf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::{Bytes, Owner, Phase, SandboxId, Snapshot, SnapshotId, SnapshotState};
+use domain::{Bytes, Files, Owner, Phase, SandboxId, Snapshot, SnapshotId, SnapshotState};
 use tokio::sync::oneshot;
 
 use crate::core::{Core, io};
+use crate::registry::Handle;
 use crate::tokens::random;
 use crate::{Create, Outcome, Service, ServiceError, SnapshotProblem};
 
@@ -47,7 +48,7 @@ pub struct SnapshotPage {
 }
 
 impl Service {
-    /// Begins to keep the files of a running sandbox. It is ready, or has failed, a moment later.
+    /// Begins to keep the files of a sandbox that runs or has died. It is ready, or has failed, a moment later.
     pub async fn take_snapshot(
         &self,
         owner: &Owner,
@@ -85,9 +86,11 @@ impl Core {
         if !self.capabilities.snapshot {
             return Err(self.cannot_keep(id));
         }
-        if handle.phase() != Phase::Running {
-            let message =
-                format!("sandbox `{id}` is {}; a snapshot is taken of a running one", handle.phase());
+        if !has_files(&handle) {
+            let message = format!(
+                "sandbox `{id}` is {}; a snapshot is taken of one that runs, or that died and kept its files",
+                handle.phase()
+            );
             return Err(ServiceError::Snapshot { problem: SnapshotProblem::Source, message });
         }
         if name.as_ref().is_some_and(|name| name.is_empty() || name.len() > LONGEST_NAME) {
@@ -186,5 +189,20 @@ impl Core {
             inheritance::inherit_settings(wish, settings, self.config().longest_timeout);
         }
         Ok(Some(using))
+    }
+}
+
+/// Whether a sandbox has files that can be kept now.
+fn has_files(handle: &Handle) -> bool {
+    match handle.phase() {
+        Phase::Running => true,
+        Phase::Failed(_) => handle.state.borrow().files == Files::Kept,
+        Phase::Starting
+        | Phase::Pausing
+        | Phase::Paused
+        | Phase::Resuming
+        | Phase::Exited(_)
+        | Phase::Stopping
+        | Phase::Stopped => false,
     }
 }

@@ -14,6 +14,7 @@ mod owners;
 mod pools;
 mod pretend;
 mod restart;
+mod revival;
 mod snapshots;
 mod volumes;
 mod waiting;

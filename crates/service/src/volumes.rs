@@ -85,6 +85,18 @@ impl Drop for Uses {
     }
 }
 
+/// Volumes that stay while a dead sandbox is replaced.
+pub(crate) struct HeldVolumes {
+    core: Arc<Core>,
+    holder: SandboxId,
+}
+
+impl Drop for HeldVolumes {
+    fn drop(&mut self) {
+        self.core.release_volumes(&self.holder);
+    }
+}
+
 impl Core {
     /// Turns claims into volumes, which the sandbox uses from now on.
     pub(crate) async fn claim_volumes(
@@ -248,6 +260,15 @@ impl Core {
     pub(crate) fn release_volumes(self: &Arc<Self>, sandbox: &SandboxId) {
         let unused = self.volumes.release(sandbox, None);
         self.remove_unused(unused);
+    }
+
+    /// Keeps the volumes of a sandbox that is being replaced, so that its successor finds them, until
+    /// the answer is dropped.
+    pub(crate) fn hold_volumes(self: &Arc<Self>, sandbox: &SandboxId) -> Result<HeldVolumes, ServiceError> {
+        let entropy = random().map_err(|source| ServiceError::Io { action: "draw a random id", source })?;
+        let holder = SandboxId::from_entropy(entropy);
+        self.volumes.share(sandbox, &holder);
+        Ok(HeldVolumes { core: Arc::clone(self), holder })
     }
 
     fn check_volume_quota(&self, volume: &Volume) -> Result<(), ServiceError> {

@@ -42,6 +42,20 @@ pub struct JailPlan {
     /// with their maker; the disk has no limit then.
     #[serde(default)]
     pub keep: bool,
+    /// Whose disk it begins with.
+    #[serde(default)]
+    pub disk: DiskPlan,
+}
+
+/// The disk that a sandbox begins with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DiskPlan {
+    /// One of its own, empty or made from a snapshot.
+    #[default]
+    New,
+    /// The one that it had before its processes ended.
+    Kept,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

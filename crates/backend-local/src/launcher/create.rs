@@ -13,6 +13,7 @@ use rustix::pipe::PipeFlags;
 use wire::AgentConfig;
 use wire::config::Nesting;
 
+use super::end::Keep;
 use super::inherited::{Inherited, memfd};
 use super::mounts::Gathered;
 use super::protocol::{Answer, Holds, Refusal, RefusalKind};
@@ -25,12 +26,12 @@ use crate::jail::enter::{
     AGENT_CAPABILITIES, COMMAND_CAPABILITIES, Entry, EntryTree, EntryVolume, make_uppers,
 };
 use crate::jail::filters::Pair;
-use crate::jail::plan::{GuestPlan, JailPlan, LimitName, Limits};
+use crate::jail::plan::{DiskPlan, GuestPlan, JailPlan, LimitName, Limits};
 use crate::jail::sources::Opened;
 use crate::jail::step::{At, Failure, JailError, Step};
 use crate::network::Reach;
 use crate::settings::{Lifetime, Maxima};
-use crate::volumes::{Kind, VolumeError, tree_name};
+use crate::volumes::{Kind, Volume, VolumeError, tree_name};
 
 /// How an ordinary user gets groups with controllers.
 const DELEGATED: &str =
@@ -41,6 +42,8 @@ const DELEGATED: &str =
 pub struct Pending {
     pub id: String,
     pub status: OwnedFd,
+    /// What stays of it if it does not come up.
+    pub keep: Keep,
     begun: Begun,
     holds: Holds,
 }
@@ -57,8 +60,17 @@ pub struct Created {
 pub enum NotBegun {
     /// Nothing was made for it.
     Refused(Refusal),
-    /// What was made is still there, and whoever asked ends it as every other sandbox.
-    Failed(Refusal),
+    /// What was made is still there, and whoever asked ends it as every other sandbox. What is
+    /// named here stays.
+    Failed(Refusal, Keep),
+}
+
+/// What a sandbox is made of.
+struct Foundation {
+    image: Resolved,
+    /// How many bytes it was given by a snapshot.
+    restored: u64,
+    limits: Limits,
 }
 
 impl<T: Into<Refusal>> From<T> for NotBegun {
@@ -70,10 +82,9 @@ impl<T: Into<Refusal>> From<T> for NotBegun {
 impl Launcher {
     /// Starts making a sandbox.
     pub fn begin(&mut self, plan: &JailPlan) -> Result<Pending, NotBegun> {
-        let (image, restored) = match &plan.snapshot {
-            Some(snapshot) => self.image_below(snapshot)?,
-            None => (self.resolve(&plan.image)?, 0),
-        };
+        let Foundation { image, restored, limits } = self.foundation(plan)?;
+        let plan = &JailPlan { limits, ..plan.clone() };
+        let keep = if plan.disk == DiskPlan::Kept { Keep::Disk } else { Keep::Nothing };
         self.log_stand_in(&image);
         let (reach, network) = self.reach(plan.network)?;
         let by_image = self.ids_by_image(plan, &image);
@@ -82,10 +93,14 @@ impl Launcher {
         let mut gathered = self.gather_mounts(&plan.mounts)?;
         holds.measures.append(&mut gathered.measures);
         let made_of = MadeOf::of(&image, restored);
-        let mut record = self.records.begin(&plan.id, plan.limits, made_of).at(Step::Record)?;
+        let begun = match plan.disk {
+            DiskPlan::New => self.records.begin(&plan.id, plan.limits, made_of),
+            DiskPlan::Kept => self.records.begin_again(&plan.id, plan.limits, made_of),
+        };
+        let mut record = begun.at(Step::Record)?;
         if !image.is_whole() {
             // Removed a moment ago. From here on the record keeps others from doing so.
-            return Err(NotBegun::Failed(refuse_image(ImageError::Unknown(plan.image.clone()))));
+            return Err(NotBegun::Failed(refuse_image(ImageError::Unknown(plan.image.clone())), keep));
         }
         self.note_use(&image);
         record.user = default_ids(plan, by_image);
@@ -101,8 +116,40 @@ impl Launcher {
             Ok((begun, status))
         });
         match begun {
-            Ok((begun, status)) => Ok(Pending { id: plan.id.clone(), status, begun, holds }),
-            Err(error) => Err(NotBegun::Failed(error.into())),
+            Ok((begun, status)) => Ok(Pending { id: plan.id.clone(), status, keep, begun, holds }),
+            Err(error) => Err(NotBegun::Failed(error.into(), keep)),
+        }
+    }
+
+    /// The image and limits of a sandbox. One that is restarted has those it had, whatever the
+    /// image's name or the server's defaults mean by now.
+    fn foundation(&self, plan: &JailPlan) -> Result<Foundation, Refusal> {
+        let limits = plan.limits;
+        match (&plan.snapshot, plan.disk) {
+            (Some(snapshot), DiskPlan::New) => {
+                let (image, restored) = self.image_below(snapshot)?;
+                Ok(Foundation { image, restored, limits })
+            }
+            (None, DiskPlan::New) => {
+                Ok(Foundation { image: self.resolve(&plan.image)?, restored: 0, limits })
+            }
+            (_, DiskPlan::Kept) => {
+                if !self.has_disk(&plan.id) {
+                    return Err(Refusal::gone());
+                }
+                let record = self.records.read(&plan.id);
+                if record.as_ref().is_some_and(|record| record.pidfd().is_some()) {
+                    return Err(Refusal::unsupported("the sandbox is still running", None));
+                }
+                let limits = record.as_ref().map_or(limits, |record| record.limits);
+                match record.and_then(|record| record.made_of) {
+                    Some(made_of) => {
+                        let restored = made_of.restored;
+                        Ok(Foundation { image: self.image_again(made_of)?, restored, limits })
+                    }
+                    None => Ok(Foundation { image: self.resolve(&plan.image)?, restored: 0, limits }),
+                }
+            }
         }
     }
 
@@ -524,12 +571,10 @@ impl Root {
     ) -> Result<Resources, JailError> {
         let base = self.ranges.allocate(&plan.id).map_err(io::Error::other).at(Step::UidRange)?.first;
         let groups = self.groups.make(&plan.id, &plan.limits, base).at(Step::Groups)?;
-        let prepared = match self.take_restored(&plan.id).or_else(|| self.disks.pop()) {
-            Some(disk) => disk,
-            None => self.volumes.prepare(PREPARED_DISK).map_err(disk_error).at(Step::Volume)?,
+        let volume = match plan.disk {
+            DiskPlan::New => self.new_volume(plan)?,
+            DiskPlan::Kept => self.volumes.volume(&plan.id).map_err(disk_error).at(Step::Volume)?,
         };
-        let limit = Bytes(plan.limits.disk);
-        let volume = self.volumes.assign(prepared, &plan.id, limit).map_err(disk_error).at(Step::Volume)?;
         for tree in trees.iter().filter(|tree| tree.name != "root" && tree.name != "usr") {
             volume.add_tree(&tree.name).map_err(disk_error).at(Step::Volume)?;
         }
@@ -549,6 +594,15 @@ impl Root {
             },
             setgroups: Setgroups::Allow,
         })
+    }
+
+    fn new_volume(&mut self, plan: &JailPlan) -> Result<Volume, JailError> {
+        let prepared = match self.take_restored(&plan.id).or_else(|| self.disks.pop()) {
+            Some(disk) => disk,
+            None => self.volumes.prepare(PREPARED_DISK).map_err(disk_error).at(Step::Volume)?,
+        };
+        let limit = Bytes(plan.limits.disk);
+        self.volumes.assign(prepared, &plan.id, limit).map_err(disk_error).at(Step::Volume)
     }
 }
 

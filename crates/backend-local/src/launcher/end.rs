@@ -14,6 +14,14 @@ use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 use super::{Launcher, Rights};
 use crate::cgroups::Hierarchies;
 
+/// What stays of a sandbox whose processes have ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    Nothing,
+    /// Its disk, if it has one that outlives it, and its record.
+    Disk,
+}
+
 /// How far an ending has come.
 #[derive(Debug)]
 pub enum Ending {
@@ -42,16 +50,19 @@ impl Launcher {
         Ok(Ending::Done)
     }
 
-    /// Removes what a dead sandbox left. `WouldBlock` means that the kernel has not let go of
-    /// something yet; ask again.
-    pub fn clear(&mut self, id: &str, pidfd: Option<&OwnedFd>) -> io::Result<()> {
+    /// Removes what a dead sandbox left, but for what is to be kept. `WouldBlock` means that the
+    /// kernel has not let go of something yet; ask again.
+    pub fn clear(&mut self, id: &str, pidfd: Option<&OwnedFd>, keep: Keep) -> io::Result<()> {
         if let Some(pidfd) = pidfd {
             collect(pidfd)?;
         }
         if let Some(groups) = self.groups() {
             groups.remove(id)?;
         }
-        if let Rights::Root(root) = &mut self.rights {
+        let kept = keep == Keep::Disk && self.has_disk(id);
+        if let Rights::Root(root) = &mut self.rights
+            && !kept
+        {
             root.volumes.remove(id).map_err(io::Error::other)?;
         }
         match rustix::fs::unlinkat(self.run_directory(), id, AtFlags::empty()) {
@@ -61,7 +72,15 @@ impl Launcher {
         if let Rights::Root(root) = &mut self.rights {
             root.ranges.release(id).map_err(io::Error::other)?;
         }
-        self.records.remove(id)
+        if kept { self.records.note_stopped(id) } else { self.records.remove(id) }
+    }
+
+    /// Whether there is a disk of this sandbox that outlives its processes.
+    pub fn has_disk(&self, id: &str) -> bool {
+        match &self.rights {
+            Rights::Root(root) => root.volumes.has(id),
+            Rights::User { .. } => false,
+        }
     }
 
     /// Ends a sandbox and waits until nothing of it is left.
@@ -75,7 +94,7 @@ impl Launcher {
         }
         const TRIES: u32 = 2000;
         for _ in 0..TRIES {
-            match self.clear(id, pidfd.as_ref()) {
+            match self.clear(id, pidfd.as_ref(), Keep::Nothing) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => pause_briefly()?,
                 other => return other,
             }

@@ -39,11 +39,16 @@ impl Job {
                 Question::Snapshot { id, .. }
                 | Question::Freeze { id, .. }
                 | Question::Connect { id, .. }
+                | Question::Stop { id }
                 | Question::Destroy { id },
             ) => taking.id == *id,
             (Work::Snapshot(taking), Question::Resize(resize)) => taking.id == resize.id,
+            // A disk is not given to a sandbox while it is being copied.
+            (Work::Snapshot(taking), Question::Create(plan)) => taking.id == plan.id,
             (Work::Snapshot(taking), Question::ForgetSnapshot { snapshot }) => taking.snapshot == *snapshot,
-            (Work::Restore(restoring), Question::Destroy { id }) => restoring.plan.id == *id,
+            (Work::Restore(restoring), Question::Destroy { id } | Question::Stop { id }) => {
+                restoring.plan.id == *id
+            }
             (Work::Restore(restoring), Question::Create(plan)) => restoring.plan.id == plan.id,
             _ => false,
         }

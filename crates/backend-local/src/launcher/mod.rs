@@ -187,7 +187,8 @@ impl Launcher {
             run,
             outdated: Vec::new(),
         };
-        let in_use = || launcher.found().map(|found| !found.is_empty());
+        let lives = |found: &FoundBox| found.condition != BoxCondition::Dead;
+        let in_use = || launcher.found().map(|found| found.iter().any(lives));
         crate::images::remove_old_skeletons(&state.join("host"), &launcher.host, in_use)?;
         if launcher.settings.lifetime == Lifetime::Own {
             // What somebody left who was killed while he changed the images.
@@ -240,12 +241,15 @@ impl Launcher {
         }
         ids.sort_unstable();
         ids.dedup();
-        Ok(ids.into_iter().map(|id| FoundBox { condition: self.condition(&id), id }).collect())
+        let found = |id: String| FoundBox { condition: self.condition(&id), files: self.has_disk(&id), id };
+        Ok(ids.into_iter().map(found).collect())
     }
 
     fn condition(&self, id: &str) -> BoxCondition {
-        let Some(record) = self.records.read(id).filter(|record| record.process.is_some()) else {
-            return BoxCondition::Half;
+        let record = match self.records.read(id) {
+            Some(record) if record.stopped => return BoxCondition::Dead,
+            Some(record) if record.process.is_some() => record,
+            Some(_) | None => return BoxCondition::Half,
         };
         match (record.pidfd(), self.groups()) {
             (None, _) => BoxCondition::Dead,

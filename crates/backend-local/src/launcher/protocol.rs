@@ -34,6 +34,10 @@ pub enum Question {
     Destroy {
         id: String,
     },
+    /// As `Destroy`, but the disk stays. Answered `Stopped`.
+    Stop {
+        id: String,
+    },
     Freeze {
         id: String,
         frozen: bool,
@@ -95,6 +99,7 @@ impl Question {
         match self {
             Self::Create(_) | Self::Attach { .. } | Self::Image(ImageQuestion::Remove { .. }) => false,
             Self::Destroy { .. }
+            | Self::Stop { .. }
             | Self::Freeze { .. }
             | Self::MakeVolume(_)
             | Self::RemoveVolume { .. }
@@ -153,6 +158,11 @@ pub enum Answer {
         image: String,
         stand_in: Option<String>,
     },
+    /// Nothing but the disk is left of the sandbox, if it had one.
+    Stopped {
+        cpu_micros: Option<u64>,
+        files: bool,
+    },
     Yes(bool),
     Kept(KeptBox),
     Snapshots(Vec<FoundKept>),
@@ -166,6 +176,8 @@ pub enum Answer {
         attach: bool,
         #[serde(default)]
         volumes: bool,
+        #[serde(default)]
+        restart: bool,
         network: bool,
         #[serde(default)]
         host_versions: Vec<(String, String)>,
@@ -216,6 +228,9 @@ pub struct FoundKept {
 pub struct FoundBox {
     pub id: String,
     pub condition: BoxCondition,
+    /// Whether it has a disk.
+    #[serde(default)]
+    pub files: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -31,6 +31,9 @@ pub struct Record {
     /// Whether it has a network, from the beginning or given to it later.
     #[serde(default)]
     pub connected: bool,
+    /// Whether its processes ended and all was given back but its disk.
+    #[serde(default)]
+    pub stopped: bool,
 }
 
 /// What a sandbox's files were before it wrote any.
@@ -86,19 +89,53 @@ impl Records {
             without_set_id: false,
             process: None,
             connected: false,
+            stopped: false,
         };
         let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(self.path(id))?;
         file.write_all(&serde_json::to_vec(&record)?)?;
         Ok(record)
     }
 
+    /// Writes down that a sandbox is begun again on the disk it had. One without a readable record
+    /// gets a new one.
+    pub fn begin_again(&self, id: &str, limits: Limits, made_of: MadeOf) -> io::Result<Record> {
+        let Some(former) = self.read(id) else {
+            self.remove(id)?;
+            return self.begin(id, limits, made_of);
+        };
+        let record = Record {
+            boot: boot_id()?,
+            limits,
+            made_of: Some(made_of),
+            process: None,
+            connected: false,
+            stopped: false,
+            ..former
+        };
+        self.replace(id, &record)?;
+        Ok(record)
+    }
+
+    /// Writes down that only the disk is left of a sandbox.
+    pub fn note_stopped(&self, id: &str) -> io::Result<()> {
+        match self.read(id) {
+            Some(record) if record.stopped => Ok(()),
+            Some(record) => {
+                let record = Record { process: None, connected: false, stopped: true, ..record };
+                self.replace(id, &record)
+            }
+            // Torn by a power loss, or never written: the disk alone says that there is one.
+            None => self.remove(id),
+        }
+    }
+
     /// Adds who the first process is. A reader that finds a torn record takes the sandbox for
     /// half made, which at that moment it is.
     pub fn add_process(&self, id: &str, record: &mut Record, pid: Pid) -> io::Result<()> {
         record.process = Some(Process::of(pid)?);
-        // Written over the intention, which is shorter: truncating first would make some
-        // filesystems write the file out at once.
-        fs::OpenOptions::new().write(true).open(self.path(id))?.write_all(&serde_json::to_vec(record)?)
+        // Written over the intention, which is shorter unless it is that of a restart: truncating
+        // first would make some filesystems write the file out at once.
+        self.replace(id, record)
     }
 
     /// Writes a record over one that is there, in one piece: who is killed meanwhile has written
@@ -226,6 +263,7 @@ mod tests {
             without_set_id: false,
             process: Process::of(own).ok(),
             connected: false,
+            stopped: false,
         };
         assert!(record.pidfd().is_some());
         let process = record.process.as_mut().expect("it has one");
@@ -245,6 +283,25 @@ mod tests {
         records.replace("a", &record).expect("it is there");
         assert_eq!(records.read("a").expect("it is whole").limits, record.limits);
         assert!(records.replace("b", &record).is_err(), "there is none to replace");
+    }
+
+    #[test]
+    fn a_stopped_sandbox_keeps_its_record_and_is_begun_again() {
+        let state = tempfile::tempdir().expect("a directory");
+        let records = Records::open(state.path()).expect("it is ours");
+        let limits = Limits { memory: 1, cpus: 2, pids: 3, disk: 4 };
+        let mut record = records.begin("a", limits, made_of()).expect("nobody has it");
+        records.add_process("a", &mut record, rustix::process::getpid()).expect("it lives");
+        records.note_stopped("a").expect("it can be written");
+        let stopped = records.read("a").expect("it is whole");
+        assert!(stopped.stopped && stopped.pidfd().is_none());
+        let again = records.begin_again("a", limits, made_of()).expect("it can be written");
+        assert!(!again.stopped && again.process.is_none());
+        // One that nobody can read is not in the way.
+        fs::write(state.path().join("boxes/b"), "{").expect("it is ours");
+        records.note_stopped("b").expect("it can be removed");
+        assert_eq!(records.list().expect("it can be read"), ["a"]);
+        records.begin_again("b", limits, made_of()).expect("there is none");
     }
 
     fn made_of() -> MadeOf {

@@ -14,13 +14,13 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept
 
 use super::attach::Attaching;
 use super::create::{NotBegun, Pending};
-use super::end::Ending;
+use super::end::{Ending, Keep};
 use super::images::{Change, ImageQuestion, MOST_CHANGES};
 use super::jobs::Job;
 use super::protocol::{Answer, Ask, Question, Refusal, RefusalKind, SOCKET, Tell, VERSION};
 use super::{Launcher, packet};
 use crate::cgroups::Freezing;
-use crate::jail::plan::{JailPlan, LimitName};
+use crate::jail::plan::{DiskPlan, JailPlan, LimitName};
 use crate::settings::Settings;
 
 /// A connection; answers to it may still be owed after it was replaced.
@@ -44,7 +44,9 @@ struct Dying {
     client: Client,
     number: u64,
     id: String,
-    /// What is told when nothing is left of it.
+    /// What stays of it.
+    keep: Keep,
+    /// What is told when nothing else is left of it.
     answer: Result<Answer, Refusal>,
     pidfd: Option<OwnedFd>,
     state: Waiting,
@@ -314,13 +316,19 @@ impl Loop {
         let Some((client, ask)) = self.put_off(client, ask) else { return };
         let number = ask.number;
         let answer = match ask.question {
-            Question::Create(plan) if plan.snapshot.is_some() => return self.restore(client, number, plan),
+            Question::Create(plan) if plan.snapshot.is_some() && plan.disk == DiskPlan::New => {
+                return self.restore(client, number, plan);
+            }
             Question::Snapshot { id, snapshot } => return self.snapshot(client, number, &id, &snapshot),
             Question::ForgetSnapshot { snapshot } => self.forget(&snapshot),
             Question::Create(plan) => return self.create(client, number, *plan),
             Question::Destroy { id } => {
                 let cpu_micros = self.launcher.cpu_micros(&id);
-                return self.end(client, number, id, Ok(Answer::Ended { cpu_micros }));
+                return self.end(client, number, id, Keep::Nothing, Ok(Answer::Ended { cpu_micros }));
+            }
+            Question::Stop { id } => {
+                let (cpu_micros, files) = (self.launcher.cpu_micros(&id), self.launcher.has_disk(&id));
+                return self.end(client, number, id, Keep::Disk, Ok(Answer::Stopped { cpu_micros, files }));
             }
             Question::Freeze { id, frozen } => match self.launcher.freeze(&id, frozen) {
                 Ok(freezing) => {
@@ -357,7 +365,7 @@ impl Loop {
         match self.launcher.begin(&plan) {
             Ok(pending) => self.creating.push(Creating { client, number, pending }),
             Err(NotBegun::Refused(refusal)) => tell(&client, number, Err(refusal), None),
-            Err(NotBegun::Failed(refusal)) => self.end(client, number, plan.id, Err(refusal)),
+            Err(NotBegun::Failed(refusal, keep)) => self.end(client, number, plan.id, keep, Err(refusal)),
         }
     }
 
@@ -397,6 +405,7 @@ impl Loop {
             | Question::ForgetSnapshot { .. }
             | Question::Resize(_)
             | Question::Destroy { .. }
+            | Question::Stop { .. }
             | Question::Freeze { .. }
             | Question::Attach { .. }
             | Question::MakeVolume(_)
@@ -417,6 +426,7 @@ impl Loop {
             snapshot: self.launcher.can_keep(),
             attach: true,
             volumes: self.launcher.keeps_volumes(),
+            restart: self.launcher.can_keep(),
             network: self.launcher.has_network(),
             host_versions: crate::images::HostPrograms::of_this_host().versions(),
         }
@@ -424,13 +434,13 @@ impl Loop {
 
     fn conclude(&mut self, place: usize) {
         let Creating { client, number, pending } = self.creating.swap_remove(place);
-        let id = pending.id.clone();
+        let (id, keep) = (pending.id.clone(), pending.keep);
         match self.launcher.conclude(pending) {
             Ok(created) => {
                 let answer = Ok(Answer::Created(created.holds));
                 tell(&client, number, answer, Some(&created.pidfd));
             }
-            Err(refusal) => self.end(client, number, id, Err(refusal)),
+            Err(refusal) => self.end(client, number, id, keep, Err(refusal)),
         }
     }
 
@@ -440,8 +450,15 @@ impl Loop {
         tell(&client, number, answer, None);
     }
 
-    /// Begins to end a sandbox; the answer is told when nothing is left of it.
-    pub(super) fn end(&mut self, client: Client, number: u64, id: String, answer: Result<Answer, Refusal>) {
+    /// Begins to end a sandbox; the answer is told when nothing is left of it but what is kept.
+    pub(super) fn end(
+        &mut self,
+        client: Client,
+        number: u64,
+        id: String,
+        keep: Keep,
+        answer: Result<Answer, Refusal>,
+    ) {
         let (pidfd, state) = match self.launcher.kill(&id) {
             Ok(Ending::Dying(pidfd)) => (Some(pidfd), Waiting::Death),
             Ok(Ending::Done) => (None, Waiting::Groups),
@@ -450,7 +467,7 @@ impl Loop {
                 return tell(&client, number, answer.and(Err(failed("kill", &error))), None);
             }
         };
-        self.dying.push(Dying { client, number, id, answer, pidfd, state });
+        self.dying.push(Dying { client, number, id, keep, answer, pidfd, state });
     }
 
     /// Answers a pause or resume once the kernel has done it.
@@ -468,7 +485,7 @@ impl Loop {
     fn clear_dying(&mut self) {
         for mut dying in std::mem::take(&mut self.dying) {
             if matches!(dying.state, Waiting::Groups) {
-                match self.launcher.clear(&dying.id, dying.pidfd.as_ref()) {
+                match self.launcher.clear(&dying.id, dying.pidfd.as_ref(), dying.keep) {
                     Ok(()) => {
                         tell(&dying.client, dying.number, dying.answer, None);
                         continue;
@@ -500,6 +517,7 @@ fn names_a_sandbox(question: &Question) -> bool {
         }
         Question::Resize(resize) => &resize.id,
         Question::Destroy { id }
+        | Question::Stop { id }
         | Question::Freeze { id, .. }
         | Question::Attach { id, .. }
         | Question::Usage { id }

@@ -20,6 +20,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::errand::{Errand, Errands};
 use super::kept::{Draft, KeptRecord, KeptRecords};
 use super::protocol::{FoundKept, Holds, KeptBox, Refusal, RefusalKind};
+use super::record::MadeOf;
 use super::{Launcher, LauncherError, Rights, Root, make_directory};
 use crate::cgroups::Hierarchies;
 use crate::images::{HOST, Resolved, Tree};
@@ -156,7 +157,8 @@ impl Launcher {
             return Ok(Wished::Known(record));
         }
         let record = self.records.read(id).ok_or_else(Refusal::gone)?;
-        if record.pidfd().is_none() {
+        let alive = record.pidfd().is_some();
+        if !alive && !root.volumes.has(id) {
             return Err(Refusal::gone());
         }
         let made_of = record.made_of.ok_or_else(|| {
@@ -165,7 +167,7 @@ impl Launcher {
         let copying = root.volumes.keep(id, snapshot).map_err(|error| disk_refusal(&error))?;
         let disk = record.limits.disk;
         let kept = KeptRecord { sandbox: id.to_owned(), made_of, size: 0, disk };
-        let errand = root.send_for_snapshot(&self.thread, snapshot, kept, copying.clone());
+        let errand = root.send_for_snapshot(&self.thread, snapshot, kept, copying.clone(), alive);
         let errand = errand.map_err(|error| super::serve::failed("snapshot", &error))?;
         Ok(Wished::Taking(Taking { id: id.to_owned(), snapshot: snapshot.to_owned(), errand, copying }))
     }
@@ -256,20 +258,24 @@ impl Launcher {
     pub(super) fn image_below(&self, snapshot: &str) -> Result<(Resolved, u64), Refusal> {
         let Rights::Root(root) = &self.rights else { return Err(only_memory()) };
         let record = root.snapshots.records.read(snapshot).ok_or_else(|| no_snapshot(snapshot))?;
-        let (made_of, size) = (record.made_of, record.size);
+        Ok((self.image_again(record.made_of)?, record.size))
+    }
+
+    /// The image that files were written on, as it was, but for the host's own, which is as it is
+    /// now.
+    pub(super) fn image_again(&self, made_of: MadeOf) -> Result<Resolved, Refusal> {
         if made_of.image == HOST {
-            return Ok((self.resolve(HOST)?, size));
+            return self.resolve(HOST);
         }
         let trees: Vec<Tree> = made_of.trees.into_iter().map(Tree::from).collect();
         if let Some(gone) = trees.iter().flat_map(|tree| &tree.lowers).find(|lower| !lower.is_dir()) {
-            tracing::warn!(snapshot, layer = %gone.display(), "a layer below it is gone");
+            tracing::warn!(image = made_of.image, layer = %gone.display(), "a layer of an image is gone");
             let hint = Some("import the image again under the same name".to_owned());
-            let message = format!("a layer of image `{}`, below the snapshot, is gone", made_of.image);
+            let message = format!("a layer of image `{}`, below the files, is gone", made_of.image);
             return Err(Refusal { kind: RefusalKind::NoImage, message, hint });
         }
         let (name, env, record) = (made_of.image, made_of.env, made_of.record);
-        let image = Resolved { name, trees, env, record, stand_in: None };
-        Ok((image, size))
+        Ok(Resolved { name, trees, env, record, stand_in: None })
     }
 }
 
@@ -281,17 +287,22 @@ impl Root {
         snapshot: &str,
         mut kept: KeptRecord,
         copying: Copying,
+        alive: bool,
     ) -> io::Result<Errand> {
         let id = kept.sandbox.clone();
         let paused = self.groups.is_frozen(&id);
         let records = self.snapshots.records.clone();
         records.begin(snapshot, &Draft { sandbox: id.clone(), paused })?;
-        let sent = self.groups.freeze(&id, true).and_then(|_| {
+        // Of a dead one nothing has to stand still, and it may have no groups any more.
+        let still = if alive { self.groups.freeze(&id, true).map(drop) } else { Ok(()) };
+        let sent = still.and_then(|()| {
             let (events, groups, volumes) = (self.groups.events_file(&id), &self.groups, &self.volumes);
             self.snapshots.errands.send(thread, || {
-                wait_until_still(&events)?;
+                if alive {
+                    wait_until_still(&events)?;
+                }
                 copying.run()?;
-                if !paused {
+                if alive && !paused {
                     // As early as possible; what follows waits for the disk once more.
                     groups.freeze(&id, false)?;
                 }

@@ -177,6 +177,10 @@ impl Ext4 {
         Ok(())
     }
 
+    pub(super) fn knows(&self, id: &str) -> bool {
+        self.mounted.contains_key(id) || self.broken.contains(id)
+    }
+
     pub(super) fn list(&self) -> Vec<String> {
         let all = self.mounted.keys().chain(&self.broken);
         all.filter(|name| check_name(name).is_ok()).cloned().collect()

@@ -8,6 +8,10 @@ use domain::{
 };
 use wire::process::Exit;
 
+use super::restarts::{
+    a_restart_that_fails_keeps_the_files, a_stopped_sandbox_is_restarted_with_its_files,
+    what_is_stopped_can_be_destroyed_and_snapshotted, what_lost_its_files_is_not_restarted,
+};
 use super::snapshots::{
     a_snapshot_keeps_the_files_of_one_moment_and_commands_go_on,
     a_snapshot_outlives_its_sandbox_and_a_sandbox_its_snapshot,
@@ -55,6 +59,10 @@ checks![
     a_snapshot_keeps_the_files_of_one_moment_and_commands_go_on,
     a_snapshot_outlives_its_sandbox_and_a_sandbox_its_snapshot,
     what_cannot_be_kept_or_restored_is_refused_and_leaves_nothing,
+    a_stopped_sandbox_is_restarted_with_its_files,
+    a_restart_that_fails_keeps_the_files,
+    what_is_stopped_can_be_destroyed_and_snapshotted,
+    what_lost_its_files_is_not_restarted,
 ];
 
 async fn the_probe_names_limits_that_exist(subject: &dyn Subject) {

@@ -21,13 +21,13 @@ async fn takes_snapshots(backend: &SharedBackend) -> bool {
     offered
 }
 
-fn fresh_snapshot() -> SnapshotId {
+pub(super) fn fresh_snapshot() -> SnapshotId {
     let mut entropy = [0; 16];
     entropy.copy_from_slice(&fresh_id().as_str().as_bytes()[..16]);
     SnapshotId::from_entropy(entropy)
 }
 
-async fn restored(backend: &SharedBackend, snapshot: &SnapshotId) -> Made {
+pub(super) async fn restored(backend: &SharedBackend, snapshot: &SnapshotId) -> Made {
     let spec = Spec { snapshot: Some(snapshot.clone()), ..Spec::plain() };
     Made::of(backend, &spec).await
 }

@@ -5,9 +5,9 @@ use std::time::SystemTime;
 
 use axum::Json;
 use axum::extract::State;
-use domain::{Key, Owner, Phase};
-use http::{HeaderMap, StatusCode, Uri};
-use service::{ErrorKind, Filter, NAMES, Outcome, ServiceError};
+use domain::{Files, Key, OnDeath, Owner, Phase};
+use http::{HeaderMap, HeaderValue, StatusCode, Uri};
+use service::{ErrorKind, Filter, NAMES, Outcome, RETRIES, Revival, ServiceError};
 
 use super::access::{Addressed, Caller, JsonBody};
 use super::problem::{self, Problem};
@@ -20,8 +20,11 @@ use super::wish::Wish;
 use super::{Front, labels, wish};
 use crate::{answer, auth};
 
-/// Where the header `Idempotency-Key` is looked up.
-const IDEMPOTENCY: &str = "opensandbox idempotency";
+/// Says in an answer that a sandbox had died, and what was done: `restart`, `replace` or
+/// `files-lost`.
+const RESTARTED: &str = "coracle-restarted";
+/// Why it had died.
+const RESTART_CAUSE: &str = "coracle-restart-cause";
 
 /// `POST /sandboxes`: answers when a command can run. If the client goes away before, the
 /// sandbox is undone. With `Idempotency-Key` or the extension `coracle.key` a sandbox that was
@@ -40,25 +43,39 @@ pub(super) async fn create(
         wish::inherit_notes(&mut create, &settings);
     }
     let key = key(&owner, &headers, name.as_deref())?;
-    // Who names a sandbox that lives needs no image for another.
+    // Who names a sandbox that is there needs no image for another.
     let found = key.as_ref().and_then(|key| front.service.find(key));
-    let lives = found
-        .is_some_and(|sandbox| !matches!(sandbox.phase, Phase::Failed(_) | Phase::Stopping | Phase::Stopped));
-    if !restored && create.pool.is_none() && !lives {
+    let stays = found.is_some_and(|sandbox| match sandbox.phase {
+        Phase::Failed(_) => sandbox.files == Files::Kept && sandbox.spec.on_death() == OnDeath::Restart,
+        Phase::Stopping | Phase::Stopped => false,
+        _ => true,
+    });
+    if !restored && create.pool.is_none() && !stays {
         let ensured = front.service.ensure_image(&owner, &create.spec, credentials).await;
         ensured.map_err(|error| not_pulled(error, &owner))?;
     }
-    let sandbox = match key {
-        Some(key) => front.service.acquire(&key, create).await.map(|acquired| acquired.sandbox),
-        None => front.service.create(&owner, create).await,
+    let made = match key {
+        Some(key) => front.service.acquire(&key, create).await.map(|got| (got.sandbox, got.revival)),
+        None => front.service.create(&owner, create).await.map(|sandbox| (sandbox, None)),
     };
-    let sandbox = sandbox.map_err(|error| {
+    let (sandbox, revival) = made.map_err(|error| {
         let backend = matches!(error, ServiceError::Backend { .. });
         let problem = not_created(error, &owner);
         if restored && backend { not_restored(problem) } else { problem }
     })?;
-    let stand_in = answer::stand_in(sandbox.in_force.stand_in.as_deref());
-    Ok((StatusCode::ACCEPTED, stand_in, Json(SandboxBody::of(&sandbox, ImageShown::No))))
+    let mut headers = told_of(revival);
+    headers.extend(answer::stand_in(sandbox.in_force.stand_in.as_deref()));
+    Ok((StatusCode::ACCEPTED, headers, Json(SandboxBody::of(&sandbox, ImageShown::No))))
+}
+
+/// The headers that say what became of a sandbox that had died.
+fn told_of(revival: Option<Revival>) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    if let Some(revival) = revival {
+        headers.insert(RESTARTED, HeaderValue::from_static(revival.how.name()));
+        headers.insert(RESTART_CAUSE, HeaderValue::from_static(revival.cause.name()));
+    }
+    headers
 }
 
 fn key(owner: &Owner, headers: &HeaderMap, name: Option<&str>) -> Result<Option<Key>, Problem> {
@@ -70,9 +87,7 @@ fn key(owner: &Owner, headers: &HeaderMap, name: Option<&str>) -> Result<Option<
             return Err(Problem::invalid(message));
         }
         (None, Some(name)) => ("extension `coracle.key`", NAMES, name),
-        (Some(_), None) => {
-            ("`Idempotency-Key`", IDEMPOTENCY, auth::text(headers, HEADER).unwrap_or_default())
-        }
+        (Some(_), None) => ("`Idempotency-Key`", RETRIES, auth::text(headers, HEADER).unwrap_or_default()),
     };
     let key = Key::new(owner, space, name);
     key.map(Some).map_err(|error| Problem::invalid(format!("{what}: {error}")))
@@ -188,12 +203,19 @@ pub(super) async fn pause(State(front): State<Front>, at: Addressed) -> Result<S
     }
 }
 
-/// `POST /sandboxes/{id}/resume`
-pub(super) async fn resume(State(front): State<Front>, at: Addressed) -> Result<StatusCode, Problem> {
+/// `POST /sandboxes/{id}/resume`: a paused sandbox goes on, and one that has died is restarted.
+pub(super) async fn resume(
+    State(front): State<Front>,
+    at: Addressed,
+) -> Result<(StatusCode, HeaderMap), Problem> {
     const NOT_PAUSED: &str = "DOCKER::SANDBOX_NOT_PAUSED";
     let resumed = front.service.resume(&at.owner, &at.id).await;
-    match resumed.map_err(|error| Problem::from(error).coded(StatusCode::CONFLICT, NOT_PAUSED))? {
-        Outcome::Done => Ok(StatusCode::ACCEPTED),
+    let resumed = resumed.map_err(|error| {
+        let message = problem::with_hint(&error, error.told_to(&at.owner));
+        Problem { message, ..Problem::from(error) }.coded(StatusCode::CONFLICT, NOT_PAUSED)
+    })?;
+    match resumed.outcome {
+        Outcome::Done => Ok((StatusCode::ACCEPTED, told_of(resumed.revival))),
         Outcome::AlreadySo => Err(Problem::conflict(NOT_PAUSED, "the sandbox is not paused")),
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 
-use domain::{Cause, Exit, Phase, SandboxSettings};
+use domain::{Cause, Exit, Files, OnDeath, Phase, SandboxSettings};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use service::Sandbox;
@@ -219,7 +219,7 @@ impl SandboxBody {
 
 impl Status {
     fn of(sandbox: &Sandbox) -> Self {
-        let (reason, message) = explain(sandbox.phase);
+        let (reason, message) = explain(sandbox);
         Self {
             state: state(sandbox.phase),
             reason,
@@ -243,8 +243,8 @@ pub(super) fn state(phase: Phase) -> &'static str {
     }
 }
 
-fn explain(phase: Phase) -> (&'static str, String) {
-    let (reason, message) = match phase {
+fn explain(sandbox: &Sandbox) -> (&'static str, String) {
+    let (reason, message) = match sandbox.phase {
         Phase::Starting => ("CONTAINER_STARTING", "the sandbox is coming up"),
         Phase::Running => ("CONTAINER_RUNNING", "the sandbox is up"),
         Phase::Pausing => ("CONTAINER_RUNNING", "the sandbox is being paused"),
@@ -254,7 +254,14 @@ fn explain(phase: Phase) -> (&'static str, String) {
         Phase::Exited(exit) => return ("CONTAINER_EXITED_ERROR", format!("its entrypoint {}", ended(exit))),
         Phase::Stopping | Phase::Stopped => ("CONTAINER_EXITED", "the sandbox is being removed"),
         Phase::Failed(cause) => {
-            return ("CONTAINER_EXITED_ERROR", format!("it ended: {}", cause_text(cause)));
+            let next = match (sandbox.spec.on_death(), sandbox.files) {
+                (OnDeath::Restart, Files::Kept) => {
+                    "its files are kept, and resuming it restarts it with them"
+                }
+                (OnDeath::Restart, Files::Lost) => "its files are lost",
+                (OnDeath::Replace, _) => "resuming it starts it again with an empty disk",
+            };
+            return ("CONTAINER_EXITED_ERROR", format!("it ended: {}; {next}", cause_text(cause)));
         }
     };
     (reason, message.to_owned())

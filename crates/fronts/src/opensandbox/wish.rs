@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use domain::hook::NotAHook;
 use domain::{
-    Bytes, Cpus, Guest, Hook, Hooks, Nesting, Network, Periodic, Resources, SandboxSettings, SnapshotId, Spec,
+    Bytes, Cpus, Guest, Hook, Hooks, Nesting, Network, OnDeath, Periodic, Resources, SandboxSettings,
+    SnapshotId, Spec,
 };
 use http::StatusCode;
 use service::{Create, Credentials, Defaulted};
@@ -91,6 +92,7 @@ pub(super) fn parse(body: CreateBody, default: Network) -> Result<Wish, Problem>
         nesting: extensions.nesting,
         hooks: hooks(body.lifecycle).map_err(|error| Problem::invalid(format!("`lifecycle`: {error}")))?,
         guest: Guest::root(),
+        on_death: extensions.on_death,
     };
     let notes = serde_json::to_vec(&notes).expect("notes are maps of text and numbers");
     let idle_timeout = extensions.idle_timeout;
@@ -314,6 +316,7 @@ struct Extensions {
     network: Option<Network>,
     entrypoint: Entrypoint,
     nesting: Nesting,
+    on_death: Option<OnDeath>,
 }
 
 /// Whose main process is started. The reference demands one in every request, so a client that
@@ -361,6 +364,10 @@ impl Extensions {
             }
             "coracle.entrypoint" if value == "image" => self.entrypoint = Entrypoint::Image,
             "coracle.entrypoint" => return Err(Wrong::Value(format!("`{value}` is not `image`"))),
+            "coracle.on-death" => {
+                let wrong = || Wrong::Value(format!("`{value}` is neither `restart` nor `replace`"));
+                self.on_death = Some(OnDeath::parse(value).ok_or_else(wrong)?);
+            }
             "coracle.key" => self.name = Some(value.to_owned()),
             "coracle.network" => self.network = Some(network(value)?),
             "access.renew.extend.seconds" => self.renew_on_access = Some(number(value, 300..=86_400)?),

@@ -32,6 +32,9 @@ struct Shown<'a> {
     phase: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     cause: Option<&'static str>,
+    /// How a sandbox that had died is started again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    restart: Option<&'static str>,
 }
 
 /// What a reader asks for.
@@ -114,6 +117,7 @@ fn shown(event: &LifeEvent) -> Shown<'_> {
         sandbox: event.sandbox.as_str(),
         phase: event.phase.name(),
         cause: event.cause.map(domain::Cause::name),
+        restart: event.restart().map(domain::OnDeath::name),
     }
 }
 

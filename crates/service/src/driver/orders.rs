@@ -42,6 +42,10 @@ impl Driver {
         if self.judge(Request::Resume)? == Verdict::AlreadySo {
             return Ok(Outcome::AlreadySo);
         }
+        if matches!(self.phase(), Phase::Failed(_)) {
+            // It died while the order was on its way.
+            return self.restart().await.map(|resumed| resumed.outcome);
+        }
         self.enter(Phase::Resuming);
         let (core, id) = (&self.core, &self.handle.id);
         if let Err(error) = core.ask_backend("resume", id, FREEZE, core.backend.resume(id)).await {

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backend::{KeptFiles, Stage};
-use domain::{Bytes, Phase, Snapshot, SnapshotId, SnapshotState};
+use domain::{Bytes, Snapshot, SnapshotId, SnapshotState};
 use tokio::sync::oneshot;
 
-use super::FORGET;
+use super::{FORGET, has_files};
 use crate::core::Core;
 use crate::error::chain;
 use crate::{ServiceError, measure};
@@ -152,7 +152,7 @@ async fn settle_one(core: &Arc<Core>, mut snapshot: Snapshot, stage: Option<Stag
     }
 }
 
-/// Whether the sandbox it is of lives, so that it can still be taken.
+/// Whether the sandbox it is of has its files, so that it can still be taken.
 fn runs(core: &Core, snapshot: &Snapshot) -> bool {
-    core.registry.find(&snapshot.sandbox).is_some_and(|handle| handle.phase() == Phase::Running)
+    core.registry.find(&snapshot.sandbox).is_some_and(|handle| has_files(&handle))
 }

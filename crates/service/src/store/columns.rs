@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use backend::InForce;
 use domain::{
-    Access, Bytes, Cause, Cpus, Exit, Guest, Mount, Nesting, Network, Phase, Resources, SnapshotId, Source,
-    Spec, User, VolumeId,
+    Access, Bytes, Cause, Cpus, Exit, Guest, Mount, Nesting, Network, OnDeath, Phase, Resources, SnapshotId,
+    Source, Spec, User, VolumeId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +36,8 @@ pub(super) struct SpecJson {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     nesting: bool,
     guest: GuestJson,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    on_death: Option<String>,
 }
 
 #[derive(Default, Serialize, Deserialize)]
@@ -121,6 +123,7 @@ pub(super) enum CauseJson {
     HostRebooted,
     NotCreated,
     Evicted,
+    Replaced,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -150,6 +153,7 @@ impl SpecJson {
             hooks: HooksJson::of(&spec.hooks),
             nesting: spec.nesting == Nesting::On,
             guest: GuestJson::of(&spec.guest),
+            on_death: spec.on_death.map(|choice| choice.name().to_owned()),
         }
     }
 
@@ -167,6 +171,7 @@ impl SpecJson {
             hooks: self.hooks.into_domain(),
             nesting: if self.nesting { Nesting::On } else { Nesting::Off },
             guest: self.guest.into_domain(),
+            on_death: self.on_death.as_deref().and_then(OnDeath::parse),
         }
     }
 }
@@ -324,6 +329,7 @@ impl CauseJson {
             Cause::HostRebooted => Self::HostRebooted,
             Cause::NotCreated => Self::NotCreated,
             Cause::Evicted => Self::Evicted,
+            Cause::Replaced => Self::Replaced,
         }
     }
 
@@ -337,6 +343,7 @@ impl CauseJson {
             Self::HostRebooted => Cause::HostRebooted,
             Self::NotCreated => Cause::NotCreated,
             Self::Evicted => Cause::Evicted,
+            Self::Replaced => Cause::Replaced,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use domain::{Key, Owner, Phase, ProcessId, SandboxId};
+use domain::{Files, Key, Owner, Phase, ProcessId, SandboxId};
 use serde::Serialize;
 
 use super::StoreError;
@@ -111,6 +111,7 @@ impl Row {
             idle_timeout: self.idle_timeout.map(span),
             pool: self.pool,
             name: key.as_ref().and_then(crate::names::chosen_name),
+            files: Files::Kept,
         };
         // Rows of earlier versions do not say with which time to live a sandbox was created.
         let until_expiry = sandbox.expires.and_then(|expires| expires.duration_since(sandbox.created).ok());

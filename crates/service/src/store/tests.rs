@@ -35,6 +35,7 @@ fn record(number: u64) -> Record {
         idle_timeout: None,
         pool: None,
         name: None,
+        files: domain::Files::Kept,
     };
     Record {
         key: None,
@@ -75,6 +76,7 @@ fn full_record() -> Record {
         id_variable: Some("ID".to_owned()),
         hooks: hooks(),
         nesting: domain::Nesting::On,
+        on_death: Some(domain::OnDeath::Replace),
         ..record.sandbox.spec
     };
     record.sandbox.spec.guest.users =

@@ -122,7 +122,7 @@ impl Writer {
 
     fn update(&self, row: &Row) -> Result<(), StoreError> {
         const SQL: &str = "UPDATE sandboxes SET labels = ?2, phase = ?3, phase_since = ?4, expires = ?5, \
-             expires_boot = ?6, in_force = ?7, spec = ?8 WHERE id = ?1";
+             expires_boot = ?6, in_force = ?7, spec = ?8, boot_id = ?9 WHERE id = ?1";
         let written = self.connection.prepare_cached(SQL).and_then(|mut statement| {
             statement.execute(params![
                 row.id,
@@ -132,7 +132,8 @@ impl Writer {
                 row.expires,
                 row.expires_boot,
                 row.in_force,
-                row.spec
+                row.spec,
+                row.boot_id
             ])
         });
         written.map(drop).map_err(|source| StoreError::Sqlite { action: "change a row", source })

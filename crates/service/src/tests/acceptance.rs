@@ -214,7 +214,7 @@ async fn n95_a_key_is_free_when_its_sandbox_was_taken_away() {
     let bench = Bench::limited(1, 10).await;
     let old = bench.acquire("a").await.sandbox;
     bench.release("a");
-    assert!(bench.service.0.evict(None).await);
+    assert!(bench.service.0.evict_parked(None).await);
     assert!(bench.service.get(&bench.owner, &old.id).is_err());
     assert_eq!((bench.service.0.names.count(), bench.backend.count()), (0, 0));
     let new = bench.acquire("a").await;
@@ -227,7 +227,7 @@ async fn n98_what_is_taken_again_is_parked_no_more() {
     let made = bench.acquire("a").await.sandbox;
     bench.release("a");
     assert_eq!(bench.acquire("a").await.sandbox.id, made.id);
-    assert!(!bench.service.0.evict(None).await);
+    assert!(!bench.service.0.evict_parked(None).await);
     assert_eq!(bench.service.get(&bench.owner, &made.id).unwrap().phase, Phase::Running);
 }
 
@@ -363,7 +363,7 @@ async fn box_who_acquires_is_told_what_the_sandbox_was_made_of() {
 #[tokio::test]
 async fn box_one_that_died_meanwhile_is_dropped_and_made_anew() {
     let bench = Bench::new().await;
-    let first = bench.acquire("a").await.sandbox;
+    let first = bench.service.acquire(&bench.key("a"), super::revival::replacing()).await.unwrap().sandbox;
     bench.backend.kill(&first.id, Cause::Oom);
     bench.until(&first, |phase| phase == Phase::Failed(Cause::Oom)).await;
     let next = bench.acquire("a").await;

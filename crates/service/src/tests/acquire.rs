@@ -11,6 +11,7 @@ use tokio::task::JoinHandle;
 use wire::process::{Exit, ProcessStatus};
 
 use super::pretend::{Pretend, ended, running};
+use super::revival::replacing;
 use super::{Bench, config, plain};
 use crate::clock::Clock;
 use crate::{Acquired, Config, ErrorKind, Outcome, Service, ServiceError};
@@ -97,7 +98,7 @@ async fn keys_survive_a_restart() {
 #[tokio::test]
 async fn n60_n61_a_dead_sandbox_is_replaced_under_its_key() {
     let bench = Bench::new().await;
-    let dead = bench.acquire("a").await.sandbox;
+    let dead = bench.service.acquire(&bench.key("a"), replacing()).await.unwrap().sandbox;
     bench.backend.kill(&dead.id, Cause::AgentDied);
     bench.until(&dead, |phase| matches!(phase, Phase::Failed(_))).await;
     let new = bench.acquire("a").await;
@@ -130,7 +131,7 @@ async fn n54_a_death_that_nobody_told_of_is_noticed_at_the_next_use_and_leaves_n
 #[tokio::test]
 async fn n59_a_removal_that_fails_keeps_no_dead_sandbox_under_the_key() {
     let bench = Bench::new().await;
-    let dead = bench.acquire("a").await.sandbox;
+    let dead = bench.service.acquire(&bench.key("a"), replacing()).await.unwrap().sandbox;
     bench.backend.fail("destroy", 1000);
     bench.backend.kill(&dead.id, Cause::AgentDied);
     bench.until(&dead, |phase| matches!(phase, Phase::Failed(_))).await;
@@ -354,7 +355,7 @@ impl Bench {
         self.until(sandbox, |phase| matches!(phase, Phase::Failed(_))).await;
     }
 
-    fn has(&self, sandbox: &crate::Sandbox) -> bool {
+    pub(super) fn has(&self, sandbox: &crate::Sandbox) -> bool {
         self.service.get(&self.owner, &sandbox.id).is_ok()
     }
 }

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex};
 
 use backend::{
     AgentStream, Backend, BackendError, Capabilities, Condition, Death, Found, FoundSnapshot, FoundVolume,
-    Freed, ImageInfo, Images, InForce, KeptFiles, Measures, Pull, ResolvedImage, Stage, Usage,
+    Freed, ImageInfo, Images, InForce, KeptFiles, Measures, Pull, ResolvedImage, Stage, Stopped, Usage,
 };
-use domain::{Bytes, Cause, Mount, Network, Resources, SandboxId, SnapshotId, Spec, Volume, VolumeId};
+use domain::{Bytes, Cause, Files, Mount, Network, Resources, SandboxId, SnapshotId, Spec, Volume, VolumeId};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::{Semaphore, mpsc, watch};
 use wire::process::{Ended, Exit, ProcessStatus};
@@ -29,6 +29,8 @@ pub(super) struct Pretend {
     pub(super) snapshot_gate: Semaphore,
     /// Making, removing and attaching a volume waits for a permit.
     pub(super) volume_gate: Semaphore,
+    /// Whether files outlive processes.
+    pub(super) restarts: AtomicBool,
     /// Whether sandboxes can have a network.
     pub(super) network: AtomicBool,
     /// How the main processes ended; `None` while they run.
@@ -69,6 +71,7 @@ impl Pretend {
             resizes: Semaphore::new(Semaphore::MAX_PERMITS),
             snapshot_gate: Semaphore::new(Semaphore::MAX_PERMITS),
             volume_gate: Semaphore::new(Semaphore::MAX_PERMITS),
+            restarts: AtomicBool::new(true),
             network: AtomicBool::new(true),
             entrypoint_end: watch::Sender::new(None),
         })
@@ -153,6 +156,11 @@ impl Pretend {
         self.world.lock().unwrap().script = Some(Arc::new(script));
     }
 
+    fn files(&self, id: &SandboxId) -> Files {
+        let kept = self.restarts.load(Ordering::Relaxed) && self.condition(id).is_some();
+        if kept { Files::Kept } else { Files::Lost }
+    }
+
     fn called(&self, call: &'static str) -> Result<(), BackendError> {
         let mut world = self.world.lock().unwrap();
         world.calls.push(call);
@@ -178,7 +186,8 @@ impl Backend for Pretend {
 
     async fn probe(&self) -> Result<Capabilities, BackendError> {
         let most = Capabilities { pause: true, attach: true, snapshot: true, ..Capabilities::default() };
-        Ok(Capabilities { volumes: true, network: self.network.load(Ordering::Relaxed), ..most })
+        let restart = self.restarts.load(Ordering::Relaxed);
+        Ok(Capabilities { volumes: true, restart, network: self.network.load(Ordering::Relaxed), ..most })
     }
 
     async fn create(&self, id: &SandboxId, spec: &Spec) -> Result<InForce, BackendError> {
@@ -187,6 +196,27 @@ impl Backend for Pretend {
         self.called("create")?;
         self.put(id, Condition::Alive);
         Ok(InForce { image: real(&spec.image), stand_in: stand_in(&spec.image), ..InForce::default() })
+    }
+
+    async fn stop(&self, id: &SandboxId) -> Result<Stopped, BackendError> {
+        self.called("stop")?;
+        let files = self.files(id);
+        match files {
+            Files::Kept => self.put(id, Condition::Dead),
+            Files::Lost => self.take_away(id),
+        }
+        Ok(Stopped { usage: Usage::default(), files })
+    }
+
+    async fn restart(&self, id: &SandboxId, spec: &Spec) -> Result<InForce, BackendError> {
+        self.called("restart asked")?;
+        self.gate.acquire().await.unwrap().forget();
+        self.called("restart")?;
+        match self.condition(id) {
+            Some(Condition::Dead) => self.put(id, Condition::Alive),
+            _ => return Err(BackendError::Gone),
+        }
+        Ok(InForce { image: real(&spec.image), ..InForce::default() })
     }
 
     async fn pause(&self, id: &SandboxId) -> Result<(), BackendError> {
@@ -211,10 +241,11 @@ impl Backend for Pretend {
     async fn list(&self) -> Result<Vec<Found>, BackendError> {
         self.called("list")?;
         let world = self.world.lock().unwrap();
+        let files = if self.restarts.load(Ordering::Relaxed) { Files::Kept } else { Files::Lost };
         Ok(world
             .sandboxes
             .iter()
-            .map(|(id, condition)| Found { id: id.clone(), condition: *condition })
+            .map(|(id, condition)| Found { id: id.clone(), condition: *condition, files })
             .collect())
     }
 

@@ -54,26 +54,30 @@ async fn one_that_vanished_is_reported_and_stays_reported() {
 }
 
 #[tokio::test]
-async fn the_remains_of_a_dead_one_are_removed() {
+async fn one_that_died_meanwhile_is_stopped_and_keeps_its_files() {
     let bench = Bench::new().await;
     let made = bench.create().await;
     bench.backend.put(&made.id, Condition::Dead);
     let bench = restarted(bench).await;
     bench.until(&made, |phase| phase == Phase::Failed(Cause::AgentDied)).await;
-    bench.backend.until_empty().await;
-    assert_eq!(bench.all().total, 1, "it is still told what became of it");
+    bench.service.patch_labels(&bench.owner, &made.id, Default::default()).await.unwrap();
+    while !bench.backend.was_asked_to("stop") {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!((bench.all().total, bench.backend.count()), (1, 1));
 }
 
 #[tokio::test]
-async fn a_stranger_and_a_half_made_one_are_destroyed() {
+async fn a_stranger_is_destroyed_and_what_once_ran_keeps_its_files() {
     let bench = Bench::new().await;
     let half = bench.create().await;
     bench.backend.put(&half.id, Condition::Half);
     let stranger = SandboxId::from_entropy([9; 20]);
     bench.backend.put(&stranger, Condition::Alive);
     let bench = restarted(bench).await;
-    assert_eq!(bench.backend.count(), 0);
-    assert_eq!(bench.all().total, 0);
+    assert_eq!(bench.backend.ids(), std::slice::from_ref(&half.id));
+    let found = bench.service.get(&bench.owner, &half.id).unwrap();
+    assert_eq!((found.phase, found.files), (Phase::Failed(Cause::AgentDied), domain::Files::Kept));
 }
 
 #[tokio::test]

@@ -97,6 +97,13 @@ impl Volumes {
         }
     }
 
+    /// Has a second sandbox use all that the first does.
+    pub(super) fn share(&self, first: &SandboxId, second: &SandboxId) {
+        for entry in self.lock().values_mut().filter(|entry| entry.users.contains(first)) {
+            entry.users.insert(second.clone());
+        }
+    }
+
     /// Ends the uses of a sandbox, of all volumes or of these. Says which volumes are to go.
     pub(super) fn release(&self, sandbox: &SandboxId, only: Option<&[VolumeId]>) -> Vec<VolumeId> {
         let mut unused = Vec::new();

@@ -1,0 +1,268 @@
+//! Sandboxes that died and are wanted again: restarts, replacements, and what they cost meanwhile.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use backend::Condition;
+use domain::{Bytes, Cause, Cpus, Files, Key, OnDeath, Phase, Resources, Spec};
+use futures_util::future::join_all;
+
+use super::pretend::Pretend;
+use super::{Bench, config, plain, with_entrypoint};
+use crate::clock::Clock;
+use crate::{
+    Config, Create, ErrorKind, Outcome, Quota, Quotas, RETRIES, Resumed, Revival, Revived, Sandbox,
+    ServiceError,
+};
+
+const RESTARTED: Option<Revival> = Some(Revival { how: Revived::Restarted, cause: Cause::AgentDied });
+
+pub(super) fn replacing() -> Create {
+    Create { spec: Spec { on_death: Some(OnDeath::Replace), ..Spec::plain() }, ..plain() }
+}
+
+impl Bench {
+    async fn died(&self, sandbox: &Sandbox) {
+        self.backend.kill(&sandbox.id, Cause::AgentDied);
+        self.until(sandbox, |phase| matches!(phase, Phase::Failed(_))).await;
+        // It is stopped in the same breath; an order waits for that.
+        self.service.patch_labels(&self.owner, &sandbox.id, Default::default()).await.unwrap();
+    }
+
+    async fn made_and_died(&self, name: &str) -> Sandbox {
+        let made = self.acquire(name).await.sandbox;
+        self.died(&made).await;
+        made
+    }
+}
+
+#[tokio::test]
+async fn a_dead_sandbox_keeps_its_files_and_comes_back_under_its_name() {
+    let bench = Bench::new().await;
+    let made = bench.made_and_died("a").await;
+    assert_eq!(bench.backend.condition(&made.id), Some(Condition::Dead));
+    assert!(!bench.backend.was_asked_to("destroy"));
+    let again = bench.acquire("a").await;
+    assert_eq!((&again.sandbox.id, again.fresh, again.revival), (&made.id, false, RESTARTED));
+    assert_eq!(again.sandbox.phase, Phase::Running);
+    assert_eq!(bench.backend.times_asked_to("create"), 1);
+    let later = bench.acquire("a").await;
+    assert_eq!((later.sandbox.id, later.revival), (made.id, None));
+}
+
+#[tokio::test]
+async fn a_restart_runs_the_entrypoint_again_and_is_told_as_an_event() {
+    let bench = Bench::new().await;
+    let made = bench.service.create(&bench.owner, with_entrypoint()).await.unwrap();
+    bench.died(&made).await;
+    let resumed = bench.service.restart(&bench.owner, &made.id).await.unwrap();
+    assert_eq!(resumed, Resumed { outcome: Outcome::Done, revival: RESTARTED });
+    let events = bench.service.events_of(&bench.owner, &made.id, 10).unwrap();
+    let told: Vec<_> = events.iter().map(|event| (event.phase.name(), event.cause)).collect();
+    let died = Some(Cause::AgentDied);
+    let expected =
+        [("starting", None), ("running", None), ("failed", died), ("starting", died), ("running", None)];
+    assert_eq!(told, expected);
+    bench.backend.entrypoint_end.send_replace(Some(wire::process::Exit::Code(0)));
+    bench.until(&made, |phase| matches!(phase, Phase::Exited(_))).await;
+}
+
+#[tokio::test]
+async fn many_who_ask_for_a_dead_name_restart_it_once() {
+    let bench = Bench::new().await;
+    let made = bench.made_and_died("a").await;
+    let all = join_all((0..30).map(|_| bench.acquire("a"))).await;
+    assert!(all.iter().all(|acquired| acquired.sandbox.id == made.id && !acquired.fresh));
+    assert_eq!(all.iter().filter(|acquired| acquired.revival.is_some()).count(), 1);
+    assert_eq!(bench.backend.times_asked_to("restart"), 1);
+}
+
+#[tokio::test]
+async fn a_death_that_nobody_told_of_is_noticed_by_who_asks_for_the_name() {
+    let bench = Bench::new().await;
+    let made = bench.acquire("a").await.sandbox;
+    bench.backend.put(&made.id, Condition::Dead);
+    let again = bench.acquire("a").await;
+    assert_eq!((again.sandbox.id, again.revival), (made.id.clone(), RESTARTED));
+    // The news comes late and means its former life.
+    bench.backend.deaths.0.send(backend::Death { id: made.id.clone(), cause: Cause::Oom }).unwrap();
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(bench.service.get(&bench.owner, &made.id).unwrap().phase, Phase::Running);
+}
+
+#[tokio::test]
+async fn resume_restarts_and_a_mere_request_does_not() {
+    let bench = Bench::new().await;
+    let made = bench.create().await;
+    bench.died(&made).await;
+    let denied = bench.service.processes(&bench.owner, &made.id).await.unwrap_err();
+    assert!(matches!(denied.kind(), ErrorKind::Conflict { .. }), "{denied:?}");
+    assert!(denied.hint().is_some_and(|hint| hint.contains("restart")), "{denied:?}");
+    assert!(!bench.backend.was_asked_to("restart asked"));
+    let resumed = bench.service.resume(&bench.owner, &made.id).await.unwrap();
+    assert_eq!(resumed.revival, RESTARTED);
+    assert_eq!(bench.service.restart(&bench.owner, &made.id).await.unwrap(), Outcome::AlreadySo.into());
+    bench.service.processes(&bench.owner, &made.id).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_key_of_a_retry_never_restarts() {
+    let bench = Bench::new().await;
+    let key = Key::new(&bench.owner, RETRIES, "r").unwrap();
+    let made = bench.service.acquire(&key, plain()).await.unwrap().sandbox;
+    bench.died(&made).await;
+    let again = bench.service.acquire(&key, plain()).await.unwrap();
+    assert!(again.fresh && again.sandbox.id != made.id && again.revival.is_none());
+    assert!(!bench.backend.was_asked_to("restart asked"));
+}
+
+#[tokio::test]
+async fn who_asked_for_a_replacement_gets_a_successor_by_name_and_an_empty_disk_by_id() {
+    let bench = Bench::new().await;
+    let key = bench.key("a");
+    let made = bench.service.acquire(&key, replacing()).await.unwrap().sandbox;
+    bench.died(&made).await;
+    let again = bench.service.acquire(&key, replacing()).await.unwrap();
+    assert!(again.fresh && again.sandbox.id != made.id);
+    let replaced = Some(Revival { how: Revived::Replaced, cause: Cause::AgentDied });
+    assert_eq!(again.revival, replaced);
+    bench.gone(&made).await;
+    bench.died(&again.sandbox).await;
+    let resumed = bench.service.resume(&bench.owner, &again.sandbox.id).await.unwrap();
+    assert_eq!(resumed.revival, replaced);
+    assert!(!bench.backend.was_asked_to("restart asked"));
+    assert_eq!(bench.service.find(&key).unwrap().id, again.sandbox.id);
+}
+
+#[tokio::test]
+async fn files_in_memory_are_lost_and_whoever_asks_is_told() {
+    let backend = Pretend::new();
+    backend.restarts.store(false, Ordering::Relaxed);
+    let bench = Bench::with(backend, tempfile::tempdir().unwrap(), Clock::host()).await;
+    let named = Create { spec: Spec { on_death: Some(OnDeath::Restart), ..Spec::plain() }, ..plain() };
+    let refused = bench.service.create(&bench.owner, named).await.unwrap_err();
+    assert!(matches!(refused, ServiceError::NoRestarts), "{refused:?}");
+    let made = bench.made_and_died("a").await;
+    assert_eq!(bench.service.get(&bench.owner, &made.id).unwrap().files, Files::Lost);
+    let refused = bench.service.restart(&bench.owner, &made.id).await.unwrap_err();
+    assert!(matches!(refused, ServiceError::FilesLost { .. }), "{refused:?}");
+    let again = bench.acquire("a").await;
+    let lost = Some(Revival { how: Revived::FilesLost, cause: Cause::AgentDied });
+    assert_eq!((again.fresh, again.revival), (true, lost));
+    assert_eq!(bench.backend.count(), 1);
+}
+
+#[tokio::test]
+async fn a_restart_that_fails_leaves_a_dead_sandbox_with_its_files() {
+    let bench = Bench::new().await;
+    let made = bench.made_and_died("a").await;
+    bench.backend.fail("restart", 1);
+    let error = bench.service.acquire(&bench.key("a"), plain()).await.unwrap_err();
+    assert!(matches!(error, ServiceError::Backend { action: "restart", .. }), "{error:?}");
+    let dead = bench.service.get(&bench.owner, &made.id).unwrap();
+    assert_eq!((dead.phase, dead.files), (Phase::Failed(Cause::AgentDied), Files::Kept));
+    assert_eq!(bench.acquire("a").await.sandbox.id, made.id);
+}
+
+#[tokio::test]
+async fn a_server_that_dies_in_the_middle_of_a_restart_leaves_it_restartable() {
+    let bench = Bench::new().await;
+    let made = bench.made_and_died("a").await;
+    bench.backend.gate.forget_permits(usize::MAX >> 3);
+    let (service, key) = (bench.service.clone(), bench.key("a"));
+    let asking = tokio::spawn(async move { service.acquire(&key, plain()).await });
+    bench.until(&made, |phase| phase == Phase::Starting).await;
+    // The old server dies here: the row says "failed", and the sandbox comes up all the same.
+    let copy = super::restart::snapshot_of(&bench);
+    bench.backend.gate.add_permits(1);
+    asking.await.unwrap().unwrap();
+    let (backend, _state) = bench.crash().await;
+    backend.gate.add_permits(100);
+    let bench = Bench::with(backend, copy, Clock::host()).await;
+    bench.service.patch_labels(&bench.owner, &made.id, Default::default()).await.unwrap();
+    let again = bench.acquire("a").await;
+    assert_eq!((again.sandbox.id, again.revival), (made.id, RESTARTED));
+    assert_eq!(bench.backend.count(), 1);
+}
+
+#[tokio::test]
+async fn the_dead_survive_a_restart_of_the_server_with_name_and_files() {
+    let bench = Bench::new().await;
+    let made = bench.made_and_died("a").await;
+    let bench = bench.restarted().await;
+    let found = bench.service.get(&bench.owner, &made.id).unwrap();
+    assert_eq!((found.phase, found.files), (Phase::Failed(Cause::AgentDied), Files::Kept));
+    assert_eq!(bench.acquire("a").await.revival, RESTARTED);
+    let bench = bench.restarted().await;
+    let found = bench.service.get(&bench.owner, &made.id).unwrap();
+    assert_eq!(found.phase, Phase::Running);
+}
+
+#[tokio::test]
+async fn an_expired_or_destroyed_dead_sandbox_leaves_no_files() {
+    let bench = Bench::new().await;
+    let made = bench.made_and_died("a").await;
+    bench.service.destroy(&bench.owner, &made.id).await.unwrap();
+    assert_eq!(bench.backend.count(), 0);
+    let wish = Create { timeout: Some(Duration::from_millis(50)), ..plain() };
+    let made = bench.service.create(&bench.owner, wish).await.unwrap();
+    bench.died(&made).await;
+    bench.gone(&made).await;
+    assert_eq!(bench.backend.count(), 0);
+}
+
+#[tokio::test]
+async fn a_dead_sandbox_can_be_snapshotted() {
+    let bench = Bench::new().await;
+    let made = bench.create().await;
+    bench.died(&made).await;
+    bench.service.take_snapshot(&bench.owner, &made.id, None).await.unwrap();
+}
+
+#[tokio::test]
+async fn who_comes_back_by_name_is_evicted_last() {
+    let bench = Bench::limited(3, 3).await;
+    let named = bench.made_and_died("named").await;
+    bench.acquire("parked").await;
+    bench.release("parked");
+    let unnamed = bench.create().await;
+    bench.died(&unnamed).await;
+    bench.acquire("b").await;
+    assert!(!bench.has(&unnamed), "the dead without a name goes first");
+    bench.acquire("c").await;
+    assert!(bench.service.find(&bench.key("parked")).is_none(), "then what is parked");
+    assert!(bench.has(&named));
+    bench.acquire("d").await;
+    assert!(!bench.has(&named), "at last the dead with a name");
+}
+
+#[tokio::test]
+async fn the_dead_cost_their_owner_a_place_and_a_disk_and_nothing_that_runs() {
+    let (backend, state) = (Pretend::new(), tempfile::tempdir().unwrap());
+    let others = Quota {
+        sandboxes: Some(3),
+        memory: Some(Bytes::mib(100)),
+        cpus: Some(Cpus(2000)),
+        ..Quota::default()
+    };
+    let usual = Resources { memory: Some(Bytes::mib(60)), cpus: Some(Cpus(500)), ..Resources::default() };
+    let quotas = Quotas { others, ..Quotas::default() };
+    let config = Config { quotas, usual, ..config(&state) };
+    let bench = Bench::configured(config, backend, state).await;
+    let made = bench.made_and_died("a").await;
+    // Its memory is free for another, which then is in the way of its restart until it goes.
+    let other = bench.create().await;
+    let refused = bench.service.restart(&bench.owner, &made.id).await.unwrap_err();
+    assert!(matches!(refused, ServiceError::OverQuota { what: "memory", .. }), "{refused:?}");
+    assert!(bench.has(&made), "it does not make room for itself");
+    bench.service.destroy(&bench.owner, &other.id).await.unwrap();
+    bench.service.restart(&bench.owner, &made.id).await.unwrap();
+    bench.died(&made).await;
+    let second = bench.made_and_died("b").await;
+    let third = bench.made_and_died("c").await;
+    assert!(bench.has(&second) && bench.has(&third));
+    bench.acquire("d").await;
+    assert!(!bench.has(&made), "the dead take up places, and the first of them goes");
+}
