@@ -12,6 +12,7 @@ mod full_disk;
 mod fuzz;
 mod gateway;
 mod hooks;
+mod identity;
 mod images;
 mod isolated;
 mod kernels;

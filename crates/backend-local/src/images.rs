@@ -198,9 +198,15 @@ fn exact(state: &Path, host: &HostImage, name: &str) -> Result<Option<Resolved>,
         return Ok(Some(Resolved { name, trees, env, record: None, stand_in: None }));
     }
     let Some(record) = store::find(state, name)? else { return Ok(None) };
-    let trees = vec![Tree { mount_point: "/".to_owned(), lowers: store::trees(state, &record) }];
+    let trees = trees_of(state, &record);
     let env = environment(&record.config.env);
     Ok(Some(Resolved { name: record.name.clone(), trees, env, record: Some(record), stand_in: None }))
+}
+
+/// Where the layers of an image are in this state directory. Records name layers by their digests,
+/// which stay the same when the directory is renamed or copied.
+pub fn trees_of(state: &Path, record: &Record) -> Vec<Tree> {
+    vec![Tree { mount_point: "/".to_owned(), lowers: store::trees(state, record) }]
 }
 
 /// What every process finds in its environment: the image's own words over the usual ones. There

@@ -4,6 +4,7 @@
 //! with privileges, which builds each `jail` from a plan.
 
 pub mod cgroups;
+pub mod identity;
 pub mod images;
 pub mod jail;
 pub mod launcher;

@@ -10,7 +10,6 @@ mod claims;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -70,14 +69,15 @@ impl RangeError {
 }
 
 impl Ranges {
-    /// Opens the ranges recorded in `directory`.
-    pub fn open(directory: &Path, base: u32) -> Result<Self, RangeError> {
-        Self::open_beside(directory, Path::new(HOST), base, COUNT, given_to_users()?)
+    /// Opens the ranges recorded in `directory`, for the state directory with this identity.
+    pub fn open(directory: &Path, instance: &str, base: u32) -> Result<Self, RangeError> {
+        Self::open_beside(directory, instance, Path::new(HOST), base, COUNT, given_to_users()?)
     }
 
     /// As [`Ranges::open`], beside ids that others have: pairs of first id and count.
     fn open_beside(
         directory: &Path,
+        instance: &str,
         host: &Path,
         base: u32,
         count: u32,
@@ -87,7 +87,10 @@ impl Ranges {
         let records = recorded(directory)?;
         remove_torn(directory, &records)?;
         let directory = directory.to_owned();
-        let claims = Claims::open(host, &directory)?;
+        let mut claims = Claims::open(host, instance, &directory)?;
+        for record in &records {
+            claims.refresh(record.first)?;
+        }
         // Sandboxes may live on from a time when the base was another.
         let regular =
             |record: &Record| base.checked_add(record.index.saturating_mul(WIDTH)) == Some(record.first);
@@ -96,14 +99,18 @@ impl Ranges {
         let blocked = blocked(base, count, &given)?;
         let taken = records.iter().map(|record| record.index).collect();
         let by_id = records.into_iter().map(|record| (record.id, record.index)).collect();
-        let next = starting_place(&directory) % count;
+        let next = starting_place(instance) % count;
         Ok(Self { directory, claims, base, count, by_id, taken, blocked, next })
     }
 
-    /// The range of the sandbox `id`, recorded before this returns. One that has a range keeps it.
+    /// The range of the sandbox `id`, recorded before this returns. One that has a range keeps it,
+    /// unless another state directory took the range over while nothing of the sandbox ran.
     pub fn allocate(&mut self, id: &str) -> Result<Range, RangeError> {
         if let Some(range) = self.of(id) {
-            return Ok(range);
+            if self.claims.take(range.first)? {
+                return Ok(range);
+            }
+            self.release(id)?;
         }
         let index = self.free()?;
         self.record(index, id)?;
@@ -239,11 +246,10 @@ fn remove_torn(directory: &Path, records: &[Record]) -> Result<(), RangeError> {
     Ok(())
 }
 
-/// Servers with different state directories start at different places, so that their ranges are
-/// unlikely to meet.
-fn starting_place(directory: &Path) -> u32 {
-    let bytes = directory.as_os_str().as_bytes();
-    bytes.iter().fold(5381_u32, |sum, byte| sum.wrapping_mul(33) ^ u32::from(*byte))
+/// Servers start at different places, so that their ranges are unlikely to meet, even if they do
+/// not see each other's claims.
+fn starting_place(instance: &str) -> u32 {
+    instance.bytes().fold(5381_u32, |sum, byte| sum.wrapping_mul(33) ^ u32::from(byte))
 }
 
 /// The ids in a file such as /etc/subuid: lines of `user:first:count`. See subuid(5).

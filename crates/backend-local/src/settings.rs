@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::identity::ServerIdentity;
 use crate::volumes::Kind;
 
 use crate::network::NetworkSettings;
@@ -18,6 +19,9 @@ pub struct Settings {
     pub image_state: PathBuf,
     /// Part of the names of control groups, so that several servers share a host.
     pub instance: String,
+    /// Whether records without a signature are ours: an older version made the state directory.
+    #[serde(default)]
+    pub owns_unsigned_records: bool,
     /// The first host id that sandboxes may use; the first range is our own.
     pub uid_base: u32,
     /// As whom the server runs, if not as ourselves.
@@ -42,6 +46,13 @@ pub struct Settings {
     pub lifetime: Lifetime,
     pub maxima: Maxima,
     pub network: NetworkSettings,
+}
+
+impl Settings {
+    /// The identity with which records are signed.
+    pub fn identity(&self) -> ServerIdentity {
+        ServerIdentity { instance: self.instance.clone(), owns_unsigned_records: self.owns_unsigned_records }
+    }
 }
 
 /// The most that one sandbox may be given; `None` where everything may be asked for.

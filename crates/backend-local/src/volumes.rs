@@ -14,6 +14,7 @@
 //! Everything is mounted in the caller's mount namespace, which must be private. This module is
 //! synchronous and belongs to the launcher.
 
+pub mod copied;
 mod ext4;
 mod keeping;
 pub mod named;

@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex};
 
 use backend::SharedBackend;
 use backend::conformance::{Subject, check_all};
+use backend_local::identity::ServerIdentity;
 use backend_local::jail::plan::Limits;
 use backend_local::launcher::Launcher;
 use backend_local::launcher::record::Records;
@@ -123,7 +124,7 @@ struct Host {
 
 impl Host {
     fn start(&self) -> Child {
-        let instance = format!("conformance{}", std::process::id());
+        let instance = instance();
         let mut child = Command::new("/proc/self/exe")
             .arg("__launcher")
             .arg(&self.state)
@@ -165,13 +166,19 @@ impl Subject for Host {
     }
 
     async fn strike(&self, id: &SandboxId) {
-        let record = Records::open(&self.state).unwrap().read(id.as_str()).unwrap();
+        let identity = ServerIdentity { instance: instance(), owns_unsigned_records: false };
+        let record = Records::open(&self.state, identity).unwrap().read(id.as_str()).unwrap();
         let pid = Pid::from_raw(record.process.unwrap().pid).unwrap();
         kill_process(pid, Signal::KILL).unwrap();
     }
 }
 
 /// Serves until our standard input ends.
+/// The identity of the state directories of this run.
+fn instance() -> String {
+    format!("conformance{}", std::process::id())
+}
+
 fn launch(state_dir: PathBuf, shared: PathBuf, instance: &str) {
     let root = rustix::process::geteuid().is_root();
     if root {
@@ -183,6 +190,7 @@ fn launch(state_dir: PathBuf, shared: PathBuf, instance: &str) {
         image_state: state_dir.clone(),
         state_dir,
         instance: instance.to_owned(),
+        owns_unsigned_records: false,
         uid_base: DEFAULT_BASE,
         server_uid: None,
         aliases: Default::default(),

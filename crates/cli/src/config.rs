@@ -23,6 +23,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use backend_local::identity::Naming;
 use backend_local::network::NetworkSettings;
 use domain::{Bytes, Cpus};
 use serde::{Deserialize, Serialize};
@@ -50,8 +51,8 @@ pub(crate) struct Config {
     pub api_key: Option<Key>,
     /// The `host[:port]` that clients are told instead of the one they used.
     pub public_address: Option<String>,
-    /// The name of this server among others on the host; part of cgroup names.
-    pub instance: String,
+    /// How the state directory is named if it has no identity yet.
+    pub naming: Naming,
     pub lines: Lines,
     pub on_stop: OnStop,
     pub images: Images,
@@ -225,10 +226,7 @@ impl Config {
             },
             api_key: raw.api_key.map(check_key).transpose()?,
             public_address: raw.public_address.map(check_public_address).transpose()?,
-            instance: match raw.instance {
-                Some(name) => check_instance(name)?,
-                None => derived_instance(&state_dir),
-            },
+            naming: naming(raw.instance.map(check_instance).transpose()?, &state_dir),
             lines: check_lines(raw.lines.as_deref())?,
             on_stop: check_on_stop(raw.on_stop.as_deref())?,
             images: check_images(raw.images)?,
@@ -355,10 +353,14 @@ fn home_directory(variable: &str, below_home: &str) -> Result<PathBuf> {
         .hint("name a directory with --state-dir")
 }
 
-/// Two servers on one host have different state directories, and so different names.
-fn derived_instance(state_dir: &Path) -> String {
-    let digest = blake3::hash(state_dir.as_os_str().as_encoded_bytes());
-    format!("c{}", &digest.to_hex()[..8])
+/// How a state directory without an identity is named. Older versions used the name that the
+/// operator chose or derived one from the path.
+fn naming(chosen: Option<String>, state_dir: &Path) -> Naming {
+    let derived = || {
+        let digest = blake3::hash(state_dir.as_os_str().as_encoded_bytes());
+        format!("c{}", &digest.to_hex()[..8])
+    };
+    Naming { former: chosen.clone().unwrap_or_else(derived), prefix: chosen }
 }
 
 fn wrong(setting: &str, text: &str, why: impl fmt::Display) -> anyhow::Error {

@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow};
+use backend_local::identity::{Examined, Naming, ServerIdentity};
 use backend_local::jail::plan::{DiskPlan, GuestPlan, JailPlan, LimitName, Limits};
 use backend_local::launcher::Launcher;
 use backend_local::launcher::create::NotBegun;
@@ -32,6 +33,7 @@ use wire::process::{Command, Directory, Exit, Missing, Retention, Start, Termina
 use crate::args::RunArgs;
 use crate::config::Config;
 use crate::output::{Printer, WithHint};
+use crate::serve::state::with_hint;
 use crate::serve::{handover, lock, make_state_dir};
 
 /// As `timeout(1)` has it.
@@ -94,7 +96,8 @@ impl Sandbox {
         // Opening and sweeping is done by one at a time.
         let turn_path = state.join("lock");
         let turn = lock(&turn_path, FlockOperation::LockExclusive)?;
-        let mut launcher = Launcher::open(settings(config, state))?;
+        let identity = settle_identity(config, state)?;
+        let mut launcher = Launcher::open(settings(config, state, identity))?;
         sweep(&mut launcher, state, printer)?;
         let alive_path = state.join("alive").join(&plan.id);
         let alive = lock(&alive_path, FlockOperation::LockExclusive)?;
@@ -184,11 +187,20 @@ fn sweep(launcher: &mut Launcher, state: &Path, printer: &Printer) -> Result<()>
     Ok(())
 }
 
-fn settings(config: &Config, state: &Path) -> Settings {
+/// The identity of the directory of one-shot sandboxes, which the caller has locked.
+fn settle_identity(config: &Config, state: &Path) -> Result<ServerIdentity> {
+    let run = |name: &String| format!("{name}-run");
+    let naming =
+        Naming { former: run(&config.naming.former), prefix: config.naming.prefix.as_ref().map(run) };
+    backend_local::identity::examine(state, &naming).and_then(Examined::settle).map_err(with_hint)
+}
+
+fn settings(config: &Config, state: &Path, identity: ServerIdentity) -> Settings {
     Settings {
         state_dir: state.to_owned(),
         image_state: config.state_dir.clone(),
-        instance: format!("{}-run", config.instance),
+        instance: identity.instance,
+        owns_unsigned_records: identity.owns_unsigned_records,
         uid_base: config.uid_base,
         server_uid: None,
         aliases: config.images.aliases.clone(),

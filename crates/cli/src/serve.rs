@@ -13,14 +13,14 @@ pub(crate) mod handover;
 pub(crate) mod launcher;
 mod notify;
 pub(crate) mod server;
+pub(crate) mod state;
 mod update;
 
 use std::fs::{self, File};
 use std::net::TcpListener;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown};
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -34,16 +34,17 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::args::ServeArgs;
 use crate::config::{Config, OnStop, Reload, SettingChange};
 use crate::output::WithHint;
+use backend_local::identity::ServerIdentity;
 use handover::{Announce, Handover, Pass};
 use notify::ServiceManager;
+use state::StateDir;
+pub(crate) use state::{lock, make_state_dir, server_dir};
 
 /// A part that lived this many times longer than it was waited for is healthy, and its next
 /// death counts as the first. So a part that keeps dying costs a tenth of the time at most.
 const HEALTHY: u32 = 10;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// How long a lock of a killed supervisor may outlive it.
-const LAST_MOMENT: Duration = Duration::from_secs(2);
 /// How long the parts may take to end when they are asked to.
 const GRACE: Duration = Duration::from_secs(10);
 /// As above, for a server that has to remove its sandboxes first.
@@ -52,16 +53,18 @@ const GRACE_TO_REMOVE: Duration = Duration::from_secs(300);
 pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode> {
     let config = Config::for_server(args)?;
     crate::tracing_output::start(&config.log);
-    let lock = prepare_state_dir(&config)?;
+    let state = StateDir::examine(&config)?;
     drop(server_lock(&config)?);
     let listener =
         TcpListener::bind(config.listen).with_context(|| format!("could not listen on {}", config.listen))?;
     listener.set_nonblocking(true)?;
+    // From here on the state directory changes.
+    let (lock, identity) = state.prepare(&config)?;
     let listeners = Listeners { network: listener, operators: operators_socket(&config)? };
     let divided = divide_group();
     linux::namespaces::adopt_orphans().context("could not become the parent of orphans")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let code = runtime.block_on(supervise(args, config.clone(), listeners))?;
+    let code = runtime.block_on(supervise(args, config.clone(), &identity, listeners))?;
     if divided && let Err(error) = backend_local::cgroups::give_room_back() {
         tracing::info!(%error, "our control group is not left as it was");
     }
@@ -116,83 +119,12 @@ fn divide_group() -> bool {
     room.is_ok()
 }
 
-/// The uid of the server: one of the range that is ours, and as a rule not that of another
-/// server on this host.
-pub(crate) fn server_uid(config: &Config) -> Option<u32> {
-    let place =
-        config.instance.bytes().fold(0u16, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
-    rustix::process::geteuid().is_root().then_some(config.uid_base + u32::from(place))
-}
-
-/// Makes the state directory and locks it for as long as the result lives.
-fn prepare_state_dir(config: &Config) -> Result<File> {
-    let directory = &config.state_dir;
-    let action = || format!("could not prepare the state directory `{}`", directory.display());
-    make_state_dir(directory).with_context(action)?;
-    let lock = lock_alone(&directory.join("lock"))
-        .with_context(|| format!("another server uses the state directory `{}`", directory.display()))
-        .hint("stop it, or choose another directory with --state-dir")?;
-    let own = server_dir(directory);
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(&own).with_context(action)?;
-    if let Some(uid) = server_uid(config) {
-        check_reachable(directory)?;
-        chown(&own, Some(uid), Some(uid)).with_context(action)?;
-    }
-    Ok(lock)
-}
-
-/// Makes the state directory. It belongs to whoever starts us; others may only pass through, and
-/// nobody but us can put something else in the place of what lies in it.
-pub(crate) fn make_state_dir(directory: &Path) -> std::io::Result<()> {
-    fs::DirBuilder::new().recursive(true).mode(0o711).create(directory)?;
-    fs::set_permissions(directory, fs::Permissions::from_mode(0o711))
-}
-
-/// The server has a uid of its own and must be able to pass through to its directory.
-fn check_reachable(directory: &Path) -> Result<()> {
-    for above in directory.ancestors().skip(1) {
-        let facts =
-            fs::metadata(above).with_context(|| format!("could not look at `{}`", above.display()))?;
-        if facts.permissions().mode() & 0o001 == 0 {
-            return Err(anyhow!("the server's own user cannot pass through `{}`", above.display()))
-                .hint("choose another directory with --state-dir, or let others pass with `chmod o+x`");
-        }
-    }
-    Ok(())
-}
-
-/// The one directory that belongs to the server: the database and the secret. Everything else is
-/// the launcher's, which must not find there what a server that was taken over has laid out.
-pub(crate) fn server_dir(state_dir: &Path) -> PathBuf {
-    state_dir.join("server")
-}
-
-/// Locks a file that somebody else may have for good, or for a last moment: the child of a
-/// supervisor that was killed while starting it holds the lock until it executes its program.
-fn lock_alone(path: &Path) -> Result<File> {
-    const STEP: Duration = Duration::from_millis(10);
-    let end = Instant::now() + LAST_MOMENT;
-    loop {
-        match lock(path, FlockOperation::NonBlockingLockExclusive) {
-            Err(_busy) if Instant::now() < end => std::thread::park_timeout(STEP),
-            locked => return locked,
-        }
-    }
-}
-
 /// Locks what a server holds from its first moment to its last. So this also waits for the
 /// server of a supervisor that was killed: it dies with its supervisor, but a moment later, and
 /// until then it has the address.
 fn server_lock(config: &Config) -> Result<File> {
     lock(&config.state_dir.join("server.lock"), FlockOperation::LockExclusive)
         .context("could not lock the place of the server")
-}
-
-/// Opens a file and locks it. The kernel lets go of the lock when its holder dies.
-pub(crate) fn lock(path: &Path, operation: FlockOperation) -> Result<File> {
-    let file = fs::OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)?;
-    rustix::fs::flock(&file, operation)?;
-    Ok(file)
 }
 
 /// One of the two processes, and how it has been doing.
@@ -209,20 +141,25 @@ struct Part {
     updates: Sender,
 }
 
-async fn supervise(args: &ServeArgs, mut config: Config, listeners: Listeners) -> Result<ExitCode> {
+async fn supervise(
+    args: &ServeArgs,
+    mut config: Config,
+    identity: &ServerIdentity,
+    listeners: Listeners,
+) -> Result<ExitCode> {
     let manager = ServiceManager::from_environment();
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hangup = signal(SignalKind::hangup())?;
     let mut ended = signal(SignalKind::child())?;
-    let mut launcher = start_launcher(&config, FIRST_PAUSE).await?;
+    let mut launcher = start_launcher(&config, identity, FIRST_PAUSE).await?;
     let mut announce = Announce::Yes;
-    let mut server = start_server(&config, &listeners, announce, FIRST_PAUSE)?;
+    let mut server = start_server(&config, identity, &listeners, announce, FIRST_PAUSE)?;
     loop {
         collect_orphans(&[launcher.child.id(), server.child.id()]);
         tokio::select! {
             _ = launcher.child.wait() => tokio::select! {
-                started = start_launcher_again(&config, &launcher) => launcher = started,
+                started = start_launcher_again(&config, identity, &launcher) => launcher = started,
                 _ = terminate.recv() => break,
                 _ = interrupt.recv() => break,
             },
@@ -236,7 +173,7 @@ async fn supervise(args: &ServeArgs, mut config: Config, listeners: Listeners) -
                     return Ok(ExitCode::FAILURE);
                 }
                 let pause = server.next_pause().await;
-                server = start_server(&config, &listeners, announce, pause)?;
+                server = start_server(&config, identity, &listeners, announce, pause)?;
             }
             _ = server.ready.readable(), if !server.up => {
                 if server.came_up() {
@@ -246,7 +183,7 @@ async fn supervise(args: &ServeArgs, mut config: Config, listeners: Listeners) -
             }
             _ = hangup.recv() => {
                 manager.reloading();
-                reload(args, &mut config, [&mut launcher, &mut server]).await;
+                reload(args, &mut config, identity, [&mut launcher, &mut server]).await;
                 manager.ready();
             }
             // What has ended is collected when the loop begins anew.
@@ -264,7 +201,7 @@ async fn supervise(args: &ServeArgs, mut config: Config, listeners: Listeners) -
 
 /// Reads the configuration anew and has the parts take over what can change now. A configuration
 /// that is wrong changes nothing.
-async fn reload(args: &ServeArgs, config: &mut Config, parts: [&mut Part; 2]) {
+async fn reload(args: &ServeArgs, config: &mut Config, identity: &ServerIdentity, parts: [&mut Part; 2]) {
     let reload = match Config::for_server(args).and_then(|read| config.reload(&read)) {
         Ok(reload) => reload,
         Err(error) => {
@@ -275,7 +212,7 @@ async fn reload(args: &ServeArgs, config: &mut Config, parts: [&mut Part; 2]) {
     let Reload { config: reloaded, applied, postponed } = reload;
     *config = reloaded;
     crate::tracing_output::set_level(&config.log.level);
-    let handover = Handover::of(config, Announce::No);
+    let handover = Handover::of(config, identity, Announce::No);
     for part in parts {
         if let Err(error) = part.update(&handover).await {
             let error = format!("{error:#}");
@@ -321,10 +258,10 @@ impl Part {
 }
 
 /// Starts the launcher and waits until it listens.
-async fn start_launcher(config: &Config, pause: Duration) -> Result<Part> {
+async fn start_launcher(config: &Config, identity: &ServerIdentity, pause: Duration) -> Result<Part> {
     let (tell, mut ready) = pipe()?;
     let (updates, updated) = pipe()?;
-    let handover = Handover::of(config, Announce::No);
+    let handover = Handover::of(config, identity, Announce::No);
     let passed = [memfd(&handover)?, tell.into_blocking_fd()?, updated.into_blocking_fd()?];
     let child = start("__launcher", &passed)?;
     let mut byte = [0];
@@ -338,10 +275,10 @@ async fn start_launcher(config: &Config, pause: Duration) -> Result<Part> {
 
 /// Starts the launcher after `former` has died, as often as it takes. Meanwhile sandboxes go on
 /// and the server waits.
-async fn start_launcher_again(config: &Config, former: &Part) -> Part {
+async fn start_launcher_again(config: &Config, identity: &ServerIdentity, former: &Part) -> Part {
     let mut pause = former.next_pause().await;
     loop {
-        match start_launcher(config, pause).await {
+        match start_launcher(config, identity, pause).await {
             Ok(launcher) => return launcher,
             Err(error) => tracing::error!(error = format!("{error:#}"), "the launcher is started again"),
         }
@@ -350,10 +287,16 @@ async fn start_launcher_again(config: &Config, former: &Part) -> Part {
     }
 }
 
-fn start_server(config: &Config, listeners: &Listeners, announce: Announce, pause: Duration) -> Result<Part> {
+fn start_server(
+    config: &Config,
+    identity: &ServerIdentity,
+    listeners: &Listeners,
+    announce: Announce,
+    pause: Duration,
+) -> Result<Part> {
     let (tell, ready) = pipe()?;
     let (updates, updated) = pipe()?;
-    let handover = Handover::of(config, announce);
+    let handover = Handover::of(config, identity, announce);
     // The lock before the listeners: the kernel lets go of them in the opposite order.
     let lock = OwnedFd::from(server_lock(config)?);
     let operators = listeners.operators.as_fd().try_clone_to_owned()?;

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
@@ -33,6 +33,7 @@ pub struct Start {
     user: User,
     limits: &'static str,
     listen: String,
+    state: Option<PathBuf>,
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
     removed: Vec<&'static str>,
@@ -45,6 +46,7 @@ impl Default for Start {
             user: User::Same,
             limits: ":",
             listen,
+            state: None,
             arguments: Vec::new(),
             environment: Vec::new(),
             removed: Vec::new(),
@@ -71,6 +73,12 @@ impl Start {
     /// Listens at an address that a server had before.
     pub fn listen(mut self, address: &str) -> Self {
         self.listen = address.to_owned();
+        self
+    }
+
+    /// Starts it in a mount namespace of its own, in which its state directory is seen at `place`.
+    pub fn seen_at(mut self, place: &Path) -> Self {
+        self.state = Some(place.to_owned());
         self
     }
 
@@ -112,7 +120,7 @@ impl Start {
         let mut command = Programs::shared().command();
         command
             .args(["serve", "--listen", &self.listen, "--state-dir"])
-            .arg(directory.join("state"))
+            .arg(self.state.clone().unwrap_or_else(|| directory.join("state")))
             .args(&self.arguments)
             // The links and packet filters of this host are not for tests to change.
             .env("CORACLE_NETWORK_DEFAULT", "off")
@@ -126,6 +134,21 @@ impl Start {
             command.env_remove(name);
         }
         let mut command = within(self.limits, &command);
+        if let Some(place) = &self.state {
+            const SHOW: &str = "mount --bind \"$0\" \"$1\" && shift && exec \"$@\"";
+            let own = directory.join("state");
+            fs::create_dir_all(&own).expect("our own directory");
+            let mut apart = Command::new("unshare");
+            apart.args(["--mount", "--propagation", "private", "sh", "-c", SHOW]).arg(own).arg(place);
+            apart.arg(command.get_program()).args(command.get_args());
+            for (name, value) in command.get_envs() {
+                match value {
+                    Some(value) => apart.env(name, value),
+                    None => apart.env_remove(name),
+                };
+            }
+            command = apart;
+        }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
         self.user.apply(&mut command);
         command.process_group(0).spawn().expect("the binary can be run")

@@ -3,9 +3,10 @@
 //! An errand ends with the launcher. The kernel may let it finish one call before it dies, so a
 //! later launcher waits for [`Errands::wait_for_former`] before it looks at what was made.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use linux::spawn::{self, Forked, SingleThread};
@@ -36,7 +37,9 @@ pub struct Errand {
 impl Errands {
     pub fn open(state_dir: &Path) -> io::Result<Self> {
         let lock = state_dir.join("errands");
-        File::options().create(true).append(true).open(&lock)?;
+        // Closed to others, who could hold the lock and keep us waiting. Older versions made it open.
+        let file = File::options().create(true).append(true).mode(0o600).open(&lock)?;
+        file.set_permissions(fs::Permissions::from_mode(0o600))?;
         Ok(Self { lock })
     }
 

@@ -159,7 +159,7 @@ impl Launcher {
             let path = state.join(name);
             make_directory(&path, mode).map_err(failed("make", &path))?;
         }
-        let records = Records::open(&state).map_err(failed("open", &state))?;
+        let records = Records::open(&state, settings.identity()).map_err(failed("open", &state))?;
         let bin = state.join("bin");
         let agent = agent_program(&bin).map_err(failed("copy ourselves to", &bin))?;
         let run = open_directory(&state.join("run")).map_err(failed("open", &state.join("run")))?;
@@ -230,12 +230,11 @@ impl Launcher {
         }
     }
 
-    /// All sandboxes of which anything exists here.
+    /// All sandboxes that the state directory has a record or a disk of. Control groups are not
+    /// searched: a record is written before a group is made and removed after it, and a group
+    /// without a record may belong to another server.
     pub fn found(&self) -> io::Result<Vec<FoundBox>> {
         let mut ids = self.records.list()?;
-        if let Some(groups) = self.groups() {
-            ids.extend(groups.list()?);
-        }
         if let Rights::Root(root) = &self.rights {
             ids.extend(root.volumes.list().map_err(io::Error::other)?);
         }
@@ -374,7 +373,7 @@ impl Root {
         };
         let mut volumes = Volumes::open(&settings.state_dir.join("disk"), kept)?;
         let snapshots = Snapshots::open(settings, &groups, &mut volumes)?;
-        let ranges = Ranges::open(&settings.state_dir.join("ranges"), settings.uid_base)?;
+        let ranges = Ranges::open(&settings.state_dir.join("ranges"), &settings.instance, settings.uid_base)?;
         let uplink = Uplink::new(settings.network.clone(), &settings.instance);
         let nets = NetStock::open(settings.prepared, uplink).map_err(LauncherError::Net)?;
         // Last, because nobody would take the groups away again if something else failed.

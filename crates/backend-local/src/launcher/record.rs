@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
+use crate::identity::ServerIdentity;
 use crate::images::{self, Resolved, Tree};
 use crate::jail::plan::Limits;
 
@@ -34,6 +35,14 @@ pub struct Record {
     /// Whether its processes ended and all was given back but its disk.
     #[serde(default)]
     pub stopped: bool,
+    /// The identity of the state directory in which its process was started. Absent in records of
+    /// older versions.
+    #[serde(default)]
+    pub instance: Option<String>,
+    /// Whether the process belongs to another server, because this is a record in a copied state
+    /// directory. Such a process is never watched, ended or collected.
+    #[serde(skip)]
+    pub foreign: bool,
 }
 
 /// What a sandbox's files were before it wrote any.
@@ -70,13 +79,15 @@ pub struct Process {
 #[derive(Clone, Debug)]
 pub struct Records {
     directory: PathBuf,
+    identity: ServerIdentity,
 }
 
 impl Records {
-    pub fn open(state_dir: &Path) -> io::Result<Self> {
+    /// Opens the records of a state directory, which signs them with its identity.
+    pub fn open(state_dir: &Path, identity: ServerIdentity) -> io::Result<Self> {
         let directory = state_dir.join("boxes");
         fs::create_dir_all(&directory)?;
-        Ok(Self { directory })
+        Ok(Self { directory, identity })
     }
 
     /// Writes down the intention; an id that has a record already is refused.
@@ -90,6 +101,8 @@ impl Records {
             process: None,
             connected: false,
             stopped: false,
+            instance: Some(self.identity.instance.clone()),
+            foreign: false,
         };
         let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(self.path(id))?;
         file.write_all(&serde_json::to_vec(&record)?)?;
@@ -110,6 +123,8 @@ impl Records {
             process: None,
             connected: false,
             stopped: false,
+            instance: Some(self.identity.instance.clone()),
+            foreign: false,
             ..former
         };
         self.replace(id, &record)?;
@@ -133,6 +148,8 @@ impl Records {
     /// half made, which at that moment it is.
     pub fn add_process(&self, id: &str, record: &mut Record, pid: Pid) -> io::Result<()> {
         record.process = Some(Process::of(pid)?);
+        record.instance = Some(self.identity.instance.clone());
+        record.foreign = false;
         // Written over the intention, which is shorter unless it is that of a restart: truncating
         // first would make some filesystems write the file out at once.
         self.replace(id, record)
@@ -150,7 +167,18 @@ impl Records {
 
     /// The record of `id`, if it has a complete one.
     pub fn read(&self, id: &str) -> Option<Record> {
-        serde_json::from_slice(&fs::read(self.path(id)).ok()?).ok()
+        let mut record: Record = serde_json::from_slice(&fs::read(self.path(id)).ok()?).ok()?;
+        record.foreign = !self.signed(&record);
+        Some(record)
+    }
+
+    /// Whether the process in a record was started by this state directory and not by another that
+    /// it was copied from.
+    fn signed(&self, record: &Record) -> bool {
+        match &record.instance {
+            Some(instance) => *instance == self.identity.instance,
+            None => self.identity.owns_unsigned_records,
+        }
     }
 
     pub fn remove(&self, id: &str) -> io::Result<()> {
@@ -173,7 +201,7 @@ impl Records {
 impl Record {
     /// A descriptor of the first process, if that very process still lives.
     pub fn pidfd(&self) -> Option<OwnedFd> {
-        let process = self.process.as_ref()?;
+        let process = self.process.as_ref().filter(|_| !self.foreign)?;
         if self.boot != boot_id().ok()? {
             return None;
         }
@@ -184,7 +212,8 @@ impl Record {
 impl Record {
     /// A descriptor of the first process if it has ended and nobody has collected it.
     pub fn remains(&self) -> Option<OwnedFd> {
-        let process = self.process.as_ref().filter(|_| boot_id().is_ok_and(|boot| boot == self.boot))?;
+        let here = !self.foreign && boot_id().is_ok_and(|boot| boot == self.boot);
+        let process = self.process.as_ref().filter(|_| here)?;
         let pid = Pid::from_raw(process.pid)?;
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
         // Its namespaces are gone, but not the moment when it began.
@@ -264,6 +293,8 @@ mod tests {
             process: Process::of(own).ok(),
             connected: false,
             stopped: false,
+            instance: None,
+            foreign: false,
         };
         assert!(record.pidfd().is_some());
         let process = record.process.as_mut().expect("it has one");
@@ -274,9 +305,31 @@ mod tests {
     }
 
     #[test]
+    fn record_of_a_copied_directory_leads_to_no_process() {
+        let state = tempfile::tempdir().expect("a directory");
+        let limits = Limits { memory: 1, cpus: 1, pids: 1, disk: 1 };
+        let open = |instance: &str, owns_unsigned_records| {
+            let identity = ServerIdentity { instance: instance.to_owned(), owns_unsigned_records };
+            Records::open(state.path(), identity).expect("it is ours")
+        };
+        let original = open("one", false);
+        let mut record = original.begin("a", limits, made_of()).expect("nobody has it");
+        original.add_process("a", &mut record, rustix::process::getpid()).expect("it lives");
+        let pidfd = |records: &Records| records.read("a").expect("it is whole").pidfd();
+        assert!(pidfd(&original).is_some());
+        assert!(pidfd(&open("two", false)).is_none(), "the copy has another identity");
+        assert!(pidfd(&open("two", true)).is_none(), "a signed record is not taken for an older one");
+        record.instance = None;
+        original.replace("a", &record).expect("it is there");
+        assert!(pidfd(&open("two", true)).is_some(), "an upgraded directory owns older records");
+        assert!(pidfd(&open("two", false)).is_none());
+    }
+
+    #[test]
     fn a_shorter_record_takes_the_place_of_a_longer_one() {
         let state = tempfile::tempdir().expect("a directory");
-        let records = Records::open(state.path()).expect("it is ours");
+        let identity = ServerIdentity { instance: "i".to_owned(), owns_unsigned_records: false };
+        let records = Records::open(state.path(), identity).expect("it is ours");
         let long = Limits { memory: u64::MAX, cpus: 1000, pids: 1000, disk: u64::MAX };
         let mut record = records.begin("a", long, made_of()).expect("nobody has it");
         record.limits = Limits { memory: 1, cpus: 2, pids: 3, disk: 4 };
@@ -288,7 +341,8 @@ mod tests {
     #[test]
     fn a_stopped_sandbox_keeps_its_record_and_is_begun_again() {
         let state = tempfile::tempdir().expect("a directory");
-        let records = Records::open(state.path()).expect("it is ours");
+        let identity = ServerIdentity { instance: "i".to_owned(), owns_unsigned_records: false };
+        let records = Records::open(state.path(), identity).expect("it is ours");
         let limits = Limits { memory: 1, cpus: 2, pids: 3, disk: 4 };
         let mut record = records.begin("a", limits, made_of()).expect("nobody has it");
         records.add_process("a", &mut record, rustix::process::getpid()).expect("it lives");

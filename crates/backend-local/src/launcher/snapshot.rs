@@ -23,7 +23,7 @@ use super::protocol::{FoundKept, Holds, KeptBox, Refusal, RefusalKind};
 use super::record::MadeOf;
 use super::{Launcher, LauncherError, Rights, Root, make_directory};
 use crate::cgroups::Hierarchies;
-use crate::images::{HOST, Resolved, Tree};
+use crate::images::{self, HOST, Resolved, Tree};
 use crate::jail::plan::JailPlan;
 use crate::settings::Settings;
 use crate::volumes::{Copying, Kind, Prepared, VolumeError, Volumes};
@@ -267,7 +267,11 @@ impl Launcher {
         if made_of.image == HOST {
             return self.resolve(HOST);
         }
-        let trees: Vec<Tree> = made_of.trees.into_iter().map(Tree::from).collect();
+        // By its digests where they are known: the paths may be those of a former place.
+        let trees: Vec<Tree> = match &made_of.record {
+            Some(record) => images::trees_of(&self.settings.image_state, record),
+            None => made_of.trees.into_iter().map(Tree::from).collect(),
+        };
         if let Some(gone) = trees.iter().flat_map(|tree| &tree.lowers).find(|lower| !lower.is_dir()) {
             tracing::warn!(image = made_of.image, layer = %gone.display(), "a layer of an image is gone");
             let hint = Some("import the image again under the same name".to_owned());

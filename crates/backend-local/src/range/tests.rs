@@ -1,6 +1,8 @@
 //! Ranges, alone and beside other state directories.
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
+use std::os::unix::ffi::OsStrExt;
+
 use tempfile::TempDir;
 
 use super::*;
@@ -15,7 +17,12 @@ fn open(state: &TempDir) -> Ranges {
 
 fn open_on(host: &TempDir, state: &TempDir) -> Ranges {
     let (ranges, host) = (state.path().join("ranges"), host.path().join("uids"));
-    Ranges::open_beside(&ranges, &host, BASE, FEW, Vec::new()).unwrap()
+    Ranges::open_beside(&ranges, &name_of(state), &host, BASE, FEW, Vec::new()).unwrap()
+}
+
+/// An identity for each directory.
+fn name_of(state: &TempDir) -> String {
+    state.path().file_name().unwrap().to_str().unwrap().to_owned()
 }
 
 /// Takes all ranges that there are for this state directory.
@@ -39,7 +46,7 @@ fn a_crooked_base_meets_nobody_either() {
     let (host, one, two) = (TempDir::new().unwrap(), TempDir::new().unwrap(), TempDir::new().unwrap());
     let taken = take_all(&mut open_on(&host, &one), "a");
     let (ranges, uids) = (two.path().join("ranges"), host.path().join("uids"));
-    let mut second = Ranges::open_beside(&ranges, &uids, BASE - 5, FEW, Vec::new()).unwrap();
+    let mut second = Ranges::open_beside(&ranges, "other", &uids, BASE - 5, FEW, Vec::new()).unwrap();
     assert_eq!(taken.len(), FEW as usize - 1);
     second.allocate("b").unwrap_err();
 }
@@ -79,7 +86,7 @@ fn ranges_of_another_base_are_kept_apart_while_their_sandboxes_live() {
     let state = TempDir::new().unwrap();
     let old = open(&state).allocate("a").unwrap();
     let (ranges, uids) = (state.path().join("ranges"), state.path().join("uids"));
-    let mut moved = Ranges::open_beside(&ranges, &uids, BASE - 5, FEW, Vec::new()).unwrap();
+    let mut moved = Ranges::open_beside(&ranges, &name_of(&state), &uids, BASE - 5, FEW, Vec::new()).unwrap();
     let taken = take_all(&mut moved, "b");
     assert!(taken.iter().all(|first| first.abs_diff(old.first) >= WIDTH), "{old:?} {taken:?}");
     assert!(taken.len() > 32);
@@ -129,7 +136,8 @@ fn ids_that_users_have_are_left_alone() {
     let given = subordinate(&text);
     assert_eq!(given.len(), 2);
     let path = directory.path();
-    let mut ranges = Ranges::open_beside(&path.join("ranges"), &path.join("uids"), BASE, FEW, given).unwrap();
+    let mut ranges =
+        Ranges::open_beside(&path.join("ranges"), "i", &path.join("uids"), BASE, FEW, given).unwrap();
     let indexes: Vec<u32> = (3..FEW).map(|n| ranges.allocate(&n.to_string()).unwrap().index).collect();
     assert!(!indexes.contains(&1) && !indexes.contains(&2));
     assert!(matches!(ranges.allocate("more"), Err(RangeError::Exhausted)));
@@ -139,9 +147,59 @@ fn ids_that_users_have_are_left_alone() {
 fn a_base_that_cannot_hold_them_is_refused() {
     let directory = TempDir::new().unwrap();
     let (ranges, uids) = (directory.path().join("ranges"), directory.path().join("uids"));
-    let open = |base, given: &[(u64, u64)]| Ranges::open_beside(&ranges, &uids, base, FEW, given.to_vec());
+    let open =
+        |base, given: &[(u64, u64)]| Ranges::open_beside(&ranges, "i", &uids, base, FEW, given.to_vec());
     assert!(matches!(open(u32::MAX - 5, &[]), Err(RangeError::BadBase(_))));
     assert!(matches!(open(0, &[]), Err(RangeError::BadBase(_))));
     let all = [(u64::from(BASE), 1)];
     assert!(matches!(open(BASE, &all), Err(RangeError::ServerBlocked(_))));
+}
+
+#[test]
+fn claims_follow_a_renamed_state_directory() {
+    let (host, parent) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let (before, after) = (parent.path().join("a"), parent.path().join("b"));
+    let uids = host.path().join("uids");
+    let open = |state: &Path, name| {
+        Ranges::open_beside(&state.join("ranges"), name, &uids, BASE, FEW, Vec::new()).unwrap()
+    };
+    let a = open(&before, "one").allocate("a").unwrap();
+    fs::rename(&before, &after).unwrap();
+    drop(open(&after, "one"));
+    let taken = take_all(&mut open(&before, "two"), "b");
+    assert!(!taken.contains(&a.first), "the renamed directory still has a sandbox there");
+    assert_eq!(open(&after, "one").of("a"), Some(a));
+}
+
+#[test]
+fn equal_paths_of_two_servers_are_told_apart() {
+    let (host, one, two) = (TempDir::new().unwrap(), TempDir::new().unwrap(), TempDir::new().unwrap());
+    // What two mount namespaces show at one path is imitated by renaming.
+    let uids = host.path().join("uids");
+    let path = host.path().join("state");
+    let open = |name| Ranges::open_beside(&path.join("ranges"), name, &uids, BASE, FEW, Vec::new()).unwrap();
+    fs::rename(one.path(), &path).unwrap();
+    let mut first = open("one");
+    let a = first.allocate("a").unwrap();
+    fs::rename(&path, one.path()).unwrap();
+    fs::rename(two.path(), &path).unwrap();
+    let taken = take_all(&mut open("two"), "b");
+    assert!(!taken.contains(&a.first));
+}
+
+#[test]
+fn claim_of_an_older_version_is_ours_by_its_path() {
+    let state = TempDir::new().unwrap();
+    let a = open(&state).allocate("a").unwrap();
+    let (uids, ranges) = (state.path().join("uids"), state.path().join("ranges"));
+    for entry in fs::read_dir(&uids).unwrap() {
+        let path = entry.unwrap().path();
+        if !path.ends_with("lock") {
+            fs::write(path, ranges.as_os_str().as_bytes()).unwrap();
+        }
+    }
+    assert_eq!(open(&state).allocate("a").unwrap(), a);
+    let other = TempDir::new().unwrap();
+    let taken = take_all(&mut open_on(&state, &other), "b");
+    assert!(!taken.contains(&a.first));
 }

@@ -68,10 +68,16 @@ fn make(path: &Path) -> io::Result<()> {
         rustix::fs::ioctl_setflags(&file, IFlags::NOCOW)?;
     }
     unpack(&file)?;
+    rename(&file)?;
+    fs::rename(&draft, path)
+}
+
+/// Gives the filesystem in `file`, which is not mounted, a random identifier.
+pub(super) fn rename(file: &File) -> io::Result<()> {
     let mut identifier = [0; 16];
     rustix::rand::getrandom(&mut identifier, rustix::rand::GetRandomFlags::empty())?;
-    superblock::rename(&file, identifier)?;
-    fs::rename(&draft, path)
+    superblock::rename(file, identifier)?;
+    file.sync_all()
 }
 
 /// Writes the blocks of the template that are not empty.
@@ -107,6 +113,9 @@ mod superblock {
     const PLACE: u64 = 64 << 10;
     const CHECKSUM: usize = 32;
     const IDENTIFIER: std::ops::Range<usize> = 32..48;
+    const MAGIC: std::ops::Range<usize> = 64..72;
+    const CHECKSUM_KIND: std::ops::Range<usize> = 196..198;
+    const CRC32C: [u8; 2] = [0, 0];
     const INCOMPATIBLE: std::ops::Range<usize> = 188..196;
     const IDENTIFIER_OF_BLOCKS: std::ops::Range<usize> = 571..587;
     const HAS_IDENTIFIER_OF_BLOCKS: u64 = 1 << 10;
@@ -114,13 +123,19 @@ mod superblock {
     pub(super) fn rename(file: &File, identifier: [u8; 16]) -> io::Result<()> {
         let mut block = [0; BLOCK];
         file.read_exact_at(&mut block, PLACE)?;
+        if block[MAGIC] != *b"_BHRfS_M" || block[CHECKSUM_KIND] != CRC32C {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "it holds no btrfs of ours"));
+        }
         let old = block[IDENTIFIER].to_vec();
-        block[IDENTIFIER].copy_from_slice(&identifier);
-        block[IDENTIFIER_OF_BLOCKS].copy_from_slice(&old);
         let mut flags = [0; 8];
         flags.copy_from_slice(&block[INCOMPATIBLE]);
-        let flags = u64::from_le_bytes(flags) | HAS_IDENTIFIER_OF_BLOCKS;
-        block[INCOMPATIBLE].copy_from_slice(&flags.to_le_bytes());
+        let flags = u64::from_le_bytes(flags);
+        block[IDENTIFIER].copy_from_slice(&identifier);
+        // The blocks of one that was renamed before still have the first identifier.
+        if flags & HAS_IDENTIFIER_OF_BLOCKS == 0 {
+            block[IDENTIFIER_OF_BLOCKS].copy_from_slice(&old);
+            block[INCOMPATIBLE].copy_from_slice(&(flags | HAS_IDENTIFIER_OF_BLOCKS).to_le_bytes());
+        }
         let checksum = crc32c(&block[CHECKSUM..]);
         block[..4].copy_from_slice(&checksum.to_le_bytes());
         file.write_all_at(&block, PLACE)

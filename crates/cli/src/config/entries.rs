@@ -123,7 +123,7 @@ impl Config {
             state_dir,
             api_key,
             public_address,
-            instance,
+            naming,
             lines,
             on_stop,
             images: _,
@@ -149,7 +149,7 @@ impl Config {
         entries.add("state_dir", state_dir);
         entries.add_secret("api_key", api_key.as_ref().map(super::Key::expose));
         entries.add("public_address", public_address);
-        entries.add("instance", instance);
+        entries.add("instance", &naming.prefix);
         entries.add("lines", if *lines == Lines::Preserving { "P" } else { "S" });
         entries.add("on_stop", if *on_stop == OnStop::Keep { "keep" } else { "remove" });
         entries.add("park_after", seconds(*park_after));

@@ -51,7 +51,7 @@ impl Config {
             // Sockets, names and directories that exist since the start.
             listen: old.listen,
             state_dir: old.state_dir,
-            instance: old.instance,
+            naming: old.naming,
             uid_base: old.uid_base,
             free_space_floor: old.free_space_floor,
             // What the routes of the API were built with.

@@ -129,11 +129,12 @@ fn without_a_key_only_loopback_is_served() {
 }
 
 #[test]
-fn two_state_directories_have_two_instance_names() {
-    let first = derived_instance(Path::new("/a"));
-    assert_eq!(first, derived_instance(Path::new("/a")));
-    assert_ne!(first, derived_instance(Path::new("/b")));
-    assert!(check_instance(first).is_ok());
+fn former_name_of_a_state_directory_is_chosen_or_derived_from_its_path() {
+    let former = |path: &str| naming(None, Path::new(path)).former;
+    assert_eq!(former("/a"), former("/a"));
+    assert_ne!(former("/a"), former("/b"));
+    assert!(check_instance(former("/a")).is_ok());
+    assert_eq!(naming(Some("blue".to_owned()), Path::new("/a")).former, "blue");
 }
 
 fn names(changes: &[SettingChange]) -> Vec<&str> {

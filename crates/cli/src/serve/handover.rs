@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use backend_local::identity::ServerIdentity;
 use backend_local::jail::plan::Limits;
 use backend_local::network::NetworkSettings;
 use backend_local::settings::{Allowed, Lifetime, Maxima, MountRule, Settings};
@@ -39,6 +40,7 @@ pub(crate) struct Handover {
     pub json_body: usize,
     pub longest_timeout: Option<Duration>,
     pub instance: String,
+    pub owns_unsigned_records: bool,
     pub uid_base: u32,
     pub server_uid: Option<u32>,
     pub aliases: BTreeMap<String, String>,
@@ -68,7 +70,7 @@ pub(crate) enum Announce {
 }
 
 impl Handover {
-    pub(crate) fn of(config: &Config, announce: Announce) -> Self {
+    pub(crate) fn of(config: &Config, identity: &ServerIdentity, announce: Announce) -> Self {
         Self {
             listen: config.listen,
             state_dir: config.state_dir.clone(),
@@ -89,9 +91,10 @@ impl Handover {
             concurrent_requests: config.limits.concurrent_requests,
             json_body: usize::try_from(config.limits.json_body.0).unwrap_or(usize::MAX),
             longest_timeout: config.longest_timeout,
-            instance: config.instance.clone(),
+            instance: identity.instance.clone(),
+            owns_unsigned_records: identity.owns_unsigned_records,
             uid_base: config.uid_base,
-            server_uid: super::server_uid(config),
+            server_uid: super::state::server_uid(config, identity),
             aliases: config.images.aliases.clone(),
             strict_images: config.images.strict,
             image_bytes: config.images.max_bytes.map(|most| most.0),
@@ -118,6 +121,7 @@ impl Handover {
             state_dir: self.state_dir.clone(),
             image_state: self.state_dir.clone(),
             instance: self.instance.clone(),
+            owns_unsigned_records: self.owns_unsigned_records,
             uid_base: self.uid_base,
             server_uid: self.server_uid,
             aliases: self.aliases.clone(),

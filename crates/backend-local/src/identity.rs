@@ -1,0 +1,394 @@
+//! The identity of a state directory: the name under which its control groups, links and uids are
+//! known on this host.
+//!
+//! It is random, made once, and stored as `<state>/identity` together with the directory's inode,
+//! birth time and device. A renamed directory keeps all of these, so it keeps its identity and its
+//! living sandboxes. A copied directory has others: it gets a new identity, and records that were
+//! made under the former one no longer lead to a process, a group or a uid of this host.
+//!
+//! [`examine`] changes nothing, so that a start can fail without having changed the directory;
+//! [`Examined::settle`] writes. The identity is written last: a start that is killed half-way
+//! repeats the same steps.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use serde::{Deserialize, Serialize};
+
+use crate::launcher::record::boot_id;
+use crate::volumes::{self, VolumeError};
+
+const FILE: &str = "identity";
+
+/// Who a server is on this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerIdentity {
+    /// Part of the names of control groups, packet filters and links.
+    pub instance: String,
+    /// Whether records without a signature are its own: the directory was made by a version that
+    /// did not sign records.
+    pub owns_unsigned_records: bool,
+}
+
+/// How a directory without an identity is named.
+#[derive(Clone, Debug)]
+pub struct Naming {
+    /// The name that older versions used for this directory.
+    pub former: String,
+    /// What a new name begins with, if the operator chose something.
+    pub prefix: Option<String>,
+}
+
+/// Where the identity of a directory comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The directory is new.
+    New,
+    /// It was made by a version that derived the name from the path. That name is kept, and with
+    /// it living sandboxes.
+    Upgraded,
+    Known,
+    /// It is a copy of a directory with this identity.
+    CopyOf(String),
+}
+
+/// The identity that a directory has or will have.
+#[derive(Debug)]
+pub struct Examined {
+    pub origin: Origin,
+    pub identity: ServerIdentity,
+    state: PathBuf,
+    /// What has to be written; `None` if the file is right as it is.
+    fresh: Option<IdentityFile>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum IdentityError {
+    #[error("could not {action} `{path}`")]
+    Io { action: &'static str, path: PathBuf, source: io::Error },
+    #[error("`{0}` is not a valid identity file")]
+    Malformed(PathBuf),
+    #[error(
+        "`{state}` is a copy of another state directory, but the server of the original is using its disk `{disk}`"
+    )]
+    SharedDisk { state: PathBuf, disk: PathBuf },
+    #[error(transparent)]
+    Disks(#[from] VolumeError),
+}
+
+impl IdentityError {
+    /// What the operator can do about it.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Malformed(_) => Some(
+                "remove the file: sandboxes that are still running are then not adopted, their files stay",
+            ),
+            Self::SharedDisk { .. } => Some(
+                "copy the disks too, instead of linking to them; `coracle backup` and `coracle restore` do that",
+            ),
+            Self::Disks(error) => error.hint(),
+            Self::Io { .. } => None,
+        }
+    }
+}
+
+/// The content of the file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct IdentityFile {
+    instance: String,
+    #[serde(default)]
+    owns_unsigned_records: bool,
+    #[serde(flatten)]
+    place: Place,
+}
+
+/// What tells a directory from its copies.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Place {
+    inode: u64,
+    /// Seconds and nanoseconds, where the filesystem records it.
+    born: Option<(i64, u32)>,
+    device: (u32, u32),
+    boot: String,
+}
+
+impl Place {
+    fn of(directory: &Path) -> io::Result<Self> {
+        let wanted = StatxFlags::INO | StatxFlags::BTIME;
+        let found = statx(CWD, directory, AtFlags::empty(), wanted)?;
+        let has_birth = StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::BTIME);
+        Ok(Self {
+            inode: found.stx_ino,
+            born: has_birth.then_some((found.stx_btime.tv_sec, found.stx_btime.tv_nsec)),
+            device: (found.stx_dev_major, found.stx_dev_minor),
+            boot: boot_id()?,
+        })
+    }
+
+    /// Whether both describe one directory.
+    ///
+    /// Device numbers are not stable over reboots, so the birth time decides then. Within one boot
+    /// they are, and they tell a snapshot of a whole filesystem, which keeps inodes and birth
+    /// times, from the original. Without birth times only the device is left to compare; a device
+    /// that got another number makes the directory a copy of itself, which costs nothing after a
+    /// reboot: no sandbox runs then.
+    fn is(&self, other: &Self) -> bool {
+        let same_birth = self.born.is_some() && self.born == other.born;
+        let same_device = self.device == other.device;
+        let distinct = self.born.is_some() && other.born.is_some() && !same_birth;
+        let rebooted = self.boot != other.boot;
+        self.inode == other.inode && !distinct && (same_device || (rebooted && same_birth))
+    }
+}
+
+/// Finds out which identity the directory has or needs, and whether it can be used. Changes nothing.
+pub fn examine(state: &Path, naming: &Naming) -> Result<Examined, IdentityError> {
+    let place = Place::of(state).during("examine", state)?;
+    let (origin, fresh) = match read(state)? {
+        Some(stored) if stored.place == place => {
+            let identity = identity_of(&stored);
+            return Ok(Examined { origin: Origin::Known, identity, state: state.to_owned(), fresh: None });
+        }
+        Some(stored) if stored.place.is(&place) => (Origin::Known, IdentityFile { place, ..stored }),
+        Some(stored) => {
+            check_copied_disks(state)?;
+            (Origin::CopyOf(stored.instance), new_identity(naming, place).during("name", state)?)
+        }
+        None if has_sandboxes(state)? => {
+            let instance = naming.former.clone();
+            (Origin::Upgraded, IdentityFile { instance, owns_unsigned_records: true, place })
+        }
+        None => (Origin::New, new_identity(naming, place).during("name", state)?),
+    };
+    Ok(Examined { origin, identity: identity_of(&fresh), state: state.to_owned(), fresh: Some(fresh) })
+}
+
+impl Examined {
+    /// Gives the directory this identity. Call it with the directory locked.
+    pub fn settle(self) -> Result<ServerIdentity, IdentityError> {
+        if let Origin::CopyOf(former) = &self.origin {
+            tracing::warn!(
+                former,
+                instance = self.identity.instance,
+                "the state directory is a copy: it gets an identity of its own, and its sandboxes count as stopped"
+            );
+            self.detach()?;
+        }
+        if let Some(fresh) = &self.fresh {
+            write(&self.state, fresh)?;
+        }
+        Ok(self.identity)
+    }
+
+    /// Drops what a copy holds of the original's claims on this host: uids and control groups. The
+    /// records of sandboxes need no change, since they are signed.
+    fn detach(&self) -> Result<(), IdentityError> {
+        volumes::copied::renew(&self.state.join("disk"))?;
+        let ranges = self.state.join("ranges");
+        for entry in entries(&ranges)? {
+            fs::remove_file(&entry).during("remove", &entry)?;
+        }
+        let groups = self.state.join("groups");
+        match fs::remove_file(&groups) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error).during("remove", &groups),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Makes an identity for a directory that was put together from a backup, before its first start.
+pub fn forget(state: &Path) -> Result<(), IdentityError> {
+    let path = state.join(FILE);
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error).during("remove", &path),
+        _ => Ok(()),
+    }
+}
+
+/// The identity that a directory has, if it has one.
+pub fn stored(state: &Path) -> Result<Option<String>, IdentityError> {
+    Ok(read(state)?.map(|stored| stored.instance))
+}
+
+fn identity_of(file: &IdentityFile) -> ServerIdentity {
+    ServerIdentity { instance: file.instance.clone(), owns_unsigned_records: file.owns_unsigned_records }
+}
+
+fn new_identity(naming: &Naming, place: Place) -> io::Result<IdentityFile> {
+    let mut random = [0; 8];
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
+    let random = u64::from_ne_bytes(random);
+    let instance = match &naming.prefix {
+        Some(prefix) => format!("{prefix}-{random:016x}"),
+        None => format!("c{random:016x}"),
+    };
+    Ok(IdentityFile { instance, owns_unsigned_records: false, place })
+}
+
+/// Whether an older version left records of sandboxes here. Without any there is nothing to keep
+/// the former name for.
+fn has_sandboxes(state: &Path) -> Result<bool, IdentityError> {
+    Ok(!entries(&state.join("boxes"))?.is_empty())
+}
+
+fn check_copied_disks(state: &Path) -> Result<(), IdentityError> {
+    match volumes::copied::disk_in_use(&state.join("disk"))? {
+        Some(disk) => Err(IdentityError::SharedDisk { state: state.to_owned(), disk }),
+        None => Ok(()),
+    }
+}
+
+fn read(state: &Path) -> Result<Option<IdentityFile>, IdentityError> {
+    let path = state.join(FILE);
+    let text = match fs::read(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        text => text.during("read", &path)?,
+    };
+    let file: IdentityFile =
+        serde_json::from_slice(&text).map_err(|_malformed| IdentityError::Malformed(path.clone()))?;
+    // It becomes part of paths.
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let valid = (1..=64).contains(&file.instance.len()) && file.instance.bytes().all(plain);
+    if valid { Ok(Some(file)) } else { Err(IdentityError::Malformed(path)) }
+}
+
+/// Writes the file in one step that a power loss cannot undo.
+fn write(state: &Path, file: &IdentityFile) -> Result<(), IdentityError> {
+    let (path, draft) = (state.join(FILE), state.join(format!("{FILE}.new")));
+    let text = serde_json::to_vec(file).map_err(io::Error::other).during("describe", &path)?;
+    let options = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft);
+    options
+        .and_then(|mut file| file.write_all(&text).and_then(|()| file.sync_all()))
+        .during("write", &draft)?;
+    fs::rename(&draft, &path).during("write", &path)?;
+    File::open(state).and_then(|state| state.sync_all()).during("write out", state)
+}
+
+fn entries(directory: &Path) -> Result<Vec<PathBuf>, IdentityError> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.during("list", directory)?,
+    };
+    let paths: io::Result<Vec<PathBuf>> = entries.map(|entry| entry.map(|entry| entry.path())).collect();
+    paths.during("list", directory)
+}
+
+/// Adds what was attempted on which path to an error.
+trait During<T> {
+    fn during(self, action: &'static str, path: &Path) -> Result<T, IdentityError>;
+}
+
+impl<T> During<T> for io::Result<T> {
+    fn during(self, action: &'static str, path: &Path) -> Result<T, IdentityError> {
+        self.map_err(|source| IdentityError::Io { action, path: path.to_owned(), source })
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+
+    fn naming() -> Naming {
+        Naming { former: "cformer".to_owned(), prefix: None }
+    }
+
+    fn settle(state: &Path) -> (Origin, ServerIdentity) {
+        let examined = examine(state, &naming()).unwrap();
+        (examined.origin.clone(), examined.settle().unwrap())
+    }
+
+    #[test]
+    fn renamed_directory_keeps_its_identity() {
+        let parent = TempDir::new().unwrap();
+        let (first, second) = (parent.path().join("a"), parent.path().join("b"));
+        fs::create_dir(&first).unwrap();
+        let (origin, identity) = settle(&first);
+        assert_eq!(origin, Origin::New);
+        fs::rename(&first, &second).unwrap();
+        assert_eq!(settle(&second), (Origin::Known, identity));
+    }
+
+    #[test]
+    fn copied_directory_gets_a_new_identity_and_drops_claims() {
+        let parent = TempDir::new().unwrap();
+        let (first, second) = (parent.path().join("a"), parent.path().join("b"));
+        for state in [&first, &second] {
+            fs::create_dir_all(state.join("ranges")).unwrap();
+        }
+        let (_, original) = settle(&first);
+        fs::copy(first.join(FILE), second.join(FILE)).unwrap();
+        fs::write(second.join("ranges/7"), "x 1").unwrap();
+        fs::write(second.join("groups"), "/sys/fs/cgroup/x\n").unwrap();
+        let (origin, copy) = settle(&second);
+        assert_eq!(origin, Origin::CopyOf(original.instance.clone()));
+        assert_ne!(copy.instance, original.instance);
+        assert!(!second.join("ranges/7").exists() && !second.join("groups").exists());
+        assert_eq!(settle(&second), (Origin::Known, copy), "it stays what it became");
+        assert_eq!(settle(&first), (Origin::Known, original), "the original is untouched");
+    }
+
+    #[test]
+    fn examining_a_copy_changes_nothing() {
+        let parent = TempDir::new().unwrap();
+        let (first, second) = (parent.path().join("a"), parent.path().join("b"));
+        fs::create_dir(&first).unwrap();
+        fs::create_dir_all(second.join("ranges")).unwrap();
+        settle(&first);
+        fs::copy(first.join(FILE), second.join(FILE)).unwrap();
+        fs::write(second.join("ranges/7"), "x 1").unwrap();
+        examine(&second, &naming()).unwrap();
+        assert_eq!(fs::read(first.join(FILE)).unwrap(), fs::read(second.join(FILE)).unwrap());
+        assert!(second.join("ranges/7").exists());
+    }
+
+    #[test]
+    fn directory_of_an_older_version_keeps_its_former_name() {
+        let state = TempDir::new().unwrap();
+        fs::create_dir(state.path().join("boxes")).unwrap();
+        assert_eq!(examine(state.path(), &naming()).unwrap().origin, Origin::New, "nothing to keep");
+        fs::write(state.path().join("boxes/a"), "{}").unwrap();
+        let (origin, identity) = settle(state.path());
+        assert_eq!(origin, Origin::Upgraded);
+        assert_eq!(identity, ServerIdentity { instance: "cformer".to_owned(), owns_unsigned_records: true });
+        assert_eq!(settle(state.path()), (Origin::Known, identity));
+    }
+
+    #[test]
+    fn chosen_name_becomes_a_prefix() {
+        let state = TempDir::new().unwrap();
+        let naming = Naming { prefix: Some("blue".to_owned()), ..naming() };
+        let identity = examine(state.path(), &naming).unwrap().identity;
+        assert!(identity.instance.starts_with("blue-"), "{identity:?}");
+    }
+
+    #[test]
+    fn malformed_identity_is_refused() {
+        let state = TempDir::new().unwrap();
+        for text in ["", "{}", r#"{"instance":"../x","inode":1,"born":null,"device":[1,1],"boot":"b"}"#] {
+            fs::write(state.path().join(FILE), text).unwrap();
+            assert!(matches!(examine(state.path(), &naming()), Err(IdentityError::Malformed(_))), "{text}");
+        }
+    }
+
+    #[test]
+    fn places_differ_by_inode_birth_and_device() {
+        let place =
+            |inode, born, minor, boot: &str| Place { inode, born, device: (8, minor), boot: boot.to_owned() };
+        let one = place(1, Some((5, 5)), 1, "x");
+        assert!(one.is(&one));
+        assert!(one.is(&place(1, Some((5, 5)), 2, "y")), "device numbers change with a reboot");
+        assert!(!one.is(&place(1, Some((5, 5)), 2, "x")), "a snapshot of the whole filesystem");
+        assert!(!one.is(&place(1, Some((5, 6)), 1, "x")));
+        assert!(!one.is(&place(2, Some((5, 5)), 1, "x")));
+        let without = place(1, None, 1, "x");
+        assert!(without.is(&place(1, None, 1, "y")));
+        assert!(!without.is(&place(1, None, 2, "y")));
+        assert!(without.is(&place(1, Some((5, 5)), 1, "x")), "a newer kernel shows the birth time");
+    }
+}

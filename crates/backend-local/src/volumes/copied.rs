@@ -1,0 +1,55 @@
+//! Disks of a state directory that is a copy of another.
+//!
+//! A copied pool file still has the filesystem identifier of the original, and the kernel mounts no
+//! two filesystems with one identifier. So a copy gets another before it is first mounted.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use linux::loopdev::LoopDevice;
+
+use super::{During, VolumeError, pool_file};
+
+const POOL: &str = "pool.btrfs";
+
+/// The first disk below `directory` that is attached to a loop device: another server uses it, by
+/// another name of the same file.
+pub fn disk_in_use(directory: &Path) -> Result<Option<PathBuf>, VolumeError> {
+    let pool = directory.join(POOL);
+    let mut disks = vec![pool];
+    let images = directory.join("ext4");
+    match fs::read_dir(&images) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        entries => {
+            for entry in entries.during("list", &images)? {
+                let path = entry.during("list", &images)?.path();
+                if path.extension().is_some_and(|extension| extension == "img") {
+                    disks.push(path);
+                }
+            }
+        }
+    }
+    for disk in disks {
+        let file = match File::open(&disk) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            file => file.during("open", &disk)?,
+        };
+        // Only root attaches disks, and only root may look for them.
+        if rustix::process::geteuid().is_root()
+            && LoopDevice::find(&file).during("look for the device of", &disk)?.is_some()
+        {
+            return Ok(Some(disk));
+        }
+    }
+    Ok(None)
+}
+
+/// Gives the pool an identifier of its own.
+pub fn renew(directory: &Path) -> Result<(), VolumeError> {
+    let pool = directory.join(POOL);
+    match OpenOptions::new().read(true).write(true).open(&pool) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        file => file.and_then(|file| pool_file::rename(&file)).during("give an identifier to", &pool),
+    }
+}

@@ -1,0 +1,237 @@
+//! The state directory of a server: locked first, then examined, then changed.
+//!
+//! [`StateDir::examine`] changes nothing that was there, so a start that fails leaves the
+//! directory as it was. [`StateDir::prepare`] repairs who owns what and settles its identity.
+
+use std::fs::{self, File};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use backend_local::identity::{self, Examined, IdentityError, ServerIdentity};
+use linux::fs::Root;
+use rustix::fs::{FileType, FlockOperation};
+
+use crate::config::Config;
+use crate::output::WithHint;
+
+/// How long the lock of a killed supervisor may outlive it.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
+/// How deep the server's own directory is: its database, its secret, and downloads.
+const MAX_SERVER_DEPTH: usize = 16;
+
+/// A state directory that is locked and was found fit for use.
+pub(crate) struct StateDir {
+    lock: File,
+    examined: Examined,
+}
+
+impl StateDir {
+    /// Makes the state directory if there is none, locks it and checks everything that a start
+    /// depends on.
+    pub(crate) fn examine(config: &Config) -> Result<Self> {
+        let directory = &config.state_dir;
+        let action = || format!("could not prepare the state directory `{}`", directory.display());
+        make_state_dir(directory)
+            .with_context(action)
+            .hint("choose a directory that you may write to with --state-dir")?;
+        check_owners(directory)?;
+        let lock = lock_alone(&directory.join("lock"))
+            .with_context(|| format!("another server uses the state directory `{}`", directory.display()))
+            .hint("stop it, or choose another directory with --state-dir")?;
+        if rustix::process::geteuid().is_root() {
+            check_reachable(directory)?;
+        }
+        let examined = identity::examine(directory, &config.naming).map_err(with_hint)?;
+        Ok(Self { lock, examined })
+    }
+
+    /// Gives the server its directory and the state directory its identity. The lock is held for as
+    /// long as the file that is returned is open.
+    pub(crate) fn prepare(self, config: &Config) -> Result<(File, ServerIdentity)> {
+        let directory = &config.state_dir;
+        let own = server_dir(directory);
+        let action = || format!("could not prepare the state directory `{}`", directory.display());
+        fs::set_permissions(directory, fs::Permissions::from_mode(0o711)).with_context(action)?;
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&own).with_context(action)?;
+        if let Some(uid) = server_uid(config, &self.examined.identity) {
+            give(&own, uid).with_context(|| format!("could not give `{}` to uid {uid}", own.display()))?;
+        }
+        let identity = self.examined.settle().map_err(with_hint)?;
+        Ok((self.lock, identity))
+    }
+}
+
+/// An error of the state directory's identity, with its hint.
+pub(crate) fn with_hint(error: IdentityError) -> anyhow::Error {
+    let hint = error.hint();
+    let error = anyhow::Error::from(error);
+    match hint {
+        Some(hint) => Err::<(), _>(error).hint(hint).expect_err("it is an error"),
+        None => error,
+    }
+}
+
+/// The uid of the server: one of the range that is ours, and as a rule not that of another
+/// server on this host.
+pub(crate) fn server_uid(config: &Config, identity: &ServerIdentity) -> Option<u32> {
+    let place =
+        identity.instance.bytes().fold(0u16, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
+    rustix::process::geteuid().is_root().then_some(config.uid_base + u32::from(place))
+}
+
+/// Makes the state directory. It belongs to whoever starts us; others may only pass through, and
+/// nobody but us can put something else in the place of what lies in it.
+pub(crate) fn make_state_dir(directory: &Path) -> std::io::Result<()> {
+    if directory.is_dir() {
+        return Ok(());
+    }
+    fs::DirBuilder::new().recursive(true).mode(0o711).create(directory)?;
+    fs::set_permissions(directory, fs::Permissions::from_mode(0o711))
+}
+
+/// Everything but the server's own directory must belong to us: another owner could exchange it,
+/// and an ordinary user could not write to it. Copying a directory may change owners.
+fn check_owners(directory: &Path) -> Result<()> {
+    let own = rustix::process::geteuid();
+    let server = server_dir(directory);
+    let mut paths = vec![directory.to_owned()];
+    let listed = fs::read_dir(directory).with_context(|| format!("could not list `{}`", directory.display()));
+    let listed = listed.hint("choose a directory that you may write to with --state-dir")?;
+    for entry in listed {
+        paths.push(entry.with_context(|| format!("could not list `{}`", directory.display()))?.path());
+    }
+    for path in paths.into_iter().filter(|path| !own.is_root() || *path != server) {
+        let facts = match fs::symlink_metadata(&path) {
+            // A socket or a draft that went away meanwhile.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            facts => facts.with_context(|| format!("could not look at `{}`", path.display()))?,
+        };
+        if facts.uid() != own.as_raw() {
+            let (path, uid) = (path.display(), facts.uid());
+            let message =
+                format!("`{path}` belongs to uid {uid}, and this server runs as uid {}", own.as_raw());
+            let fix = format!(
+                "make everything in it yours first: `chown -R {} {}`",
+                own.as_raw(),
+                directory.display()
+            );
+            return Err(anyhow!(message)).hint(fix);
+        }
+    }
+    Ok(())
+}
+
+/// The server has a uid of its own and must be able to pass through to its directory.
+fn check_reachable(directory: &Path) -> Result<()> {
+    for above in directory.ancestors().skip(1) {
+        let facts =
+            fs::metadata(above).with_context(|| format!("could not look at `{}`", above.display()))?;
+        if facts.permissions().mode() & 0o001 == 0 {
+            return Err(anyhow!("the server's own user cannot pass through `{}`", above.display()))
+                .hint("choose another directory with --state-dir, or let others pass with `chmod o+x`");
+        }
+    }
+    Ok(())
+}
+
+/// The one directory that belongs to the server: the database and the secret. Everything else is
+/// the launcher's, which must not find there what a server that was taken over has laid out.
+pub(crate) fn server_dir(state_dir: &Path) -> PathBuf {
+    state_dir.join("server")
+}
+
+/// Gives the server's directory and all in it to `uid`: a copied or restored directory belongs to
+/// root or to the uid of the server it was copied from.
+///
+/// A server that was taken over may have put something there. Links are not followed, and what has
+/// another owner than the directory, or a second name somewhere else, is left alone.
+fn give(directory: &Path, uid: u32) -> std::io::Result<()> {
+    let former = fs::symlink_metadata(directory)?.uid();
+    if former != uid {
+        give_below(&Root::open(directory)?, former, uid, MAX_SERVER_DEPTH)?;
+        // Last: a repair that is broken off is repeated.
+        std::os::unix::fs::chown(directory, Some(uid), Some(uid))?;
+    }
+    Ok(())
+}
+
+fn give_below(directory: &Root, former: u32, uid: u32, depth: usize) -> std::io::Result<()> {
+    for entry in directory.entries()? {
+        let name = Path::new(std::ffi::OsStr::from_bytes(entry.name.as_bytes()));
+        let facts = directory.stat(name)?;
+        let alone = entry.kind == FileType::RegularFile && facts.st_nlink == 1;
+        if facts.st_uid != former || !(alone || entry.kind == FileType::Directory) {
+            continue;
+        }
+        if entry.kind == FileType::Directory && depth > 0 {
+            give_below(&directory.directory(name)?, former, uid, depth - 1)?;
+        }
+        directory.set_owner(name, uid, uid)?;
+    }
+    Ok(())
+}
+
+/// Locks a file that somebody else may have for good, or for a last moment: the child of a
+/// supervisor that was killed while starting it holds the lock until it executes its program.
+fn lock_alone(path: &Path) -> Result<File> {
+    const STEP: Duration = Duration::from_millis(10);
+    let end = Instant::now() + LOCK_TIMEOUT;
+    loop {
+        match lock(path, FlockOperation::NonBlockingLockExclusive) {
+            Err(_busy) if Instant::now() < end => std::thread::park_timeout(STEP),
+            locked => return locked,
+        }
+    }
+}
+
+/// Opens a file and locks it. The kernel lets go of the lock when its holder dies.
+pub(crate) fn lock(path: &Path, operation: FlockOperation) -> Result<File> {
+    let file = fs::OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)?;
+    rustix::fs::flock(&file, operation)?;
+    Ok(file)
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+
+    #[test]
+    fn directory_of_another_user_is_refused_with_the_fix() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let state = TempDir::new().unwrap();
+        check_owners(state.path()).unwrap();
+        fs::create_dir(state.path().join("boxes")).unwrap();
+        std::os::unix::fs::chown(state.path().join("boxes"), Some(4711), None).unwrap();
+        let error = check_owners(state.path()).unwrap_err();
+        assert!(format!("{error:?}").contains("belongs to uid 4711"), "{error:?}");
+    }
+
+    #[test]
+    fn server_directory_is_given_to_a_new_uid_without_its_links() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let state = TempDir::new().unwrap();
+        let (own, outside) = (state.path().join("server"), state.path().join("outside"));
+        fs::create_dir_all(own.join("downloads")).unwrap();
+        for file in [own.join("secret"), own.join("downloads/a"), outside.clone()] {
+            fs::write(file, "x").unwrap();
+        }
+        fs::hard_link(&outside, own.join("hard")).unwrap();
+        std::os::unix::fs::symlink(&outside, own.join("soft")).unwrap();
+        give(&own, 4711).unwrap();
+        let owner = |path: &Path| fs::metadata(path).unwrap().uid();
+        for ours in [own.clone(), own.join("secret"), own.join("downloads"), own.join("downloads/a")] {
+            assert_eq!(owner(&ours), 4711, "{}", ours.display());
+        }
+        assert_eq!(owner(&outside), 0);
+    }
+}
