@@ -1,5 +1,6 @@
 //! The end-to-end tests: a module per subject, all against the real binary.
 
+mod backup;
 mod contexts;
 mod crash;
 mod diagnostics;

@@ -199,13 +199,13 @@ impl Examined {
     }
 }
 
-/// Makes an identity for a directory that was put together from a backup, before its first start.
-pub fn forget(state: &Path) -> Result<(), IdentityError> {
+/// Makes sure that a directory that was restored from a backup is taken for a copy, even where the
+/// filesystem gave it the inode of the original.
+pub fn mark_as_copy(state: &Path) -> Result<(), IdentityError> {
     let path = state.join(FILE);
-    match fs::remove_file(&path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error).during("remove", &path),
-        _ => Ok(()),
-    }
+    let mut file = read(state)?.ok_or(IdentityError::Malformed(path))?;
+    file.place = Place { inode: 0, born: None, ..file.place };
+    write(state, &file)
 }
 
 /// The identity that a directory has, if it has one.

@@ -46,7 +46,7 @@ pub use host_programs::{HostProgram, HostPrograms, OsRelease};
 pub use import::{Existing, Import, Imported, Unpacker, import};
 pub use manifest::architecture;
 pub use record::{ImageConfig, LayerRecord, Record};
-pub use store::{find, layers, records, touch};
+pub use store::{HeldImages, find, hold, layers, records, touch};
 pub use unpack::Source;
 
 /// The image that needs no import.

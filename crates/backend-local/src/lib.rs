@@ -3,6 +3,7 @@
 //! `native` is the backend as the service sees it; it talks to the `launcher`, the one process
 //! with privileges, which builds each `jail` from a plan.
 
+pub mod backup;
 pub mod cgroups;
 pub mod identity;
 pub mod images;

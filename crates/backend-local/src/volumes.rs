@@ -32,6 +32,7 @@ use serde::{Deserialize, Serialize};
 use ext4::Ext4;
 use pool::Pool;
 
+pub(crate) use ext4::copy_image;
 pub use keeping::Copying;
 
 /// The part of a volume that holds the layers.

@@ -3,6 +3,7 @@
 //! Values arrive here checked (see `values`); what they mean is decided by the modules that
 //! take these structures.
 
+mod backup;
 mod config;
 mod kept;
 mod owners;
@@ -16,6 +17,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use domain::{Bytes, Cpus, Identity, Mount};
 
+pub(crate) use self::backup::{BackupArgs, RestoreArgs};
 pub(crate) use self::config::{ConfigCheckArgs, ConfigCommand, ConfigShowArgs};
 pub(crate) use self::kept::{
     ForkArgs, ImageCommand, KeyCommand, PoolCommand, PoolSize, SnapshotCommand, VolumeCommand,
@@ -122,6 +124,10 @@ pub(crate) enum Command {
     Config(ConfigCommand),
     /// Say what this host offers, what is enforced, and how to get what is missing
     Doctor(DoctorArgs),
+    /// Save the state directory of this host to one file
+    Backup(BackupArgs),
+    /// Make a state directory from a backup
+    Restore(RestoreArgs),
     /// Measure this host: our times beside the floor and beside other runtimes
     Bench(BenchArgs),
     /// Print a completion script for a shell

@@ -1,5 +1,6 @@
 //! The subcommands that are clients of a server, and those that work on the images of this host.
 
+pub(crate) mod backup;
 pub(crate) mod config;
 pub(crate) mod copy;
 pub(crate) mod exec;

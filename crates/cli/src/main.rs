@@ -22,8 +22,8 @@ use clap::{CommandFactory, Parser};
 use args::{Cli, Command};
 use client::Server;
 use commands::{
-    NotStarted, block_on, config as config_command, copy, exec, image, key, life, logs, pool, processes,
-    sandboxes, shell, snapshot, volume, watch,
+    NotStarted, backup, block_on, config as config_command, copy, exec, image, key, life, logs, pool,
+    processes, sandboxes, shell, snapshot, volume, watch,
 };
 use output::Printer;
 
@@ -75,6 +75,8 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<ExitCode> {
         Command::Run(args) => run::run(&args, printer),
         Command::Config(command) => config_command::config(&command, printer),
         Command::Doctor(args) => doctor::doctor(&args, printer),
+        Command::Backup(args) => backup::backup(&args, printer),
+        Command::Restore(args) => backup::restore(&args, printer),
         Command::Bench(args) => bench::bench(&args, printer),
         Command::Create(args) => block_on(sandboxes::create(&server()?, args, printer)),
         Command::Ls(args) => block_on(sandboxes::list(&server()?, args, printer)),

@@ -81,7 +81,7 @@ pub use processes::{Ended, ProcessStatus, ProcessTree, Reach, TreeFilter, TreeKi
 pub use quota::{Quota, Quotas};
 pub use sessions::{Busy, OpenSession, Run, RunPlace, SessionStatus};
 pub use snapshots::{SnapshotFilter, SnapshotPage};
-pub use store::StoreError;
+pub use store::{StoreError, copy_database};
 pub use telling::{CodeError, CodeEvent, Forms, Running};
 pub use tokens::Secret;
 pub use transfer::{Reading, Watching, Writing};

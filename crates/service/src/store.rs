@@ -19,7 +19,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use domain::{Owner, SandboxId, Snapshot, SnapshotId};
-use rusqlite::{Connection, ErrorCode};
+use rusqlite::{Connection, ErrorCode, OpenFlags};
 use tokio::sync::{mpsc, oneshot};
 
 pub(crate) use pools::KeptPool;
@@ -221,6 +221,22 @@ impl Store {
         self.queue.send(write(answer)).await.map_err(|_closed| StoreError::Closed)?;
         wait.await.unwrap_or(Err(StoreError::Closed))
     }
+}
+
+/// Copies the database of a server as it is in one moment, also while the server writes to it. A
+/// server that never started has none. The directory belongs to the server, so links are not followed.
+pub fn copy_database(server_dir: &Path, target: &Path) -> Result<(), StoreError> {
+    let path = server_dir.join("coracle.db");
+    if !path.exists() {
+        return Ok(());
+    }
+    let copy = || {
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+        let connection = Connection::open_with_flags(&path, flags)?;
+        connection.busy_timeout(BUSY_TIMEOUT)?;
+        connection.execute("VACUUM INTO ?1", [target.to_string_lossy()])
+    };
+    copy().map(drop).map_err(|source| StoreError::Sqlite { action: "copy the database", source })
 }
 
 fn connect(path: &Path) -> Result<Connection, StoreError> {

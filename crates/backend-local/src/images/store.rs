@@ -159,6 +159,16 @@ impl Store {
     }
 }
 
+/// Images that nobody else can change.
+pub struct HeldImages {
+    _store: Store,
+}
+
+/// Keeps others from changing the images.
+pub fn hold(state: &Path) -> Result<HeldImages, ImageError> {
+    Ok(HeldImages { _store: Store::open(state)? })
+}
+
 /// How many bytes a layer takes up; none if it is gone.
 pub(super) fn bytes_if_there(state: &Path, digest: &Digest) -> Result<u64, ImageError> {
     match bytes_of(&directory_of(state), digest) {

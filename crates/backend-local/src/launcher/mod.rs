@@ -371,7 +371,11 @@ impl Root {
             floor: Bytes(settings.free_space_floor),
             ..volumes::Settings::default()
         };
+        let turn = crate::backup::wait_for_backup(&settings.state_dir).map_err(|source| {
+            LauncherError::Io { action: "lock", path: settings.state_dir.clone(), source }
+        })?;
         let mut volumes = Volumes::open(&settings.state_dir.join("disk"), kept)?;
+        drop(turn);
         let snapshots = Snapshots::open(settings, &groups, &mut volumes)?;
         let ranges = Ranges::open(&settings.state_dir.join("ranges"), &settings.instance, settings.uid_base)?;
         let uplink = Uplink::new(settings.network.clone(), &settings.instance);

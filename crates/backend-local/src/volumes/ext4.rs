@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use domain::Bytes;
+use linux::freeze;
 use linux::loopdev::{self, LoopDevice};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::SeekFrom;
@@ -245,6 +246,8 @@ impl Ext4 {
         rustix::mount::mount(device.path(), &target, c"ext4", flags, Some(c"discard"))
             .map_err(io::Error::from)
             .during("mount", &image)?;
+        // A backup that was killed may have left it frozen.
+        File::open(&target).and_then(freeze::thaw).during("thaw", &target)?;
         self.mounted.insert(name.to_owned(), target.clone());
         Ok(target)
     }
@@ -316,7 +319,7 @@ fn remove_image(image: &Path) -> Result<(), VolumeError> {
 }
 
 /// Copies an image, by reference where the filesystem can.
-pub(super) fn copy_image(from: &Path, to: &Path) -> io::Result<()> {
+pub(crate) fn copy_image(from: &Path, to: &Path) -> io::Result<()> {
     let copy = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(to)?;
     match rustix::fs::ioctl_ficlone(&copy, &File::open(from)?) {
         Ok(()) => Ok(()),

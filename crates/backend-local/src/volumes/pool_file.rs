@@ -9,6 +9,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
 use linux::btrfs;
+use linux::freeze;
 use linux::loopdev::LoopDevice;
 use rustix::fs::IFlags;
 use rustix::io::Errno;
@@ -41,6 +42,8 @@ pub(super) fn mount(file: &Path, target: &Path, size: Option<Bytes>) -> Result<(
         Err(error) => return Err(VolumeError::BadPool { path: file.to_owned(), source: error.into() }),
     }
     let root = File::open(target).during("open", target)?;
+    // A backup that was killed may have left it frozen.
+    freeze::thaw(&root).during("thaw", target)?;
     btrfs::grow_to_device(&root).during("grow the filesystem at", target)
 }
 

@@ -1,0 +1,385 @@
+//! A state directory as one file, and back.
+//!
+//! ```text
+//!  server/     a consistent copy of the database; the secret only if asked for
+//!  records     the identity, the records of sandboxes and of snapshots
+//!  disks       the pool file or the image files, as they were in one moment
+//!  images      names and layers
+//!  manifest    the checksum of each part and of all of them
+//! ```
+//!
+//! The file is a tar archive in a zstd frame, with mode 0600. Holes are not stored (GNU sparse
+//! entries) and are holes again when it is restored. [`write()`] works beside a running server: disks
+//! in use are frozen while they are copied. [`restore()`] unpacks beside the target, compares the
+//! checksums, and only then renames what it made into place.
+
+mod archive;
+mod disks;
+mod restore;
+mod tree;
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use linux::fs::Root;
+use linux::namespaces::{self, Namespaces};
+use linux::spawn::SingleThread;
+use rustix::fs::FlockOperation;
+use serde::{Deserialize, Serialize};
+
+use self::archive::{ArchiveWriter, Limit};
+use crate::images;
+
+pub use self::restore::{Restored, restore};
+
+/// What the files of a backup that is being made are called in the state directory.
+const DRAFT: &str = "backup.draft";
+const LOCK: &str = "backup.lock";
+/// What must stay free on the filesystem of the state directory.
+const SPARE_SPACE: u64 = 64 << 20;
+
+/// What to put into a backup.
+pub struct BackupRequest<'a> {
+    pub state_dir: &'a Path,
+    pub target: &'a Path,
+    /// The backup may not become larger than this.
+    pub max_size: Option<u64>,
+    /// Whether the secret from which tokens are derived is part of it.
+    pub with_secrets: bool,
+}
+
+/// What a backup holds. It is the last entry of the archive.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    pub version: u32,
+    /// Whether it was made of a state directory of root, whose files have many owners.
+    pub of_root: bool,
+    pub with_secrets: bool,
+    pub parts: Vec<Part>,
+    /// The checksum of all parts together.
+    pub checksum: String,
+    /// Sandboxes whose disks are in memory and were not saved.
+    pub not_saved: Vec<String>,
+}
+
+/// One part of a backup.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    pub name: String,
+    /// Before compression, without holes.
+    pub bytes: u64,
+    pub checksum: String,
+}
+
+/// A backup that was written.
+#[derive(Clone, Debug, Serialize)]
+pub struct Written {
+    pub file: PathBuf,
+    pub bytes: u64,
+    pub manifest: Manifest,
+}
+
+/// An error of the server's database, which this crate knows nothing of.
+pub type AnyError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Copies the server's database to a path.
+pub type CopyDatabase<'a> = dyn FnMut(&Path) -> Result<(), AnyError> + 'a;
+
+/// Is told how many bytes are done.
+pub type Report<'a> = &'a mut dyn FnMut(u64);
+
+#[derive(Debug, thiserror::Error)]
+pub enum BackupError {
+    #[error("could not {action} `{path}`")]
+    Io { action: &'static str, path: PathBuf, source: io::Error },
+    #[error("another backup of this state directory is being made")]
+    Busy,
+    #[error("`{0}` is not a state directory")]
+    NoState(PathBuf),
+    #[error("`{0}` exists already")]
+    Exists(PathBuf),
+    #[error("the backup would be larger than {0} bytes")]
+    TooLarge(u64),
+    #[error("`{path}` has {free} bytes free, and {needed} are needed")]
+    NoSpace { path: PathBuf, free: u64, needed: u64 },
+    #[error("the disks in `{0}` are subvolumes of the host's own btrfs")]
+    HostSubvolumes(PathBuf),
+    #[error("the server of this state directory is just starting")]
+    Starting,
+    #[error("could not copy the database")]
+    Database(#[source] AnyError),
+    #[error("`{path}` is not a backup, or damaged: {why}")]
+    Damaged { path: PathBuf, why: String },
+    #[error("`{0}` is not empty")]
+    NotEmpty(PathBuf),
+    #[error("the backup was made by {0}, and you are not")]
+    OtherUser(&'static str),
+}
+
+impl BackupError {
+    /// What the user can do about it.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Busy => Some("wait until it is done"),
+            Self::Starting => Some("try again in a moment"),
+            Self::NoState(_) => Some("name the state directory with --state-dir"),
+            Self::Exists(_) => Some("choose another file, or remove it first"),
+            Self::TooLarge(_) => Some("raise --max-size, or remove images, snapshots or sandboxes first"),
+            Self::NoSpace { .. } => Some("free some space, or name a file on another filesystem"),
+            Self::HostSubvolumes(_) => Some("back them up with `btrfs send`"),
+            Self::Damaged { .. } => Some("nothing was changed; use another backup"),
+            Self::NotEmpty(_) => Some("choose another directory with --state-dir, or move this one away"),
+            Self::OtherUser(_) => Some("restore it as the user who made it"),
+            Self::Io { .. } | Self::Database(_) => None,
+        }
+    }
+}
+
+/// Writes a backup. `copy_database` copies the server's database to a path.
+pub fn write(
+    request: &BackupRequest<'_>,
+    copy_database: &mut CopyDatabase<'_>,
+    report: Report<'_>,
+) -> Result<Written, BackupError> {
+    let thread = SingleThread::prove().during("count the threads of", Path::new("/proc/self"))?;
+    let state = request.state_dir;
+    if !state.join("identity").is_file() {
+        return Err(BackupError::NoState(state.to_owned()));
+    }
+    if fs::symlink_metadata(request.target).is_ok() {
+        return Err(BackupError::Exists(request.target.to_owned()));
+    }
+    let _turn = take_turn(state)?;
+    // While no server runs, none may start: it would begin to write to the disks.
+    let stopped = try_lock(&state.join("lock"))?;
+    let is_root = rustix::process::geteuid().is_root();
+    if is_root {
+        // Disks are mounted here and nowhere else.
+        namespaces::unshare(Namespaces::MOUNT).during("make a mount namespace for", state)?;
+        linux::mounts::make_private().during("make mounts private below", state)?;
+    }
+    let draft = Draft::make(state)?;
+    let _images = images::hold(state).map_err(|error| BackupError::Io {
+        action: "lock the images in",
+        path: state.to_owned(),
+        source: io::Error::other(error),
+    })?;
+    let sources = disks::find(&state.join("disk"))?;
+    check_space(request, &draft, &sources, is_root)?;
+    let mut small = || {
+        copy_database(&draft.path.join("coracle.db")).map_err(BackupError::Database)?;
+        draft.copy_records(state)
+    };
+    let disks = disks::copy(&thread, &sources, &draft.path, stopped.is_some(), &mut small)?;
+    let partial = partial_name(request.target);
+    let file = match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&partial) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            return Err(BackupError::Exists(partial));
+        }
+        file => file.during("make", &partial)?,
+    };
+    let outcome = write_archive(request, &draft, &disks, (file, &partial), report);
+    if outcome.is_err() {
+        // What cannot be removed is not mistaken for a backup: it has another name.
+        fs::remove_file(&partial).ok();
+    }
+    let (bytes, manifest) = outcome?;
+    rustix::fs::renameat_with(
+        rustix::fs::CWD,
+        &partial,
+        rustix::fs::CWD,
+        request.target,
+        rustix::fs::RenameFlags::NOREPLACE,
+    )
+    .map_err(io::Error::from)
+    .during("name", request.target)?;
+    sync_parent(request.target)?;
+    Ok(Written { file: request.target.to_owned(), bytes, manifest })
+}
+
+fn write_archive(
+    request: &BackupRequest<'_>,
+    draft: &Draft,
+    disks: &[disks::Copied],
+    (file, partial): (File, &Path),
+    report: Report<'_>,
+) -> Result<(u64, Manifest), BackupError> {
+    let state = request.state_dir;
+    let failed = |error: io::Error| match error.downcast::<Limit>() {
+        Ok(Limit(most)) => BackupError::TooLarge(most),
+        Err(source) => BackupError::Io { action: "write", path: partial.to_owned(), source },
+    };
+    let mut archive = ArchiveWriter::new(file, request.max_size, report).map_err(failed)?;
+    archive.begin("server").map_err(failed)?;
+    let database = draft.path.join("coracle.db");
+    if database.exists() {
+        archive.add_file("server/coracle.db", &database).map_err(failed)?;
+    }
+    let secret = state.join("server/secret");
+    if request.with_secrets && secret.is_file() {
+        archive.add_file("server/secret", &secret).map_err(failed)?;
+    }
+    archive.begin("records").map_err(failed)?;
+    for name in ["identity", "boxes", "snapshots"] {
+        tree::add(&mut archive, &draft.root, name).map_err(failed)?;
+    }
+    archive.begin("disks").map_err(failed)?;
+    for disk in disks {
+        archive.add_file(&disk.name, &disk.path).map_err(failed)?;
+    }
+    archive.begin("images").map_err(failed)?;
+    let root = Root::open(state).during("open", state)?;
+    for name in ["images/names", "images/layers", "images/base-1"] {
+        tree::add(&mut archive, &root, name).map_err(failed)?;
+    }
+    let is_root = rustix::process::geteuid().is_root();
+    let manifest = Manifest {
+        version: archive::VERSION,
+        of_root: is_root,
+        with_secrets: request.with_secrets,
+        parts: Vec::new(),
+        checksum: String::new(),
+        not_saved: if is_root { Vec::new() } else { draft.sandboxes()? },
+    };
+    archive.finish(manifest).map_err(failed)
+}
+
+/// What a backup is called until it is whole.
+fn partial_name(target: &Path) -> PathBuf {
+    let mut name = target.as_os_str().to_owned();
+    name.push(".partial");
+    name.into()
+}
+
+/// Files that are only needed while a backup is made.
+struct Draft {
+    path: PathBuf,
+    root: Root,
+}
+
+impl Draft {
+    /// Makes the directory anew; one that a killed backup left is removed.
+    fn make(state: &Path) -> Result<Self, BackupError> {
+        let path = state.join(DRAFT);
+        let above = Root::open(state).during("open", state)?;
+        above.remove_tree(Path::new(DRAFT)).during("clear", &path)?;
+        fs::DirBuilder::new().mode(0o700).create(&path).during("make", &path)?;
+        let root = Root::open(&path).during("open", &path)?;
+        Ok(Self { path, root })
+    }
+
+    /// Copies the small files that say what the disks hold.
+    fn copy_records(&self, state: &Path) -> Result<(), BackupError> {
+        let identity = self.path.join("identity");
+        fs::copy(state.join("identity"), &identity).during("copy", &identity)?;
+        for (name, ending) in [("boxes", ""), ("snapshots", ".json")] {
+            let to = self.path.join(name);
+            fs::DirBuilder::new().mode(0o700).create(&to).during("make", &to)?;
+            let from = state.join(name);
+            let entries = match fs::read_dir(&from) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                entries => entries.during("list", &from)?,
+            };
+            for entry in entries {
+                let file = entry.during("list", &from)?;
+                if !file.file_name().as_encoded_bytes().ends_with(ending.as_bytes()) {
+                    continue;
+                }
+                match fs::copy(file.path(), to.join(file.file_name())) {
+                    // Its sandbox ended meanwhile.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    copied => copied.map(drop).during("copy", &file.path())?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The sandboxes that there are records of.
+    fn sandboxes(&self) -> Result<Vec<String>, BackupError> {
+        let entries = fs::read_dir(self.path.join("boxes")).during("list", &self.path)?;
+        let names: io::Result<Vec<String>> = entries
+            .map(|entry| entry.map(|entry| entry.file_name().to_string_lossy().into_owned()))
+            .collect();
+        names.during("list", &self.path)
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        let above = self.path.parent().map(Root::open);
+        if let Some(Err(error)) = above.map(|above| above?.remove_tree(Path::new(DRAFT))) {
+            tracing::warn!(%error, "could not remove the files of a backup; the next backup does");
+        }
+    }
+}
+
+/// Refuses what will not fit: the copies of disks in use beside them, and the archive at its target.
+fn check_space(
+    request: &BackupRequest<'_>,
+    draft: &Draft,
+    sources: &[disks::Source],
+    is_root: bool,
+) -> Result<(), BackupError> {
+    let check = |path: &Path, needed: u64| {
+        let status =
+            rustix::fs::statvfs(path).map_err(io::Error::from).during("measure the space of", path)?;
+        let free = status.f_bavail.saturating_mul(status.f_frsize);
+        let path = path.to_owned();
+        if free < needed { Err(BackupError::NoSpace { path, free, needed }) } else { Ok(()) }
+    };
+    let copied: u64 = sources.iter().filter(|_| is_root).map(|source| source.bytes).sum();
+    let images = images::stored_bytes(request.state_dir).map_err(|error| BackupError::Io {
+        action: "measure the images in",
+        path: request.state_dir.to_owned(),
+        source: io::Error::other(error),
+    })?;
+    let beside = if disks::can_share(&draft.path) { 0 } else { copied };
+    check(&draft.path, beside.saturating_add(SPARE_SPACE))?;
+    let parent = request.target.parent().filter(|parent| !parent.as_os_str().is_empty());
+    // What compresses well takes less, but nobody knows how much before it is done.
+    check(parent.unwrap_or(Path::new(".")), copied.saturating_add(images).saturating_add(SPARE_SPACE))
+}
+
+/// Waits until no backup has disks frozen, for a launcher that is about to mount them.
+pub(crate) fn wait_for_backup(state: &Path) -> io::Result<File> {
+    let options =
+        OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(state.join(LOCK));
+    let file = options?;
+    rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
+    Ok(file)
+}
+
+fn take_turn(state: &Path) -> Result<File, BackupError> {
+    try_lock(&state.join(LOCK))?.ok_or(BackupError::Busy)
+}
+
+/// Locks a file, unless somebody else has it.
+fn try_lock(path: &Path) -> Result<Option<File>, BackupError> {
+    let options = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path);
+    let file = options.during("open", path)?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(file)),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+        Err(error) => Err(io::Error::from(error)).during("lock", path),
+    }
+}
+
+/// Waits until the name of a file cannot be lost.
+fn sync_parent(path: &Path) -> Result<(), BackupError> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(parent).and_then(|parent| parent.sync_all()).during("write out", parent)
+}
+
+/// Adds what was attempted on which path to an error.
+trait During<T> {
+    fn during(self, action: &'static str, path: &Path) -> Result<T, BackupError>;
+}
+
+impl<T> During<T> for io::Result<T> {
+    fn during(self, action: &'static str, path: &Path) -> Result<T, BackupError> {
+        self.map_err(|source| BackupError::Io { action, path: path.to_owned(), source })
+    }
+}

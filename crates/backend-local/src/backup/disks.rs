@@ -1,0 +1,192 @@
+//! The disks of a state directory, as they were in one moment.
+//!
+//! A disk that is attached to a loop device may be written to. Its filesystem is frozen while it is
+//! copied: by reference where the host's filesystem can do that, else without its holes. A process
+//! of its own thaws it if we are killed meanwhile, and a launcher that starts thaws it too.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use linux::loopdev::LoopDevice;
+use linux::spawn::{self, Forked, SingleThread};
+use linux::{freeze, namespaces};
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::pipe::PipeFlags;
+
+use super::{BackupError, During};
+use crate::volumes::copy_image;
+
+const POOL: &str = "pool.btrfs";
+const BLOCK: u64 = 512;
+
+/// A disk that is to be saved.
+pub(super) struct Source {
+    path: PathBuf,
+    /// Its name in the archive.
+    name: String,
+    /// Without holes.
+    pub(super) bytes: u64,
+}
+
+/// A disk that can be read at leisure.
+pub(super) struct Copied {
+    pub(super) path: PathBuf,
+    pub(super) name: String,
+}
+
+/// The files that hold disks, volumes and their snapshots.
+pub(super) fn find(directory: &Path) -> Result<Vec<Source>, BackupError> {
+    let mut found = Vec::new();
+    let pool = directory.join(POOL);
+    if !pool.exists()
+        && fs::read_dir(directory.join("pool")).is_ok_and(|mut entries| entries.next().is_some())
+    {
+        return Err(BackupError::HostSubvolumes(directory.to_owned()));
+    }
+    add(&mut found, &pool, format!("disk/{POOL}"))?;
+    for folder in ["ext4", "ext4/snapshots"] {
+        let path = directory.join(folder);
+        let entries = match fs::read_dir(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            entries => entries.during("list", &path)?,
+        };
+        for entry in entries {
+            let file = entry.during("list", &path)?.path();
+            let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
+            if name.ends_with(".img") && !name.starts_with("prepared-") {
+                add(&mut found, &file, format!("disk/{folder}/{name}"))?;
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn add(found: &mut Vec<Source>, path: &Path, name: String) -> Result<(), BackupError> {
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        facts => {
+            let facts = facts.during("measure", path)?;
+            if facts.is_file() {
+                let bytes = facts.blocks().saturating_mul(BLOCK);
+                found.push(Source { path: path.to_owned(), name, bytes });
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Whether files in a directory can be copied by reference.
+pub(super) fn can_share(directory: &Path) -> bool {
+    let (one, two) = (directory.join("share.1"), directory.join("share.2"));
+    let tried = fs::write(&one, [1; 4096]).and_then(|()| {
+        let copy = File::create(&two)?;
+        rustix::fs::ioctl_ficlone(&copy, &File::open(&one)?).map_err(io::Error::from)
+    });
+    for path in [&one, &two] {
+        fs::remove_file(path).ok();
+    }
+    tried.is_ok()
+}
+
+/// Makes all disks readable at leisure; those in use are copied to `draft`. `small` copies what
+/// belongs to them and is called while the first of them stands still.
+pub(super) fn copy(
+    thread: &SingleThread,
+    sources: &[Source],
+    draft: &Path,
+    stopped: bool,
+    small: &mut dyn FnMut() -> Result<(), BackupError>,
+) -> Result<Vec<Copied>, BackupError> {
+    let mut copied = Vec::new();
+    let mut pending = Some(small);
+    for (number, source) in sources.iter().enumerate() {
+        let file = File::open(&source.path).during("open", &source.path)?;
+        let device = LoopDevice::find(&file).during("look for the device of", &source.path)?;
+        let path = match device {
+            Some(device) => {
+                let target = draft.join(format!("disk-{number}"));
+                let still = Still::begin(thread, &device, source, draft)?;
+                if let Some(small) = pending.take() {
+                    small()?;
+                }
+                copy_image(&source.path, &target).during("copy", &source.path)?;
+                still.end()?;
+                target
+            }
+            None if stopped || !is_live(source) => source.path.clone(),
+            None => return Err(BackupError::Starting),
+        };
+        copied.push(Copied { path, name: source.name.clone() });
+    }
+    if let Some(small) = pending {
+        small()?;
+    }
+    Ok(copied)
+}
+
+/// Whether a server that runs may mount this file. It keeps copies, but never mounts them.
+fn is_live(source: &Source) -> bool {
+    !source.name.contains("/snapshots/")
+}
+
+/// A filesystem that stands still.
+struct Still {
+    mounted: PathBuf,
+    directory: File,
+    /// Closed when it goes on.
+    alive: OwnedFd,
+    guard: OwnedFd,
+}
+
+impl Still {
+    fn begin(
+        thread: &SingleThread,
+        device: &LoopDevice,
+        source: &Source,
+        draft: &Path,
+    ) -> Result<Self, BackupError> {
+        let mounted = draft.join("mounted");
+        fs::create_dir_all(&mounted).during("make", &mounted)?;
+        let kind = if source.name.ends_with(POOL) { c"btrfs" } else { c"ext4" };
+        let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOATIME;
+        rustix::mount::mount(device.path(), &mounted, kind, flags, None)
+            .map_err(io::Error::from)
+            .during("mount", &source.path)?;
+        let directory = File::open(&mounted).during("open", &mounted)?;
+        let (ended, alive) =
+            rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(io::Error::from).during("guard", &mounted)?;
+        let guard = match thread.fork(namespaces::Namespaces::NONE, None).during("guard", &mounted)? {
+            Forked::Parent { pidfd, .. } => pidfd,
+            Forked::Child => {
+                drop(alive);
+                spawn::exit_now(i32::from(keep_guard(&ended, &directory).is_err()))
+            }
+        };
+        let still = Self { mounted, directory, alive, guard };
+        freeze::freeze(&still.directory).during("freeze", &source.path)?;
+        Ok(still)
+    }
+
+    /// Lets writers go on.
+    fn end(self) -> Result<(), BackupError> {
+        let Self { mounted, directory, alive, guard } = self;
+        freeze::thaw(&directory).during("thaw", &mounted)?;
+        drop(alive);
+        spawn::wait(guard.as_fd()).during("wait for the guard of", &mounted)?;
+        drop(directory);
+        rustix::mount::unmount(&mounted, UnmountFlags::DETACH)
+            .map_err(io::Error::from)
+            .during("unmount", &mounted)
+    }
+}
+
+/// Waits for the end of our parent's work, however it ends, and lets writers go on. It has a
+/// session of its own, so that a signal to the group of its parent does not reach it.
+fn keep_guard(ended: &OwnedFd, directory: &File) -> io::Result<()> {
+    rustix::process::setsid().ok();
+    while rustix::io::retry_on_intr(|| rustix::io::read(ended, &mut [0; 1]))? > 0 {}
+    freeze::thaw(directory)
+}

@@ -1,0 +1,267 @@
+//! Putting a state directory together from a backup.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Component, Path, PathBuf};
+
+use linux::fs::Root;
+use rustix::fs::{AtFlags, CWD, OFlags, RenameFlags, Timespec, Timestamps, XattrFlags};
+use serde::Serialize;
+use tar::{Archive, Entry, EntryType};
+
+use super::archive::{MANIFEST, MARK, SummingReader, VERSION};
+use super::tree::{ATTRIBUTES, IN_ARCHIVE, within};
+use super::{BackupError, During, Manifest, Part, Report, sync_parent};
+use crate::identity;
+
+/// What may be at the top of a state directory that is restored.
+const KNOWN: [&str; 6] = ["server", "identity", "boxes", "snapshots", "disk", "images"];
+/// No manifest is longer.
+const MAX_MANIFEST: u64 = 16 << 20;
+
+/// A state directory that was restored.
+#[derive(Clone, Debug, Serialize)]
+pub struct Restored {
+    pub state_dir: PathBuf,
+    pub manifest: Manifest,
+}
+
+/// Restores a backup as the state directory `target`, which must be empty or absent. Until all of
+/// it is there and its checksums are right, it has another name.
+pub fn restore(file: &Path, target: &Path, report: Report<'_>) -> Result<Restored, BackupError> {
+    check_target(target)?;
+    let source = File::open(file).during("open", file)?;
+    let parent = target.parent().unwrap_or(Path::new("/"));
+    fs::DirBuilder::new().recursive(true).mode(0o755).create(parent).during("make", parent)?;
+    let name = target.file_name().unwrap_or(OsStr::new("state")).to_string_lossy().into_owned();
+    let draft = parent.join(format!(".{name}.restoring-{}", std::process::id()));
+    fs::DirBuilder::new().mode(0o700).create(&draft).during("make", &draft)?;
+    let outcome = unpack(&source, file, &draft, report).and_then(|manifest| {
+        identity::mark_as_copy(&draft).map_err(|error| BackupError::Io {
+            action: "mark as restored",
+            path: draft.clone(),
+            source: io::Error::other(error),
+        })?;
+        fs::set_permissions(&draft, fs::Permissions::from_mode(0o711))
+            .during("open to the server", &draft)?;
+        let opened = File::open(&draft).during("open", &draft)?;
+        rustix::fs::syncfs(&opened).map_err(io::Error::from).during("write out", &draft)?;
+        put_in_place(&draft, target)?;
+        Ok(manifest)
+    });
+    if outcome.is_err() {
+        let removed = Root::open(parent)
+            .and_then(|parent| parent.remove_tree(Path::new(draft.file_name().unwrap_or_default())));
+        if let Err(error) = removed {
+            tracing::warn!(%error, path = %draft.display(), "could not remove a restore that failed");
+        }
+    }
+    Ok(Restored { state_dir: target.to_owned(), manifest: outcome? })
+}
+
+fn check_target(target: &Path) -> Result<(), BackupError> {
+    match fs::read_dir(target) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        entries => match entries.during("list", target)?.next() {
+            Some(_) => Err(BackupError::NotEmpty(target.to_owned())),
+            None => Ok(()),
+        },
+    }
+}
+
+/// Renames the directory to its place. An empty directory there is replaced; one that somebody
+/// filled meanwhile is not.
+fn put_in_place(draft: &Path, target: &Path) -> Result<(), BackupError> {
+    let renamed = rustix::fs::renameat_with(CWD, draft, CWD, target, RenameFlags::empty());
+    match renamed {
+        Err(rustix::io::Errno::NOTEMPTY | rustix::io::Errno::EXIST) => {
+            return Err(BackupError::NotEmpty(target.to_owned()));
+        }
+        renamed => renamed.map_err(io::Error::from).during("name", target)?,
+    }
+    sync_parent(target)
+}
+
+/// Unpacks everything and compares the checksums.
+fn unpack(source: &File, file: &Path, draft: &Path, report: Report<'_>) -> Result<Manifest, BackupError> {
+    let damaged = |why: String| BackupError::Damaged { path: file.to_owned(), why };
+    let decoder = zstd::Decoder::new(source).during("read", file)?;
+    let (reader, sums) = SummingReader::new(decoder, report);
+    let mut archive = Archive::new(reader);
+    let is_root = rustix::process::geteuid().is_root();
+    archive.set_preserve_permissions(true);
+    archive.set_preserve_ownerships(is_root);
+    archive.set_mask(0);
+    archive.set_unpack_xattrs(false);
+    let mut restoring =
+        Restoring { root: Root::open(draft).during("open", draft)?, times: Vec::new(), is_root };
+    let mut parts: Vec<Part> = Vec::new();
+    let (mut current, mut whole, mut manifest): (Option<String>, String, Option<Manifest>) =
+        Default::default();
+    for entry in archive.entries().during("read", file)? {
+        let mut entry = entry.map_err(|error| damaged(error.to_string()))?;
+        let path = entry.path().map_err(|error| damaged(error.to_string()))?.into_owned();
+        let name = path.to_string_lossy().into_owned();
+        if let Some(part) = name.strip_prefix(MARK) {
+            let former = current.replace(part.to_owned());
+            let ended = sums.borrow_mut().end_part(former.as_deref().unwrap_or_default());
+            parts.extend(former.map(|_| ended));
+            whole = sums.borrow().whole();
+        } else if name == MANIFEST && current.as_deref() == Some("manifest") {
+            let mut text = Vec::new();
+            let read = (&mut entry).take(MAX_MANIFEST).read_to_end(&mut text);
+            read.map_err(|error| damaged(error.to_string()))?;
+            manifest = Some(serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?);
+        } else {
+            let known = path.components().next().is_some_and(|first| {
+                matches!(first, Component::Normal(first) if KNOWN.iter().any(|known| first == *known))
+            });
+            if !known {
+                return Err(damaged(format!("it holds `{name}`")));
+            }
+            restoring.place(&mut entry, &path).map_err(|error| damaged(format!("`{name}`: {error}")))?;
+        }
+    }
+    let manifest = manifest.ok_or_else(|| damaged("its end is missing".to_owned()))?;
+    // The frame's own checksum comes after the last entry.
+    let mut rest = archive.into_inner();
+    io::copy(&mut rest, &mut io::sink()).map_err(|error| damaged(error.to_string()))?;
+    check(&manifest, &parts, &whole, is_root, &damaged)?;
+    restoring.set_times().during("set the times in", draft)?;
+    Ok(manifest)
+}
+
+fn check(
+    manifest: &Manifest,
+    parts: &[Part],
+    whole: &str,
+    is_root: bool,
+    damaged: &dyn Fn(String) -> BackupError,
+) -> Result<(), BackupError> {
+    if manifest.version > VERSION {
+        return Err(damaged(format!("version {} is newer than this program", manifest.version)));
+    }
+    if manifest.of_root != is_root {
+        return Err(BackupError::OtherUser(if manifest.of_root { "root" } else { "an ordinary user" }));
+    }
+    for (expected, found) in manifest.parts.iter().zip(parts) {
+        if expected != found {
+            return Err(damaged(format!("the checksum of part `{}` is wrong", expected.name)));
+        }
+    }
+    if manifest.parts.len() != parts.len() || manifest.checksum != whole {
+        return Err(damaged("its checksum is wrong".to_owned()));
+    }
+    Ok(())
+}
+
+struct Restoring {
+    root: Root,
+    /// The times of directories, which change as they are filled.
+    times: Vec<(PathBuf, i64)>,
+    is_root: bool,
+}
+
+impl Restoring {
+    /// Puts one entry in its place. Paths lead through no links, so nothing is written elsewhere.
+    fn place<R: Read>(&mut self, entry: &mut Entry<'_, R>, path: &Path) -> io::Result<()> {
+        let header = entry.header();
+        let (mode, uid, gid) = (header.mode()?, id(header.uid()?)?, id(header.gid()?)?);
+        let mtime = i64::try_from(header.mtime()?).unwrap_or(0);
+        let kind = header.entry_type();
+        if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+            self.root.make_directories(parent, 0o700)?;
+        }
+        let attributes = attributes(entry)?;
+        match kind {
+            EntryType::Directory => {
+                match self.root.make_directory(path, 0o700) {
+                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                    made => made?,
+                }
+                self.own(path, uid, gid)?;
+                self.root.set_mode(path, mode & 0o7777)?;
+                self.times.push((path.to_owned(), mtime));
+            }
+            EntryType::Regular | EntryType::GNUSparse => {
+                let (directory, name) = self.parent_of(path)?;
+                entry.unpack(within(&directory, name))?;
+            }
+            EntryType::Symlink => {
+                let target = entry.link_name_bytes().ok_or_else(missing)?.into_owned();
+                self.root.symlink(Path::new(OsStr::from_bytes(&target)), path)?;
+                self.own(path, uid, gid)?;
+            }
+            EntryType::Link => {
+                let target = entry.link_name_bytes().ok_or_else(missing)?.into_owned();
+                self.root.hard_link(Path::new(OsStr::from_bytes(&target)), path)?;
+            }
+            EntryType::Char => {
+                self.root.make_whiteout(path)?;
+                self.own(path, uid, gid)?;
+            }
+            EntryType::Fifo => {
+                self.root.make_fifo(path, mode & 0o7777)?;
+                self.own(path, uid, gid)?;
+            }
+            other => return Err(io::Error::other(format!("unexpected kind {other:?}"))),
+        }
+        self.set_attributes(path, &attributes)
+    }
+
+    fn own(&self, path: &Path, uid: u32, gid: u32) -> io::Result<()> {
+        if self.is_root { self.root.set_owner(path, uid, gid) } else { Ok(()) }
+    }
+
+    fn parent_of<'a>(&self, path: &'a Path) -> io::Result<(File, &'a OsStr)> {
+        let name = path.file_name().ok_or_else(missing)?;
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        Ok((self.root.open_with(parent, OFlags::PATH | OFlags::DIRECTORY, 0)?, name))
+    }
+
+    fn set_attributes(&self, path: &Path, attributes: &[(String, Vec<u8>)]) -> io::Result<()> {
+        if attributes.is_empty() {
+            return Ok(());
+        }
+        let file = self.root.open_with(path, OFlags::RDONLY | OFlags::NONBLOCK, 0)?;
+        for (name, value) in attributes {
+            rustix::fs::fsetxattr(&file, name.as_str(), value, XattrFlags::empty())?;
+        }
+        Ok(())
+    }
+
+    fn set_times(&self) -> io::Result<()> {
+        for (path, seconds) in self.times.iter().rev() {
+            let time = Timespec { tv_sec: *seconds, tv_nsec: 0 };
+            let times = Timestamps { last_access: time, last_modification: time };
+            let (directory, name) = self.parent_of(path)?;
+            rustix::fs::utimensat(&directory, name, &times, AtFlags::SYMLINK_NOFOLLOW)?;
+        }
+        Ok(())
+    }
+}
+
+/// The attributes of an entry that are kept.
+fn attributes<R: Read>(entry: &mut Entry<'_, R>) -> io::Result<Vec<(String, Vec<u8>)>> {
+    let Some(extensions) = entry.pax_extensions()? else { return Ok(Vec::new()) };
+    let mut found = Vec::new();
+    for extension in extensions {
+        let extension = extension?;
+        let name = extension.key().ok().and_then(|key| key.strip_prefix(IN_ARCHIVE));
+        if let Some(name) = name.filter(|name| name.starts_with(ATTRIBUTES)) {
+            found.push((name.to_owned(), extension.value_bytes().to_vec()));
+        }
+    }
+    Ok(found)
+}
+
+fn id(number: u64) -> io::Result<u32> {
+    u32::try_from(number).map_err(io::Error::other)
+}
+
+fn missing() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "it has no name")
+}
