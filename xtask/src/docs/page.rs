@@ -104,7 +104,8 @@ fn explain(page: &str, directory: &Path, status: std::process::ExitStatus) -> St
     };
     let output = last_lines(&read("log"));
     let server = read("server.log");
-    let server: Vec<&str> = server.lines().filter(|line| !line.contains("\"INFO\"")).collect();
+    let server: Vec<&str> =
+        server.lines().filter(|line| !line.contains("\"INFO\"") && !line.contains(" INFO ")).collect();
     let server = last_lines(&server.join("\n"));
     let server = if server.is_empty() { server } else { format!("\nlog of the server:\n{server}") };
     format!("{page}:{line}: {what}; output of the block at line {block}:\n{output}{server}")

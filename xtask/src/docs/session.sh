@@ -5,12 +5,15 @@
 ip link set lo up
 mkfifo "$DOCS_DIR/ready" "$DOCS_DIR/orders" "$DOCS_DIR/replies"
 set -eE -o pipefail
-trap '__failed "$LINENO" "$BASH_COMMAND"' ERR
+trap '__failed "$LINENO" "$BASH_COMMAND" "${BASH_SOURCE[0]}"' ERR
 trap '__finish' EXIT
 
-# Notes which command failed. The first report counts: what follows is a consequence of it.
+# Notes which command failed. The first report counts: what follows is a consequence of it. Lines of
+# other files than blocks mean nothing to a reader of the page and are noted as 0.
 __failed() {
-  [ -e "$DOCS_DIR/failure" ] || printf '%s\n%s\n' "$1" "$2" >"$DOCS_DIR/failure"
+  local line=0
+  case "$3" in "$DOCS_DIR/blocks/"*) line=$1 ;; esac
+  [ -e "$DOCS_DIR/failure" ] || printf '%s\n%s\n' "$line" "$2" >"$DOCS_DIR/failure"
 }
 
 # Marks in the log where the output of a block begins.
@@ -48,7 +51,7 @@ __python() {
 __on_host_network() {
   export -f __failed
   nsenter --net=/proc/self/fd/9 bash -eE -o pipefail -c \
-    'trap '\''__failed "$LINENO" "$BASH_COMMAND"'\'' ERR; . "$0"' "$1"
+    'trap '\''__failed "$LINENO" "$BASH_COMMAND" "${BASH_SOURCE[0]}"'\'' ERR; . "$0"' "$1"
 }
 
 # Removes the page's sandboxes and ends its server, so that nothing is left on the host.
