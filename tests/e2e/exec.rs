@@ -277,3 +277,61 @@ fn follower_that_does_not_read_holds_nothing_back() {
     let output = child.wait_with_output().expect("it is our child");
     assert_eq!(code(&output), 3, "{}", text(&output.stderr));
 }
+
+/// A server of another make: no socket for commands, and events with all that the protocol allows.
+fn foreign_server(events: &'static str) -> (String, std::thread::JoinHandle<Vec<String>>) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let address = listener.local_addr().expect("it listens").to_string();
+    let endpoint = json!({"endpoint": format!("{address}/inside"), "headers": {}}).to_string();
+    let served = std::thread::spawn(move || {
+        let mut heads = Vec::new();
+        loop {
+            let (stream, _) = listener.accept().expect("a client comes");
+            let mut reader = BufReader::new(stream);
+            let mut head = String::new();
+            while !head.ends_with("\r\n\r\n") {
+                assert!(reader.read_line(&mut head).expect("a request is text") > 0, "{head}");
+            }
+            let (status, body) = match head.split_whitespace().nth(1) {
+                Some(path) if path.contains("/endpoints/") => ("200 OK", endpoint.as_str()),
+                Some("/inside/command") => ("200 OK", events),
+                _ => ("404 Not Found", "{\"message\": \"no such page\"}"),
+            };
+            let length = body.len();
+            let head_of_answer =
+                format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n");
+            let stream = reader.get_mut();
+            stream
+                .write_all(head_of_answer.as_bytes())
+                .and_then(|()| stream.write_all(body.as_bytes()))
+                .expect("it reads");
+            let last = head.contains("/inside/command");
+            heads.push(head);
+            if last {
+                return heads;
+            }
+        }
+    });
+    (address, served)
+}
+
+#[test]
+fn exec_reads_the_events_of_other_servers() {
+    let events = concat!(
+        ": hello\n\nevent: message\nid: 1\nretry: 3000\n<html>\n",
+        "data: {\"type\":\"init\",\"text\":\"p1\"}\n\n",
+        "{\"type\":\"news\"}\n\n{\"type\":\"stdout\",\"text\":\"out\\n\"}\n\n{\"type\":\"stderr\",\"text\":\"err\\n\"}\n\n",
+        "{\"type\":\"error\",\"error\":{\"ename\":\"x\",\"evalue\":\"4\",\"traceback\":null}}\n\n",
+    );
+    let (address, served) = foreign_server(events);
+    let mut command = Programs::shared().command();
+    command.arg("--url").arg(format!("http://{address}")).args(["exec", "abcdefghijklmnopqrst", "--", "x"]);
+    let output = command.stdin(Stdio::null()).output().expect("the binary can be run");
+    assert_eq!(
+        (code(&output), text(&output.stdout), text(&output.stderr)),
+        (4, "out\n".to_owned(), "err\n".to_owned())
+    );
+    let heads = served.join().expect("the server does not panic");
+    let asked = heads.last().expect("it was asked").to_lowercase();
+    assert!(asked.contains("accept: text/event-stream"), "{asked}");
+}

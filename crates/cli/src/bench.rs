@@ -14,6 +14,7 @@
 mod acquire;
 mod client;
 mod contexts;
+mod exec_cli;
 pub(crate) mod floor;
 mod idle;
 mod lifecycle;
@@ -83,6 +84,9 @@ pub(crate) fn bench(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
     let measurements: &[(&str, Measurement)] = &[
         ("create", lifecycle::create),
         ("exec", lifecycle::exec),
+        ("exec-cli", exec_cli::start),
+        ("exec-cli", exec_cli::lines),
+        ("exec-cli", exec_cli::bytes),
         ("acquire", acquire::acquire),
         ("contexts", contexts::first_result),
         ("contexts", contexts::side_by_side),

@@ -60,6 +60,11 @@ impl Server {
         Client::connect(self.address)
     }
 
+    /// Where the server listens.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     /// A directory for files of the benchmark, on the same filesystem as the server's.
     pub(crate) fn directory(&self) -> &Path {
         &self.directory

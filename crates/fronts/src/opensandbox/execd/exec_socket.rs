@@ -28,7 +28,7 @@ use futures_util::{FutureExt, SinkExt, StreamExt};
 use serde::{Deserialize, Serialize};
 use service::{Event, FileFault, Following, Input, Reach, ServiceError};
 use tokio::sync::mpsc;
-use tokio::time::{interval, timeout};
+use tokio::time::{Instant, interval_at, timeout};
 
 use super::Scope;
 use super::command::{RunBody, exit_code, foreground};
@@ -227,7 +227,7 @@ async fn forward_output(
     mut following: Following,
     mut waiting: mpsc::Receiver<ServerFrame>,
 ) -> Result<(), Gone> {
-    let mut ping = interval(PING_INTERVAL);
+    let mut ping = interval_at(Instant::now() + PING_INTERVAL, PING_INTERVAL);
     loop {
         // Each branch may be dropped and begun again without losing anything.
         let event = tokio::select! {
