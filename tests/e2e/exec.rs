@@ -263,6 +263,24 @@ fn logs_tell_what_is_missing() {
 }
 
 #[test]
+fn logs_without_a_process_are_those_of_the_main_process_or_the_newest_command() {
+    let server = Server::start();
+    let sandbox = server.create();
+    let nothing = run(&server, &["logs", &sandbox.id]);
+    assert_eq!(code(&nothing), 1, "{nothing:?}");
+    for word in ["first", "second"] {
+        run(&server, &["exec", &sandbox.id, "--", "echo", word]);
+    }
+    let newest = run(&server, &["logs", &sandbox.id]);
+    assert_eq!((code(&newest), text(&newest.stdout)), (0, "second\n".to_owned()));
+
+    let main = server.create_with(&json!({"entrypoint": ["sh", "-c", "echo main; exec sleep 1000"]}));
+    run(&server, &["exec", &main.id, "--", "echo", "newer"]);
+    let logs = run(&server, &["logs", &main.id]);
+    assert_eq!((code(&logs), text(&logs.stdout)), (0, "main\n".to_owned()));
+}
+
+#[test]
 fn follower_that_does_not_read_holds_nothing_back() {
     let server = Server::start();
     let mut sandbox = server.create();

@@ -25,6 +25,13 @@ use crate::tree::{self, Tree};
 /// that go on writing must not keep the end from being told.
 const DRAIN: usize = 1 << 20;
 
+/// How much is read from one pipe in one turn of the loop.
+const TURN: usize = 8 * RECORD;
+
+/// The size of the pipes of a command that fills them: with a small one, each few pages cost two
+/// switches between it and us.
+const WIDE_PIPE: usize = 1 << 20;
+
 #[derive(Debug)]
 pub(crate) struct Body {
     pub(crate) owner: Owner,
@@ -36,6 +43,8 @@ pub(crate) struct Body {
     pub(crate) outputs: Vec<(StreamTag, Source)>,
     pub(crate) input: Option<Input>,
     pub(crate) terminal: bool,
+    /// It prints so much that its pipes were made larger.
+    widened: bool,
     pub(crate) ended: bool,
 }
 
@@ -47,6 +56,17 @@ pub(crate) enum Owner {
     /// The first process of a session's nest.
     Nest(u64),
     Nobody,
+}
+
+impl Body {
+    /// Makes the pipes larger, once. Terminals cannot be, nor the pipes of a user with too many.
+    fn widen(&mut self) {
+        if !std::mem::replace(&mut self.widened, true) {
+            for (_, source) in &self.outputs {
+                rustix::pipe::fcntl_setpipe_size(source, WIDE_PIPE).ok();
+            }
+        }
+    }
 }
 
 impl Agent {
@@ -75,6 +95,7 @@ impl Agent {
             outputs: Vec::with_capacity(2),
             input: None,
             terminal: false,
+            widened: false,
             ended: false,
         };
         match launched.ours {
@@ -131,6 +152,7 @@ impl Agent {
             outputs: Vec::new(),
             input: None,
             terminal: false,
+            widened: false,
             ended: false,
         };
         self.bodies.insert(number, body);
@@ -164,9 +186,9 @@ impl Agent {
         }
     }
 
-    /// Reads once from one of a body's outputs.
+    /// Reads from one of a body's outputs, though not so much that others have to wait.
     pub(crate) fn on_output(&mut self, number: u64, stream: StreamTag) {
-        self.read_output(number, stream, RECORD);
+        self.read_output(number, stream, TURN);
     }
 
     /// Reads until the pipe is empty or `most` bytes came.
@@ -186,6 +208,9 @@ impl Agent {
                 }
                 Ok(count) => {
                     total += count;
+                    if count == buffer.len() {
+                        body.widen();
+                    }
                     let owner = body.owner;
                     self.take_output(owner, stream, &buffer[..count]);
                 }

@@ -35,6 +35,9 @@ const MARK_EVERY: u64 = 64 << 10;
 /// single bytes does not fill the file with headers.
 const EXTEND_MS: u64 = 1000;
 
+/// How much more than retention says may be kept, so that holes are few.
+const MAX_SLACK: u64 = 4 << 20;
+
 /// Removes the journals of an earlier life of this sandbox, whose processes are gone. Whatever else
 /// lies there is left: it takes room of this sandbox alone.
 pub(crate) fn empty(directory: BorrowedFd<'_>) -> rustix::io::Result<()> {
@@ -339,11 +342,12 @@ impl Journal {
     }
 
     /// Gives back what lies between the first bytes and the last ones. It is cut in larger
-    /// steps than it grows, since each hole costs the filesystem some work.
+    /// steps than it grows, since each hole costs the filesystem some work: ext4 writes what is
+    /// dropped to the disk first, and many small writes take longer than few large ones.
     fn trim(&mut self) {
         let Some(head) = self.head else { return };
         let start = self.tail.unwrap_or(head);
-        let slack = (self.retention.last / 8).clamp(MARK_EVERY, 1 << 20);
+        let slack = (self.retention.last / 4).clamp(MARK_EVERY, MAX_SLACK);
         // Headers count only when they have become most of the file.
         let largest = self.largest_tail();
         let mark = if self.written - start.offset > self.retention.last.saturating_add(slack) {

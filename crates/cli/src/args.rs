@@ -24,7 +24,7 @@ pub(crate) use self::kept::{
 };
 pub(crate) use self::owners::OwnerArgs;
 pub(crate) use self::processes::{ExtendArgs, KillArgs, PsArgs, SandboxArgs, UrlArgs};
-use crate::client::{SandboxRef, SnapshotRef};
+use crate::client::{ProcessRef, SandboxRef, SnapshotRef};
 use crate::values::{self, Lifetime, Place};
 
 /// Sandboxes for AI agents: one binary, milliseconds per sandbox.
@@ -463,9 +463,10 @@ pub(crate) struct LogsArgs {
     #[arg(value_name = "SANDBOX")]
     pub id: SandboxRef,
 
-    /// The id that `exec --detach` printed
-    #[arg(value_name = "PROCESS", value_parser = process_id)]
-    pub process: domain::ProcessId,
+    /// The process, as `exec --detach` or `ps` shows it: its id or the beginning of its id [default: the main
+    /// process, or else the newest command]
+    #[arg(value_name = "PROCESS")]
+    pub process: Option<ProcessRef>,
 
     /// Go on until the process ends
     #[arg(long, short = 'f')]
@@ -480,10 +481,6 @@ const LOGS_HELP: &str = "\
 Output that is no longer kept is reported on standard error, the output goes on in a new line behind it, and the
 exit code is 3. With --json each record is one line: output with its stream, offset and text (or base64 where it
 is not UTF-8), gaps with offset and length, and the end.";
-
-fn process_id(text: &str) -> Result<domain::ProcessId, String> {
-    domain::ProcessId::parse(text).map_err(|error| error.to_string())
-}
 
 #[derive(Debug, Args)]
 pub(crate) struct RmArgs {

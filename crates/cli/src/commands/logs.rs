@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, anyhow, bail};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use domain::{ProcessId, SandboxId};
 use http::StatusCode;
 
 use crate::args::LogsArgs;
@@ -13,16 +14,34 @@ use crate::output::{Printer, WithHint};
 
 /// The exit code when some of the output is no longer kept.
 const INCOMPLETE: u8 = 3;
+/// The tag of a sandbox's main process.
+const MAIN_PROCESS: &str = "entrypoint";
 
 pub(crate) async fn logs(server: &Server, args: LogsArgs, printer: &Printer) -> Result<ExitCode> {
-    let sandbox = server.open(&server.resolve(&args.id).await?).await?;
-    let logs = match sandbox.logs(&args.process, args.from, args.follow).await {
+    let id = server.resolve(&args.id).await?;
+    let process = match &args.process {
+        Some(process) => server.resolve_processes(&id, std::slice::from_ref(process)).await?.remove(0),
+        None => default_process(server, &id).await?,
+    };
+    let sandbox = server.open(&id).await?;
+    let logs = match sandbox.logs(&process, args.from, args.follow).await {
         Err(error) if refused_with(&error, StatusCode::NOT_FOUND) => {
-            return Err(error).hint("`coracle exec --detach` prints the id of a process");
+            return Err(error).hint("`coracle ps --all` lists the processes of a sandbox");
         }
         logs => logs?,
     };
     if printer.json() { print_records(logs, printer).await } else { print_text(logs, printer).await }
+}
+
+/// The main process, or else the newest command.
+async fn default_process(server: &Server, id: &SandboxId) -> Result<ProcessId> {
+    // The oldest is first.
+    let mut all = server.processes(id, true).await?;
+    all.retain(|process| matches!(process.kind.as_str(), "command" | "run"));
+    let main = all.iter().find(|process| process.tag.as_deref() == Some(MAIN_PROCESS));
+    let chosen = main.or(all.last()).ok_or_else(|| anyhow!("nothing was run in sandbox `{id}` yet"));
+    let chosen = chosen.hint("`coracle exec` runs a command")?;
+    ProcessId::parse(&chosen.id).context("the server named a process in a way that is not understood")
 }
 
 fn exit_code(missing: u64) -> ExitCode {
