@@ -101,8 +101,16 @@ fn restored_directory_has_files_volumes_images_and_snapshots() {
     assert!(same.status.success(), "{}", text(&same));
     let mut reader = after.create_with(&json!({"volumes": volume}));
     assert_eq!(reader.run("cat /cache/file").stdout, "of-volume\n");
+    check_restart(&after, &named.id);
     // Whatever the restored server does, the original's sandbox lives.
     assert_eq!(named.run("cat /root/file").stdout, "of-sandbox\nmore\n");
+}
+
+/// The name leads to the sandbox again, which restarts with its files.
+fn check_restart(after: &Server, id: &str) {
+    let mut again = after.create_with(&json!({"extensions": {"coracle.key": "work"}}));
+    assert_eq!(again.id, id);
+    assert_eq!(again.run("cat /root/file").stdout, "of-sandbox\n");
 }
 
 /// A backup with a wrong byte, or without its end, is refused and leaves nothing.
@@ -127,7 +135,7 @@ fn check_damage(file: &Path, home: &Path, state: &Path) {
 fn disks_in_memory_are_named_as_not_saved() {
     let user = if testkit::is_root() { ORDINARY } else { User::Same };
     let server = Start::new().as_user(user).env("CORACLE_REQUIRE_LIMITS", "false").start();
-    let sandbox = server.create_with(&json!({"resourceLimits": null}));
+    let sandbox = server.create_with(&json!({"resourceLimits": {}}));
     let file = server.directory().join("all.backup");
     let mut command = Programs::shared().command();
     command.args(["--json", "backup"]).arg(&file).arg("--state-dir").arg(server.state_directory());
