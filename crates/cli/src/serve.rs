@@ -264,6 +264,9 @@ async fn start_launcher(config: &Config, identity: &ServerIdentity, pause: Durat
     let handover = Handover::of(config, identity, Announce::No);
     let passed = [memfd(&handover)?, tell.into_blocking_fd()?, updated.into_blocking_fd()?];
     let child = start("__launcher", &passed)?;
+    // Our copy of the pipe's end must go: a launcher that dies before it is ready is noticed by its
+    // end of file.
+    drop(passed);
     let mut byte = [0];
     let heard = tokio::io::AsyncReadExt::read(&mut ready, &mut byte).await?;
     if heard == 0 {
