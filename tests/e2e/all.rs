@@ -33,4 +33,5 @@ mod service_unit;
 mod serving;
 mod snapshots;
 mod stand_ins;
+mod user_errors;
 mod volumes;

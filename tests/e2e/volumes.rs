@@ -441,7 +441,7 @@ fn volumes_belong_to_their_owners_and_count_into_their_quotas() {
     };
     let (mut small, mut other) = (tenant("small"), tenant("other"));
     let make = |size: &str| json!({"name": "data", "size": size});
-    assert_eq!(small.post("/coracle/v1/volumes", &make("300Mi")).expect("answers").status, 429);
+    assert_eq!(small.post("/coracle/v1/volumes", &make("300Mi")).expect("answers").status, 400);
     assert_eq!(small.post("/coracle/v1/volumes", &make("150Mi")).expect("answers").status, 201);
     assert_eq!(small.post("/coracle/v1/volumes", &make("150Mi")).expect("answers").status, 200);
     assert_eq!(small.post("/coracle/v1/volumes", &make("100Mi")).expect("answers").status, 409);

@@ -229,6 +229,10 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub require_limits: bool,
 
+    /// Print no warnings and remarks of our own; errors are still printed
+    #[arg(long, short = 'q')]
+    pub quiet: bool,
+
     #[command(flatten)]
     pub state: StateArgs,
 

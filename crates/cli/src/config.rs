@@ -25,7 +25,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use backend_local::identity::Naming;
 use backend_local::network::NetworkSettings;
-use domain::{Bytes, Cpus};
+use domain::{Bytes, Cpus, MIN_MEMORY};
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
@@ -448,6 +448,9 @@ fn check_limits(raw: &RawLimits) -> Result<Limits> {
         None => Cpus(1000),
     };
     let memory = bytes("limits.memory", raw.memory.as_ref(), Bytes::mib(1024))?;
+    if memory < MIN_MEMORY {
+        bail!("`limits.memory` is {memory}, less than the {MIN_MEMORY} that starting a process takes");
+    }
     let pids = positive("limits.pids", raw.pids, 512)?;
     let disk = bytes("limits.disk", raw.disk.as_ref(), Bytes::mib(1024))?;
     let most = Most {

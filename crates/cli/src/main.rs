@@ -31,7 +31,7 @@ fn main() -> ExitCode {
     if let Some(code) = other_role() {
         return code;
     }
-    let cli = Cli::parse();
+    let cli = Cli::try_parse().unwrap_or_else(|error| plain_usage(error).exit());
     let printer = Printer::new(cli.json);
     let usual = failure_code(&cli.command);
     match dispatch(cli, &printer) {
@@ -42,6 +42,25 @@ fn main() -> ExitCode {
             error.downcast_ref::<NotStarted>().map_or(usual, |failed| ExitCode::from(failed.code))
         }
     }
+}
+
+/// Shows the usage of the subcommand as `--help` does. Left alone, clap shows as if required every option
+/// that is set, `--url` by its variable included.
+fn plain_usage(mut error: clap::Error) -> clap::Error {
+    use clap::error::{ContextKind, ContextValue};
+    if error.get(ContextKind::Usage).is_none() {
+        return error;
+    }
+    let mut command = Cli::command();
+    command.build();
+    let mut found = &mut command;
+    for word in std::env::args().skip(1) {
+        if found.find_subcommand(&word).is_some() {
+            found = found.find_subcommand_mut(&word).expect("it was just found");
+        }
+    }
+    error.insert(ContextKind::Usage, ContextValue::StyledStr(found.render_usage()));
+    error
 }
 
 /// The roles in which we start ourselves. They are no commands for people: the agent reads

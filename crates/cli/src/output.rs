@@ -23,11 +23,18 @@ use crate::commands::NotStarted;
 pub(crate) struct Printer {
     json: bool,
     watched: bool,
+    /// Whether warnings, remarks and notes are left out; errors never are.
+    quiet: bool,
 }
 
 impl Printer {
     pub(crate) fn new(json: bool) -> Self {
-        Self { json, watched: io::stderr().is_terminal() }
+        Self { json, watched: io::stderr().is_terminal(), quiet: false }
+    }
+
+    /// The same printer without warnings, remarks and notes.
+    pub(crate) fn quiet(self) -> Self {
+        Self { watched: false, quiet: true, ..self }
     }
 
     /// Whether a program reads the results.
@@ -73,12 +80,16 @@ impl Printer {
     }
 
     pub(crate) fn warn(&self, text: impl fmt::Display) {
-        complain(&format!("warning: {text}\n"));
+        if !self.quiet {
+            complain(&format!("warning: {text}\n"));
+        }
     }
 
     /// A line on standard error that belongs there whoever reads it.
     pub(crate) fn remark(&self, text: impl fmt::Display) {
-        complain(&format!("{text}\n"));
+        if !self.quiet {
+            complain(&format!("{text}\n"));
+        }
     }
 
     /// A remark for whoever watches; programs that read standard error are spared it.

@@ -34,7 +34,7 @@ use crate::args::RunArgs;
 use crate::config::Config;
 use crate::output::{Printer, WithHint};
 use crate::serve::state::with_hint;
-use crate::serve::{handover, lock, make_state_dir};
+use crate::serve::{handover, lock, make_state_dir, state_dir_hint};
 
 /// As `timeout(1)` has it.
 const TIMED_OUT: u8 = 124;
@@ -42,6 +42,7 @@ const TIMED_OUT: u8 = 124;
 const KILLED: u8 = 137;
 
 pub(crate) fn run(args: &RunArgs, printer: &Printer) -> Result<ExitCode> {
+    let printer = &if args.quiet { printer.quiet() } else { *printer };
     let config = Config::for_host(&args.state)?;
     let plan = plan(args, &config)?;
     let start = start(args, &plan)?;
@@ -92,7 +93,10 @@ struct Sandbox {
 
 impl Sandbox {
     fn make(config: &Config, state: &Path, plan: &JailPlan, printer: &Printer) -> Result<Self> {
-        prepare(&config.state_dir, state).with_context(|| format!("could not make `{}`", state.display()))?;
+        if let Err(error) = prepare(&config.state_dir, state) {
+            let hint = state_dir_hint(&error);
+            return Err(error).with_context(|| format!("could not make `{}`", state.display())).hint(hint);
+        }
         // Opening and sweeping is done by one at a time.
         let turn_path = state.join("lock");
         let turn = lock(&turn_path, FlockOperation::LockExclusive)?;
@@ -107,14 +111,8 @@ impl Sandbox {
                 if let Some(stand_in) = &holds.stand_in {
                     printer.warn(stand_in);
                 }
-                for sentence in &holds.weaker {
-                    printer.warn(sentence);
-                }
-                let network = holds.measures.iter().find(|(name, _)| name == "network");
-                if let (Wish::Auto, Some((_, held))) = (plan.network, network)
-                    && held.starts_with("off")
-                {
-                    printer.warn(format!("the network is {held}"));
+                if let Some(warning) = weaker_than_asked(&holds, plan) {
+                    printer.warn(warning);
                 }
                 Ok(sandbox)
             }
@@ -153,6 +151,20 @@ impl Sandbox {
         }
         Ok(())
     }
+}
+
+/// What is weaker than it should be, in one line.
+fn weaker_than_asked(holds: &Holds, plan: &JailPlan) -> Option<String> {
+    let mut parts = holds.weaker.clone();
+    let network = holds.measures.iter().find(|(name, _)| name == "network");
+    if let (Wish::Auto, Some((_, held))) = (plan.network, network)
+        && held.starts_with("off")
+    {
+        parts.push(format!("the network is {held}"));
+    }
+    let limits = !holds.weaker.is_empty();
+    let advice = if limits { "; `coracle doctor` says how to get what is missing" } else { "" };
+    (!parts.is_empty()).then(|| format!("{}{advice}", parts.join("; ")))
 }
 
 /// Makes the directory of one-shot sandboxes, closed to everybody else: what they wrote may lie
@@ -313,7 +325,7 @@ fn identity(user: Option<&Identity>) -> wire::process::Identity {
 }
 
 fn refused(refusal: Refusal) -> anyhow::Error {
-    anyhow::Error::from(backend::BackendError::from(refusal)).context("the sandbox could not be made")
+    anyhow::Error::from(backend::BackendError::from(refusal)).context("could not create the sandbox")
 }
 
 /// Says which bound ended the command: its exit code alone could be the command's own.

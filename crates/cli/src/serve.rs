@@ -17,7 +17,8 @@ pub(crate) mod state;
 mod update;
 
 use std::fs::{self, File};
-use std::net::TcpListener;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -38,7 +39,7 @@ use backend_local::identity::ServerIdentity;
 use handover::{Announce, Handover, Pass};
 use notify::ServiceManager;
 use state::StateDir;
-pub(crate) use state::{lock, make_state_dir, server_dir};
+pub(crate) use state::{lock, make_state_dir, server_dir, state_dir_hint};
 
 /// A part that lived this many times longer than it was waited for is healthy, and its next
 /// death counts as the first. So a part that keeps dying costs a tenth of the time at most.
@@ -55,8 +56,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode> {
     crate::tracing_output::start(&config.log);
     let state = StateDir::examine(&config)?;
     drop(server_lock(&config)?);
-    let listener =
-        TcpListener::bind(config.listen).with_context(|| format!("could not listen on {}", config.listen))?;
+    let listener = listen(config.listen)?;
     listener.set_nonblocking(true)?;
     // From here on the state directory changes.
     let (lock, identity) = state.prepare(&config)?;
@@ -73,6 +73,28 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode> {
     }
     drop(lock);
     Ok(code)
+}
+
+fn listen(address: SocketAddr) -> Result<TcpListener> {
+    let bound = TcpListener::bind(address);
+    let hint = match bound.as_ref().map_err(io::Error::kind) {
+        Err(io::ErrorKind::AddrInUse) => {
+            let port = address.port();
+            format!(
+                "another program listens there, perhaps another server: `ss -ltnp sport = :{port}` shows it; \
+                 choose another address with --listen 127.0.0.1:PORT"
+            )
+        }
+        Err(io::ErrorKind::AddrNotAvailable) => {
+            "this host has no such address: choose one of its own with --listen, or 0.0.0.0 for all"
+                .to_owned()
+        }
+        Err(io::ErrorKind::PermissionDenied) => {
+            "ports below 1024 are for root: choose another with --listen".to_owned()
+        }
+        _ => return bound.with_context(|| format!("could not listen on {address}")),
+    };
+    bound.with_context(|| format!("could not listen on {address}")).hint(hint)
 }
 
 /// Where the server is reached. Both outlive it.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::quantity::MIN_MEMORY;
 use crate::spec::Spec;
 
 /// Sandboxes of one kind that are kept warm. Whoever needs one of that kind gets it with
@@ -48,6 +49,8 @@ pub enum NotAPool {
     Capacity,
     #[error("a pool is filled with 1 to 1000 sandboxes a second, 1 to 64 at once")]
     Refill,
+    #[error("the memory of a pool's sandboxes is less than the {MIN_MEMORY} that starting a process takes")]
+    Memory,
 }
 
 impl Default for Refill {
@@ -86,6 +89,8 @@ impl Pool {
             Err(NotAPool::Capacity)
         } else if !(1..=1000).contains(&per_second) || !(1..=64).contains(&at_once) {
             Err(NotAPool::Refill)
+        } else if self.template.resources.memory.is_some_and(|memory| memory < MIN_MEMORY) {
+            Err(NotAPool::Memory)
         } else {
             Ok(())
         }

@@ -6,6 +6,10 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bytes(pub u64);
 
+/// The least memory that a sandbox may be given: a shell and an interpreter start in it. With less, the
+/// kernel kills the first command before it has printed anything.
+pub const MIN_MEMORY: Bytes = Bytes::mib(4);
+
 /// Processor time per time, in thousandths of one core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Cpus(pub u32);

@@ -45,6 +45,10 @@ enum Failure {
     Name(String),
     #[error("this host has no certificates, or none that can be read")]
     Certificates(#[source] oci_client::errors::OciDistributionError),
+    #[error("could not find the address of the registry `{0}`")]
+    UnknownHost(String, #[source] Box<oci_client::errors::OciDistributionError>),
+    #[error("could not connect to the registry `{0}`")]
+    Unreachable(String, #[source] Box<oci_client::errors::OciDistributionError>),
     #[error("the registry refused")]
     Registry(#[source] Box<oci_client::errors::OciDistributionError>),
     #[error("the content of `{0}` is not what its digest says")]
@@ -64,9 +68,32 @@ enum Failure {
 }
 
 impl Failure {
+    /// A registry that was never reached has refused nothing.
+    fn without_connection(self, registry: &str) -> Self {
+        use oci_client::errors::OciDistributionError as Error;
+        match self {
+            Self::Registry(error) => match &*error {
+                Error::RequestError(request) if request.is_connect() && is_about_names(request) => {
+                    Self::UnknownHost(registry.to_owned(), error)
+                }
+                Error::RequestError(request) if request.is_connect() => {
+                    Self::Unreachable(registry.to_owned(), error)
+                }
+                _ => Self::Registry(error),
+            },
+            other => other,
+        }
+    }
+
     fn hint(&self) -> Option<&'static str> {
         use oci_client::errors::OciDistributionError as Error;
         match self {
+            Self::UnknownHost(..) => {
+                Some("check the name of the registry and this host's name servers (/etc/resolv.conf)")
+            }
+            Self::Unreachable(..) => Some(
+                "check that the registry runs and that this host may reach it; see images.plain_http for one without TLS",
+            ),
             Self::Certificates(_) => Some("install the package `ca-certificates`"),
             Self::Registry(error) => match **error {
                 Error::AuthenticationFailure(_) | Error::UnauthorizedError { .. } => {
@@ -108,8 +135,12 @@ impl Registries {
         let client = self.client(&reference)?;
         let download = Download { client: &client, reference: &reference, auth: &auth, into };
         // Asked first: what is in the registry may be for some only.
-        answered(client.auth(&reference, &auth, RegistryOperation::Pull)).await?;
-        download.image(here, pull.progress).await
+        let asked = answered(client.auth(&reference, &auth, RegistryOperation::Pull)).await;
+        let fetched = match asked {
+            Ok(_token) => download.image(here, pull.progress).await,
+            Err(failure) => Err(failure),
+        };
+        fetched.map_err(|failure| failure.without_connection(reference.resolve_registry()))
     }
 
     fn client(&self, reference: &Reference) -> Result<Client, Failure> {
@@ -139,6 +170,18 @@ async fn answered<T>(
     }
 }
 
+/// Whether a connection failed because its host has no address. The client has no type for it.
+fn is_about_names(error: &dyn std::error::Error) -> bool {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if error.to_string().contains("dns error") {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
 fn parse(name: &str) -> Result<Reference, Failure> {
     name.parse().map_err(|_unparsed| Failure::Name(name.chars().take(200).collect()))
 }
@@ -164,6 +207,36 @@ fn chain(error: &dyn std::error::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    async fn failed_pull(name: &str) -> (String, Option<String>) {
+        let into = tempfile::tempdir().expect("the temporary directory can be written");
+        let progress = |_: backend::Progress| {};
+        let pull = Pull { name, credentials: None, progress: &progress };
+        let failed =
+            backend::Registry::fetch(&Registries::default(), pull, &Here::default(), into.path()).await;
+        match failed.expect_err("there is no such registry") {
+            BackendError::Pull { message, hint, .. } => (message, hint),
+            other => panic!("{other}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_registry_that_was_not_reached_has_refused_nothing() {
+        // Nothing listens on the port that was just given back.
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback can be bound");
+        let address = listener.local_addr().expect("it is bound");
+        drop(listener);
+        let (message, hint) = failed_pull(&format!("{address}/library/x:1")).await;
+        assert!(message.starts_with(&format!("could not connect to the registry `{address}`")), "{message}");
+        assert!(!message.contains("registry refused") && hint.is_some(), "{message}");
+        // The name is reserved for names that do not exist (RFC 6761).
+        let (message, hint) = failed_pull("registry.invalid/library/x:1").await;
+        assert!(
+            message.starts_with("could not find the address of the registry `registry.invalid`"),
+            "{message}"
+        );
+        assert!(!message.contains("refused") && hint.is_some(), "{message}");
+    }
 
     #[test]
     fn only_this_host_and_listed_ones_are_spoken_to_without_tls() {

@@ -192,6 +192,7 @@ impl Core {
     /// that has died, or is warm, or else is parked, may have to make room.
     async fn admit(self: &Arc<Self>, handle: &Arc<Handle>, room: Room) -> Result<(), ServiceError> {
         let limit = self.config().sandboxes;
+        self.check_quota_alone(&handle.owner, handle.cost)?;
         let quota = self.quota_left_by_disks(&handle.owner);
         let mut waiting = None;
         loop {
@@ -205,9 +206,12 @@ impl Core {
                         || self.evict_restartable(None, None).await;
                     (evicted, ServiceError::TooManySandboxes { limit })
                 }
-                Err(NoRoom::OverQuota(what)) => {
+                Err(NoRoom::OverQuota(excess)) => {
                     let owner = handle.owner.clone();
-                    (self.evict_for(&owner, what, None).await, ServiceError::OverQuota { owner, what })
+                    (
+                        self.evict_for(&owner, excess.what, None).await,
+                        ServiceError::OverQuota { owner, excess },
+                    )
                 }
             };
             if !evicted {
@@ -220,10 +224,18 @@ impl Core {
     pub(crate) async fn restart(&self, handle: &Arc<Handle>) -> Result<Resumed, ServiceError> {
         loop {
             match self.order(handle, Command::Restart).await {
-                Err(ServiceError::OverQuota { owner, what })
-                    if self.evict_for(&owner, what, Some(&handle.id)).await => {}
+                Err(ServiceError::OverQuota { owner, excess })
+                    if self.evict_for(&owner, excess.what, Some(&handle.id)).await => {}
                 restarted => return restarted,
             }
+        }
+    }
+
+    /// Refuses what could not be had even if the owner had nothing else: deleting would not help.
+    fn check_quota_alone(&self, owner: &Owner, cost: Cost) -> Result<(), ServiceError> {
+        match cost.exceeds(&self.config().quotas.of(owner)) {
+            Some(excess) => Err(ServiceError::BeyondQuota { owner: owner.clone(), excess }),
+            None => Ok(()),
         }
     }
 
@@ -242,10 +254,11 @@ impl Core {
         if self.registry.count() >= limit && !self.has_evictable(None) {
             return Err(ServiceError::TooManySandboxes { limit });
         }
-        let cost = self.registry.cost(owner).and(Cost::of(resources, &self.config().usual));
-        match cost.exceeds(&self.quota_left_by_disks(owner)) {
-            Some(what) if !self.has_evictable_for(owner, what) => {
-                Err(ServiceError::OverQuota { owner: owner.clone(), what })
+        let own = Cost::of(resources, &self.config().usual);
+        self.check_quota_alone(owner, own)?;
+        match self.registry.cost(owner).and(own).exceeds(&self.quota_left_by_disks(owner)) {
+            Some(excess) if !self.has_evictable_for(owner, excess.what) => {
+                Err(ServiceError::OverQuota { owner: owner.clone(), excess })
             }
             _ => Ok(()),
         }

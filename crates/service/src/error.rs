@@ -8,6 +8,7 @@ use domain::{
 };
 
 use crate::agent_client::AgentError;
+use crate::quota::Excess;
 use crate::store::StoreError;
 
 /// After how long a caller that met a limit may try again.
@@ -32,8 +33,16 @@ pub enum ServiceError {
     NeverExpires { id: SandboxId, phase: Phase },
     #[error("the server holds as many sandboxes as it may, {limit}")]
     TooManySandboxes { limit: usize },
-    #[error("owner `{}` would have more {what} than its quota", owner.as_str())]
-    OverQuota { owner: Owner, what: &'static str },
+    #[error(
+        "owner `{}` would exceed its quota of {}: {} in all, {} allowed",
+        owner.as_str(), excess.what, excess.wanted, excess.most
+    )]
+    OverQuota { owner: Owner, excess: Excess },
+    #[error(
+        "{} {} is more than owner `{}` may have at all: {}",
+        excess.wanted, excess.what, owner.as_str(), excess.most
+    )]
+    BeyondQuota { owner: Owner, excess: Excess },
     #[error("there is no pool `{0}`")]
     NoPool(String),
     #[error("there is a pool `{0}` already")]
@@ -80,11 +89,11 @@ pub enum ServiceError {
     Refused { id: SandboxId, port: u16 },
     #[error(transparent)]
     File(FileError),
-    #[error("backend `{backend}` could not {action} sandbox `{id}`")]
+    #[error("could not {action} sandbox `{id}`")]
     Backend { backend: &'static str, action: &'static str, id: SandboxId, source: Box<BackendError> },
-    #[error("backend `{backend}` could not {action}")]
+    #[error("could not {action}")]
     Host { backend: &'static str, action: &'static str, source: Box<BackendError> },
-    #[error("backend `{backend}` could not {action}")]
+    #[error("could not {action}")]
     VolumeWork { backend: &'static str, action: &'static str, source: Box<BackendError> },
     #[error("could not {action}")]
     Image { action: &'static str, source: Box<BackendError> },
@@ -209,7 +218,9 @@ impl ServiceError {
             | Self::Overloaded(_) => exhausted(),
             Self::NoSnapshot(_) => ErrorKind::NoSnapshot,
             Self::Snapshot { problem, .. } => ErrorKind::Snapshot(*problem),
-            Self::Invalid(_) | Self::NoOperatorKey | Self::NoKernel { .. } => ErrorKind::Invalid,
+            Self::Invalid(_) | Self::BeyondQuota { .. } | Self::NoOperatorKey | Self::NoKernel { .. } => {
+                ErrorKind::Invalid
+            }
             Self::Busy(_) => ErrorKind::Busy,
             Self::Refused { .. } => ErrorKind::Refused,
             Self::File(error) => ErrorKind::File(error.fault),
@@ -271,7 +282,13 @@ impl ServiceError {
             Self::NoPool(_) => Some("`coracle pool ls` lists the pools"),
             Self::PoolExists(_) => Some("choose another name, or remove it first"),
             Self::PoolConfigured(_) => Some("change it there and start the server again"),
+            Self::OverQuota { excess, .. } if excess.what == "disk" => {
+                Some("delete sandboxes, snapshots or volumes that are not needed")
+            }
             Self::OverQuota { .. } => Some("delete sandboxes that are not needed"),
+            Self::BeyondQuota { .. } => {
+                Some("name a smaller limit, or have the operator raise the quota of this owner")
+            }
             Self::TooManyPulls => Some("ask again when one of them is done"),
             Self::TooManySnapshots { .. } => Some("delete snapshots that are not needed"),
             Self::TooManyVolumes { .. } => Some("remove volumes that are not needed"),

@@ -78,7 +78,7 @@ pub use hooks::{HookReport, HookRun};
 pub use images::PullState;
 pub use pools::{PoolReport, PoolSource};
 pub use processes::{Ended, ProcessStatus, ProcessTree, Reach, TreeFilter, TreeKind, TreeUsage};
-pub use quota::{Quota, Quotas};
+pub use quota::{Excess, Quota, Quotas};
 pub use sessions::{Busy, OpenSession, Run, RunPlace, SessionStatus};
 pub use snapshots::{SnapshotFilter, SnapshotPage};
 pub use store::{StoreError, copy_database};

@@ -62,15 +62,38 @@ impl Cost {
         }
     }
 
-    /// What of the quota it goes beyond.
-    pub(crate) fn exceeds(self, quota: &Quota) -> Option<&'static str> {
-        let over = [
-            ("sandboxes", quota.sandboxes.is_some_and(|most| self.sandboxes > most)),
-            ("cpus", quota.cpus.is_some_and(|most| self.millicpus > u64::from(most.0))),
-            ("memory", quota.memory.is_some_and(|most| self.memory > most.0)),
-            ("disk", quota.disk.is_some_and(|most| self.disk > most.0)),
-        ];
-        over.into_iter().find_map(|(name, over)| over.then_some(name))
+    /// The first part of the quota that it goes beyond.
+    pub(crate) fn exceeds(self, quota: &Quota) -> Option<Excess> {
+        let count =
+            |most: usize| (self.sandboxes > most).then(|| Excess::new("sandboxes", self.sandboxes, most));
+        let bytes = |what, wanted: u64, most: Bytes| {
+            (wanted > most.0).then(|| Excess::new(what, Bytes(wanted), most))
+        };
+        let cpus = |most: Cpus| {
+            let wanted = Cpus(u32::try_from(self.millicpus).unwrap_or(u32::MAX));
+            (self.millicpus > u64::from(most.0)).then(|| Excess::new("cpus", wanted, most))
+        };
+        quota
+            .sandboxes
+            .and_then(count)
+            .or_else(|| quota.cpus.and_then(cpus))
+            .or_else(|| quota.memory.and_then(|most| bytes("memory", self.memory, most)))
+            .or_else(|| quota.disk.and_then(|most| bytes("disk", self.disk, most)))
+    }
+}
+
+/// A part of a quota that would be exceeded, with its numbers as people read them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Excess {
+    /// `sandboxes`, `cpus`, `memory` or `disk`.
+    pub what: &'static str,
+    pub wanted: String,
+    pub most: String,
+}
+
+impl Excess {
+    pub(crate) fn new(what: &'static str, wanted: impl ToString, most: impl ToString) -> Self {
+        Self { what, wanted: wanted.to_string(), most: most.to_string() }
     }
 }
 
@@ -92,10 +115,13 @@ mod tests {
         };
         assert_eq!(sum.exceeds(&exact), None);
         assert_eq!(sum.exceeds(&Quota::default()), None);
-        assert_eq!(sum.exceeds(&Quota { memory: Some(Bytes(129)), ..exact }), Some("memory"));
+        assert_eq!(
+            sum.exceeds(&Quota { memory: Some(Bytes(129)), ..exact }),
+            Some(Excess::new("memory", "130", "129"))
+        );
         assert_eq!(
             sum.exceeds(&Quota { sandboxes: Some(1), disk: Some(Bytes(1)), ..exact }),
-            Some("sandboxes")
+            Some(Excess::new("sandboxes", 2, 1))
         );
     }
 

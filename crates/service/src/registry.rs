@@ -13,7 +13,7 @@ use crate::agent_client::Agent;
 use crate::commands::Commands;
 use crate::driver::Command;
 use crate::hold::Hold;
-use crate::quota::{Cost, Quota};
+use crate::quota::{Cost, Excess, Quota};
 use crate::{Filter, Page, RETRIES, Sandbox};
 
 /// What everybody but its driver knows of a sandbox.
@@ -78,11 +78,11 @@ struct Entry {
 }
 
 /// There is no room for another sandbox.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NoRoom {
     Full,
     /// Its owner would have more of this than it may.
-    OverQuota(&'static str),
+    OverQuota(Excess),
 }
 
 impl Handle {
@@ -132,8 +132,8 @@ impl Registry {
         if matches!(room, Room::Below(limit) if shelf.population() >= limit) {
             return Err(NoRoom::Full);
         }
-        if let Some(what) = shelf.cost_of(&handle.owner).and(handle.cost).exceeds(quota) {
-            return Err(NoRoom::OverQuota(what));
+        if let Some(excess) = shelf.cost_of(&handle.owner).and(handle.cost).exceeds(quota) {
+            return Err(NoRoom::OverQuota(excess));
         }
         let owned = shelf.by_age.entry(handle.owner.clone()).or_default();
         let place = owned.partition_point(|entry| entry.handle.age() < handle.age());
@@ -189,8 +189,8 @@ impl Registry {
         let others = shelf.by_age.get(&handle.owner).into_iter().flatten();
         let others = others.filter(|entry| entry.handle.id != handle.id);
         let cost = others.fold(handle.cost, |sum, entry| sum.and(entry.cost()));
-        if let Some(what) = cost.exceeds(quota) {
-            return Err(NoRoom::OverQuota(what));
+        if let Some(excess) = cost.exceeds(quota) {
+            return Err(NoRoom::OverQuota(excess));
         }
         if let Some((owned, place)) = shelf.place_of(handle) {
             owned[place].phase = Phase::Starting;

@@ -22,6 +22,7 @@ use crate::clock;
 use crate::core::Core;
 use crate::driver::Command;
 use crate::error::chain;
+use crate::quota::Excess;
 use crate::store::{KeptVolume, VolumeChange};
 use crate::tokens::random;
 use crate::{Outcome, ServiceError};
@@ -283,8 +284,15 @@ impl Core {
             self.volumes.bytes(&volume.owner),
             volume.size.0,
         ];
-        if parts.into_iter().fold(0, u64::saturating_add) > most.0 {
-            return Err(ServiceError::OverQuota { owner: volume.owner.clone(), what: "disk" });
+        let sum = parts.into_iter().fold(0, u64::saturating_add);
+        let owner = volume.owner.clone();
+        if volume.size > most {
+            let excess = Excess::new("disk", volume.size, most);
+            return Err(ServiceError::BeyondQuota { owner, excess });
+        }
+        if sum > most.0 {
+            let excess = Excess::new("disk", Bytes(sum), most);
+            return Err(ServiceError::OverQuota { owner, excess });
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use domain::Bytes;
+use domain::{Bytes, MIN_MEMORY};
 use linux::namespaces::Setgroups;
 use rustix::fs::{AtFlags, Uid};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -283,6 +283,12 @@ impl Launcher {
         Refusal::unsupported(message, Some(&hint))
     }
 
+    /// RLIMIT_NPROC of commands, where no group bounds their number.
+    fn process_rlimit(&self, plan: &JailPlan) -> Option<u64> {
+        let by_group = self.enforces(LimitName::Pids) && !self.bounds_processes_by_rlimit();
+        (!by_group).then_some(u64::from(plan.limits.pids))
+    }
+
     fn missing(&self, limit: LimitName, plan: &JailPlan) -> String {
         match limit {
             LimitName::Disk if plan.keep => "what is kept has no limit on disk".to_owned(),
@@ -299,6 +305,7 @@ impl Launcher {
                 Kind::Tmpfs => "tmpfs",
             },
             (Rights::User { .. }, LimitName::Disk) => "tmpfs",
+            (_, LimitName::Pids) if self.bounds_processes_by_rlimit() => "RLIMIT_NPROC",
             (_, limit) => self.groups().map_or("none", |groups| groups.version(limit)),
         };
         format!("{amount} by {by}")
@@ -313,6 +320,12 @@ impl Launcher {
             pids: pids.unwrap_or(u32::MAX),
             disk: disk.unwrap_or(u64::MAX),
         };
+        if limits.memory < MIN_MEMORY.0 {
+            let shown = Bytes(limits.memory);
+            let message =
+                format!("memory of {shown} is less than the {MIN_MEMORY} that starting a process takes");
+            return Err(Refusal::too_much(message));
+        }
         for limit in LimitName::ALL {
             let ((asked, shown), (most, bound)) = (limits.amount(limit), most.amount(limit));
             if asked > most {
@@ -482,7 +495,7 @@ impl Launcher {
             oom_fd: inherited.oom,
             command_filter: self.filters(plan).command.to_words(),
             command_capabilities: COMMAND_CAPABILITIES.0,
-            process_rlimit: (!self.enforces(LimitName::Pids)).then_some(u64::from(plan.limits.pids)),
+            process_rlimit: self.process_rlimit(plan),
             single_user: !root,
             default_user,
             default_directory,

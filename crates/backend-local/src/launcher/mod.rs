@@ -322,7 +322,17 @@ impl Launcher {
 
     /// Whether this host enforces a limit for every sandbox.
     pub fn enforces(&self, limit: LimitName) -> bool {
-        limit == LimitName::Disk || self.groups_for_new().is_some_and(|groups| groups.enforces(limit))
+        limit == LimitName::Disk
+            || self.groups_for_new().is_some_and(|groups| groups.enforces(limit))
+            || (limit == LimitName::Pids && self.bounds_processes_by_rlimit())
+    }
+
+    /// Whether RLIMIT_NPROC is what bounds the processes of a sandbox. The kernel counts them for
+    /// each uid of a user namespace. An ordinary user's sandbox has one uid and a namespace of its
+    /// own, so the count is that of the sandbox; root's sandboxes have many uids.
+    pub(super) fn bounds_processes_by_rlimit(&self) -> bool {
+        matches!(self.rights, Rights::User { .. })
+            && !self.groups_for_new().is_some_and(|groups| groups.enforces(LimitName::Pids))
     }
 
     /// Whether commands can be stopped and continued.

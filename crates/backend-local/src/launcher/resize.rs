@@ -22,15 +22,24 @@ impl Launcher {
                 return Err(self.cannot_hold(limit, &wish.named));
             }
         }
-        if record.limits.disk != wish.limits.disk {
-            self.resize_disk(id, Bytes(wish.limits.disk))?;
+        let mut limits = wish.limits;
+        if self.bounds_processes_by_rlimit() && limits.pids != record.limits.pids {
+            // Commands have theirs from the agent, which was told at its start.
+            if wish.named.contains(&LimitName::Pids) {
+                let message = "the limit on processes of a living sandbox cannot be changed here";
+                return Err(Refusal::unsupported(message, None));
+            }
+            limits.pids = record.limits.pids;
+        }
+        if record.limits.disk != limits.disk {
+            self.resize_disk(id, Bytes(limits.disk))?;
         }
         if let Some(groups) = self.groups() {
-            groups.resize(id, &wish.limits).at(Step::Groups)?;
+            groups.resize(id, &limits).at(Step::Groups)?;
         }
-        record.limits = wish.limits;
+        record.limits = limits;
         self.records.replace(id, record).at(Step::Record)?;
-        Ok(self.held(&wish.limits))
+        Ok(self.held(&limits))
     }
 
     /// Where a disk is a file or lies in memory, its size is its limit and stays.

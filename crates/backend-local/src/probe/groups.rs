@@ -87,6 +87,7 @@ fn controller(found: &Hierarchies, name: &str, limit: LimitName, rootless: bool)
         return Check::ok(&title, found.version(limit));
     }
     let consequence = match limit {
+        LimitName::Pids if rootless => "RLIMIT_NPROC bounds processes instead".to_owned(),
         LimitName::Pids => {
             "RLIMIT_NPROC alone bounds processes; creates that name a limit are refused".to_owned()
         }
@@ -108,8 +109,8 @@ fn bound(found: Option<&Hierarchies>, name: &str, limit: LimitName) -> Enforced 
 
 /// As an ordinary user without a group of our own; v1 cannot be delegated at all.
 fn without(reason: &str) -> Groups {
-    let consequence = "no limit on memory or cpu holds, RLIMIT_NPROC alone bounds processes, commands cannot \
-        be paused, and killing one may miss processes that keep forking";
+    let consequence = "no limit on memory or cpu holds and creates that name one are refused, RLIMIT_NPROC \
+        bounds processes, commands cannot be paused, and killing one may miss processes that keep forking";
     let check = Check::weaker("control groups", reason, consequence).fix(delegation_fix());
     let mut enforced: Vec<Enforced> = LIMITS.iter().map(|(name, limit)| bound(None, name, *limit)).collect();
     enforced.push(by("kill", Some("a subreaping runner")));

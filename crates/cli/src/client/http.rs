@@ -52,7 +52,8 @@ pub(crate) struct Refused {
 
 impl std::fmt::Display for Refused {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "the server refused ({}): {}", self.status.as_u16(), self.message)
+        let verdict = if self.status.is_server_error() { "failed" } else { "refused" };
+        write!(f, "the server {verdict} ({}): {}", self.status.as_u16(), self.message)
     }
 }
 

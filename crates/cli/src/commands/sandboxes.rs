@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result, anyhow};
 use jiff::Timestamp;
 use serde_json::json;
 
@@ -33,7 +33,7 @@ pub(crate) async fn create(server: &Server, args: CreateArgs, printer: &Printer)
         volumes: args.volumes,
         entrypoint: args.entrypoint,
     };
-    let made = server.create(&wish).await?;
+    let made = server.create(&wish).await.context("could not create the sandbox")?;
     made.stand_in.iter().for_each(|stand_in| printer.warn(stand_in));
     if printer.json() {
         printer.value(&made)?

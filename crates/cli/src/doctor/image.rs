@@ -25,6 +25,7 @@ pub(super) fn describe(image: &str, state: &StateArgs, printer: &Printer) -> Res
         user: None,
         keep: false,
         require_limits: false,
+        quiet: false,
         state: StateArgs { state_dir: state.state_dir.clone(), config: state.config.clone() },
         command: Vec::<OsString>::new(),
     };

@@ -4,6 +4,7 @@
 //! directory as it was. [`StateDir::prepare`] repairs who owns what and settles its identity.
 
 use std::fs::{self, File};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -34,13 +35,22 @@ impl StateDir {
     pub(crate) fn examine(config: &Config) -> Result<Self> {
         let directory = &config.state_dir;
         let action = || format!("could not prepare the state directory `{}`", directory.display());
-        make_state_dir(directory)
-            .with_context(action)
-            .hint("choose a directory that you may write to with --state-dir")?;
+        let unusable = |error: io::Error| {
+            let hint = state_dir_hint(&error);
+            Err(error).with_context(action).hint(hint)
+        };
+        if let Err(error) = make_state_dir(directory) {
+            return unusable(error);
+        }
         check_owners(directory)?;
-        let lock = lock_alone(&directory.join("lock"))
-            .with_context(|| format!("another server uses the state directory `{}`", directory.display()))
-            .hint("stop it, or choose another directory with --state-dir")?;
+        let lock = match lock_alone(&directory.join("lock")) {
+            Ok(lock) => lock,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Err(anyhow!("another server uses the state directory `{}`", directory.display()))
+                    .hint("stop it, or choose another directory with --state-dir");
+            }
+            Err(error) => return unusable(error),
+        };
         if rustix::process::geteuid().is_root() {
             check_reachable(directory)?;
         }
@@ -71,6 +81,16 @@ pub(crate) fn with_hint(error: IdentityError) -> anyhow::Error {
     match hint {
         Some(hint) => Err::<(), _>(error).hint(hint).expect_err("it is an error"),
         None => error,
+    }
+}
+
+/// Advice for a state directory that cannot be used, if it is about rights or a full disk.
+pub(crate) fn state_dir_hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => "choose a directory that you may write to with --state-dir",
+        io::ErrorKind::ReadOnlyFilesystem => "name a directory on a writable disk with --state-dir",
+        io::ErrorKind::StorageFull => "free some space, or name a directory on another disk with --state-dir",
+        _ => "name another directory with --state-dir",
     }
 }
 
@@ -176,19 +196,21 @@ fn give_below(directory: &Root, former: u32, uid: u32, depth: usize) -> std::io:
 
 /// Locks a file that somebody else may have for good, or for a last moment: the child of a
 /// supervisor that was killed while starting it holds the lock until it executes its program.
-fn lock_alone(path: &Path) -> Result<File> {
+fn lock_alone(path: &Path) -> io::Result<File> {
     const STEP: Duration = Duration::from_millis(10);
     let end = Instant::now() + LOCK_TIMEOUT;
     loop {
         match lock(path, FlockOperation::NonBlockingLockExclusive) {
-            Err(_busy) if Instant::now() < end => std::thread::park_timeout(STEP),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < end => {
+                std::thread::park_timeout(STEP);
+            }
             locked => return locked,
         }
     }
 }
 
 /// Opens a file and locks it. The kernel lets go of the lock when its holder dies.
-pub(crate) fn lock(path: &Path, operation: FlockOperation) -> Result<File> {
+pub(crate) fn lock(path: &Path, operation: FlockOperation) -> io::Result<File> {
     let file = fs::OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)?;
     rustix::fs::flock(&file, operation)?;
     Ok(file)

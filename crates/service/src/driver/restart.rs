@@ -30,7 +30,7 @@ impl Driver {
         let quota = self.core.quota_left_by_disks(&owner);
         match self.core.registry.revive(&self.handle, &quota) {
             Ok(()) => {}
-            Err(NoRoom::OverQuota(what)) => return Err(ServiceError::OverQuota { owner, what }),
+            Err(NoRoom::OverQuota(excess)) => return Err(ServiceError::OverQuota { owner, excess }),
             Err(NoRoom::Full) => {
                 return Err(ServiceError::TooManySandboxes { limit: self.core.config().sandboxes });
             }

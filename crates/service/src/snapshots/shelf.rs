@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use domain::{Owner, Snapshot, SnapshotId, SnapshotState};
+use domain::{Bytes, Owner, Snapshot, SnapshotId, SnapshotState};
 
 use super::{SnapshotFilter, SnapshotPage};
 use crate::core::Core;
+use crate::quota::Excess;
 use crate::{ServiceError, SnapshotProblem};
 
 #[derive(Default)]
@@ -55,8 +56,9 @@ impl Shelf {
             return Err(ServiceError::Snapshot { problem: SnapshotProblem::Taking, message });
         }
         let sum = sum(owned).saturating_add(snapshot.size.0);
-        if left().is_some_and(|left| sum > left) {
-            return Err(ServiceError::OverQuota { owner: snapshot.owner, what: "disk" });
+        if let Some(left) = left().filter(|left| sum > *left) {
+            let excess = Excess::new("disk", Bytes(sum), Bytes(left));
+            return Err(ServiceError::OverQuota { owner: snapshot.owner, excess });
         }
         all.insert(snapshot.id.clone(), Entry { snapshot, uses: 0 });
         Ok(())

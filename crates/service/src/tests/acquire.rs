@@ -418,7 +418,13 @@ async fn what_the_dead_of_an_owner_may_use_is_free_for_its_others() {
     bench.create().await;
     bench.create().await;
     let error = bench.service.create(&bench.owner, plain()).await.unwrap_err();
-    assert!(matches!(error, ServiceError::OverQuota { what: "sandboxes", .. }), "{error:?}");
+    assert!(
+        matches!(
+            error,
+            ServiceError::OverQuota { excess: crate::quota::Excess { what: "sandboxes", .. }, .. }
+        ),
+        "{error:?}"
+    );
     assert!(bench.service.get(&Owner::named("stranger"), &stranger.id).is_ok(), "it is another's");
 }
 

@@ -171,7 +171,13 @@ async fn inherited_limits_count_in_the_quota() {
     let source = bench.service.create(&bench.owner, confined()).await.unwrap();
     let snapshot = snapshot_of(&bench, &source).await;
     let refused = bench.service.create(&bench.owner, unnamed(&snapshot.id)).await.unwrap_err();
-    assert!(matches!(refused, ServiceError::OverQuota { what: "memory", .. }), "{refused}");
+    assert!(
+        matches!(
+            refused,
+            ServiceError::OverQuota { excess: crate::quota::Excess { what: "memory", .. }, .. }
+        ),
+        "{refused}"
+    );
 }
 
 #[tokio::test]

@@ -31,7 +31,10 @@ async fn an_owner_past_its_quota_is_refused_and_nobody_else() {
     let first = bench.service.create(&small, plain()).await.unwrap();
     bench.service.create(&small, memory(150)).await.unwrap();
     let error = bench.service.create(&small, memory(1)).await.unwrap_err();
-    assert!(matches!(error, ServiceError::OverQuota { what: "memory", .. }), "{error}");
+    assert!(
+        matches!(error, ServiceError::OverQuota { excess: crate::quota::Excess { what: "memory", .. }, .. }),
+        "{error}"
+    );
     assert!(matches!(error.kind(), ErrorKind::Exhausted { .. }));
     bench.create().await;
     bench.service.destroy(&small, &first.id).await.unwrap();
@@ -49,7 +52,13 @@ async fn an_owners_own_parked_sandboxes_make_room_in_its_quota() {
     let first = bench.service.acquire(&parked, plain()).await.unwrap().sandbox;
     bench.service.create(&small, plain()).await.unwrap_err();
     let look = || bench.service.0.check_room_for(&small, &Resources::default());
-    assert!(matches!(look(), Err(ServiceError::OverQuota { what: "sandboxes", .. })), "nothing is fetched");
+    assert!(
+        matches!(
+            look(),
+            Err(ServiceError::OverQuota { excess: crate::quota::Excess { what: "sandboxes", .. }, .. })
+        ),
+        "nothing is fetched"
+    );
     bench.service.release(&parked);
     look().unwrap();
     bench.service.create(&small, plain()).await.unwrap();
@@ -102,4 +111,22 @@ async fn a_dead_sandbox_makes_room_for_its_successor_in_a_full_quota() {
     bench.backend.take_away(&dead.id);
     let new = bench.service.acquire(&key, plain()).await.unwrap();
     assert!(new.fresh && new.sandbox.id != dead.id);
+}
+
+#[tokio::test]
+async fn a_quota_that_can_never_be_met_is_named_with_its_numbers() {
+    let bench = with_quota(Quota { memory: Some(Bytes::mib(256)), ..Quota::default() }).await;
+    let small = Owner::named("small");
+    let error = bench.service.create(&small, memory(512 << 20)).await.unwrap_err();
+    assert_eq!(error.to_string(), "512Mi memory is more than owner `small` may have at all: 256Mi");
+    assert_eq!(error.kind(), ErrorKind::Invalid, "trying again cannot help");
+    assert!(!error.hint().unwrap().contains("delete"), "{:?}", error.hint());
+    let looked = bench.service.0.check_room_for(&small, &memory(512 << 20).spec.resources);
+    assert!(matches!(looked, Err(ServiceError::BeyondQuota { .. })), "nothing is fetched");
+    bench.service.create(&small, memory(200 << 20)).await.unwrap();
+    let error = bench.service.create(&small, memory(100 << 20)).await.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "owner `small` would exceed its quota of memory: 300Mi in all, 256Mi allowed"
+    );
 }

@@ -255,7 +255,13 @@ async fn the_dead_cost_their_owner_a_place_and_a_disk_and_nothing_that_runs() {
     // Its memory is free for another, which then is in the way of its restart until it goes.
     let other = bench.create().await;
     let refused = bench.service.restart(&bench.owner, &made.id).await.unwrap_err();
-    assert!(matches!(refused, ServiceError::OverQuota { what: "memory", .. }), "{refused:?}");
+    assert!(
+        matches!(
+            refused,
+            ServiceError::OverQuota { excess: crate::quota::Excess { what: "memory", .. }, .. }
+        ),
+        "{refused:?}"
+    );
     assert!(bench.has(&made), "it does not make room for itself");
     bench.service.destroy(&bench.owner, &other.id).await.unwrap();
     bench.service.restart(&bench.owner, &made.id).await.unwrap();

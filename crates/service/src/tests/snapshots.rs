@@ -174,7 +174,10 @@ async fn what_snapshots_hold_counts_in_the_quota_on_disk() {
     let source = bench.service.create(&bench.owner, sized(10)).await.unwrap();
     bench.ready(&source.id).await;
     let refused = bench.service.create(&bench.owner, sized(6)).await.unwrap_err();
-    assert!(matches!(refused, ServiceError::OverQuota { what: "disk", .. }), "{refused}");
+    assert!(
+        matches!(refused, ServiceError::OverQuota { excess: crate::quota::Excess { what: "disk", .. }, .. }),
+        "{refused}"
+    );
     bench.service.create(&bench.owner, sized(5)).await.unwrap();
 }
 
@@ -282,7 +285,10 @@ async fn those_that_are_being_taken_count_and_what_fails_gives_it_back() {
     let permits = bench.backend.snapshot_gate.forget_permits(usize::MAX);
     let begun = bench.take(&one.id).await.unwrap();
     let refused = bench.take(&two.id).await.unwrap_err();
-    assert!(matches!(refused, ServiceError::OverQuota { what: "disk", .. }), "{refused}");
+    assert!(
+        matches!(refused, ServiceError::OverQuota { excess: crate::quota::Excess { what: "disk", .. }, .. }),
+        "{refused}"
+    );
     bench.backend.fail("snapshot", 1);
     bench.backend.snapshot_gate.add_permits(permits);
     assert!(matches!(bench.settled(&begun.id).await.state, SnapshotState::Failed(_)));
@@ -297,7 +303,10 @@ async fn volumes_leave_less_for_snapshots() {
     let name = domain::VolumeName::parse("data").unwrap();
     bench.service.create_volume(&bench.owner, &name, Some(Bytes::mib(11))).await.unwrap();
     let refused = bench.take(&source.id).await.unwrap_err();
-    assert!(matches!(refused, ServiceError::OverQuota { what: "disk", .. }), "{refused}");
+    assert!(
+        matches!(refused, ServiceError::OverQuota { excess: crate::quota::Excess { what: "disk", .. }, .. }),
+        "{refused}"
+    );
     bench.service.remove_volume(&bench.owner, &name).await.unwrap();
     bench.ready(&source.id).await;
 }

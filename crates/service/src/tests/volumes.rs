@@ -136,14 +136,17 @@ async fn volumes_count_into_the_quota_on_disk_and_have_one_size() {
     let bench = Bench::configured(config, Pretend::new(), state).await;
     let create = |size: u64| bench.service.create_volume(&bench.owner, &VOLUME, Some(Bytes::mib(size)));
     static VOLUME: std::sync::LazyLock<VolumeName> = std::sync::LazyLock::new(|| name("data"));
-    assert!(matches!(create(101).await, Err(ServiceError::OverQuota { what: "disk", .. })));
+    assert!(matches!(create(101).await, Err(ServiceError::BeyondQuota { .. })));
     assert_eq!(create(60).await.unwrap().1, Outcome::Done);
     assert_eq!(create(60).await.unwrap().1, Outcome::AlreadySo);
     assert!(matches!(create(50).await, Err(ServiceError::VolumeExists(_))));
     let mut wish = plain();
     wish.spec.resources.disk = Some(Bytes::mib(41));
     let over = bench.service.create(&bench.owner, wish.clone()).await.unwrap_err();
-    assert!(matches!(over, ServiceError::OverQuota { what: "disk", .. }), "{over}");
+    assert!(
+        matches!(over, ServiceError::OverQuota { excess: crate::quota::Excess { what: "disk", .. }, .. }),
+        "{over}"
+    );
     wish.spec.resources.disk = Some(Bytes::mib(40));
     bench.service.create(&bench.owner, wish).await.unwrap();
 }

@@ -1,0 +1,162 @@
+//! Errors and warnings as users meet them: each says what was attempted, why it failed and what helps.
+
+use std::fs::Permissions;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Output;
+
+use e2e::binary::Programs;
+use e2e::run::{ORDINARY, Run, User, users};
+use e2e::server::{Server, Start};
+use serde_json::{Value, json};
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn coracle(server: &Server, args: &[&str]) -> Output {
+    let url = format!("http://{}", server.address());
+    Programs::shared().command().args(["--url", &url]).args(args).output().expect("the binary can be run")
+}
+
+/// Runs `serve` with these arguments as a user, until it fails.
+fn failing_serve(user: User, args: &[&str]) -> String {
+    let home = user.home();
+    let mut command = Programs::shared().command();
+    command.arg("serve").args(args).env("HOME", home.path()).env("CORACLE_NETWORK_DEFAULT", "off");
+    user.apply(&mut command);
+    let output = command.output().expect("the binary can be run");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    text(&output.stderr)
+}
+
+#[test]
+fn taken_port_has_a_hint() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("loopback can be bound");
+    let address = taken.local_addr().expect("it is bound").to_string();
+    let home = User::Same.home();
+    let state = home.path().join("state");
+    let state = state.to_str().expect("it is UTF-8");
+    let said = failing_serve(User::Same, &["--listen", &address, "--state-dir", state]);
+    assert!(said.contains(&format!("could not listen on {address}")), "{said}");
+    assert!(said.contains("hint: another program listens there") && said.contains("--listen"), "{said}");
+}
+
+#[test]
+fn unwritable_state_directory_has_a_hint() {
+    if !testkit::is_root() {
+        return testkit::skip("it needs root to be another user");
+    }
+    let closed = tempfile::Builder::new()
+        .permissions(Permissions::from_mode(0o755))
+        .tempdir()
+        .expect("the temporary directory can be written");
+    let state = closed.path().join("state");
+    let state = state.to_str().expect("it is UTF-8");
+    let said = failing_serve(ORDINARY, &["--listen", "127.0.0.1:0", "--state-dir", state]);
+    assert!(said.contains(&format!("state directory `{state}`")), "{said}");
+    assert!(said.contains("hint: choose a directory that you may write to"), "{said}");
+    let ended = Run::new(ORDINARY).state(closed.path()).argv(&["true"]);
+    assert_eq!(ended.code, Some(125), "{ended:?}");
+    assert!(ended.stderr.contains("hint: choose a directory that you may write to"), "{ended:?}");
+    assert!(!said.contains("another server uses"), "{said}");
+}
+
+#[test]
+fn memory_in_which_nothing_starts_is_refused_by_number() {
+    if !testkit::is_root() {
+        return testkit::skip("limits on memory need root here");
+    }
+    let refused = Run::new(User::Same).flag("--memory", "1m").argv(&["true"]);
+    assert_eq!(refused.code, Some(125), "{refused:?}");
+    assert!(refused.stderr.contains("memory of 1Mi is less than the 4Mi"), "{refused:?}");
+    let least = Run::new(User::Same).flag("--memory", "4m").argv(&["sh", "-c", "echo started"]);
+    assert_eq!((least.code, least.stdout.as_str()), (Some(0), "started\n"), "{least:?}");
+    let server = Server::start();
+    let request = json!({"image": {"uri": "host"}, "resourceLimits": {"memory": "1Mi"},
+        "entrypoint": ["tail", "-f", "/dev/null"]});
+    let answer = server.client().post("/v1/sandboxes", &request).expect("the server answers");
+    assert_eq!(answer.status, 400, "{}", answer.text());
+    assert!(answer.text().contains("memory of 1Mi is less than the 4Mi"), "{}", answer.text());
+}
+
+#[test]
+fn create_errors_begin_with_what_the_user_did() {
+    let server = Server::start();
+    let output = coracle(&server, &["create", "--image", "nothing-like-this"]);
+    let said = text(&output.stderr);
+    assert!(!output.status.success() && said.starts_with("error: could not create the sandbox\n"), "{said}");
+    assert!(said.contains("nothing-like-this") && !said.contains("backend"), "{said}");
+}
+
+#[test]
+fn quota_that_can_never_be_met_is_no_reason_to_delete() {
+    let config = tempfile::NamedTempFile::new().expect("the temporary directory can be written");
+    std::fs::write(config.path(), "[owners.\"*\"]\nmemory = \"256Mi\"\n").expect("our own file");
+    let path = config.path().to_str().expect("it is UTF-8");
+    let server = Start::new().argument("--config").argument(path).start();
+    let output = coracle(&server, &["create", "--memory", "512m"]);
+    let said = text(&output.stderr);
+    assert!(said.contains("512Mi memory is more than owner `default` may have at all: 256Mi"), "{said}");
+    assert!(said.contains("hint: name a smaller limit") && !said.contains("delete"), "{said}");
+    assert!(coracle(&server, &["create", "--memory", "256m"]).status.success());
+}
+
+#[test]
+fn usage_of_an_error_does_not_show_url_as_required() {
+    for (args, usage) in [
+        (&["exec"][..], "Usage: coracle exec [OPTIONS] <SANDBOX>"),
+        (&["--url", "http://127.0.0.1:1", "cp", "x"], "Usage: coracle cp [OPTIONS] <SRC> <DST>"),
+    ] {
+        let mut command = Programs::shared().command();
+        let output = command.args(args).env("CORACLE_URL", "http://127.0.0.1:1").output();
+        let output = output.expect("the binary can be run");
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(usage) && !said.contains("--url"), "{said}");
+    }
+}
+
+#[test]
+fn doctor_and_run_agree_on_processes() {
+    for user in users() {
+        let home = user.home();
+        let mut doctor = Programs::shared().command();
+        doctor
+            .args(["--json", "doctor", "--state-dir"])
+            .arg(home.path().join("state"))
+            .env("HOME", home.path());
+        user.apply(&mut doctor);
+        let report: Value = serde_json::from_slice(&doctor.output().expect("the binary can be run").stdout)
+            .expect("it is JSON");
+        let enforced = report["enforced"].as_array().expect("a list");
+        let pids = enforced.iter().find(|measure| measure["what"] == "pids").expect("it is listed");
+        assert!(pids["by"].is_string(), "{user:?}: {pids}");
+        let run = Run::new(user).flag("--pids", "20");
+        let fine = run.argv(&["sh", "-c", "echo fine"]);
+        assert_eq!((fine.code, fine.stdout.as_str()), (Some(0), "fine\n"), "{user:?}: {fine:?}");
+        let run = Run::new(user).flag("--pids", "20").flag("--timeout", "60s");
+        let bomb = run.argv(&["sh", "-c", "for i in $(seq 60); do sleep 50 & done; echo unbounded"]);
+        assert!(!bomb.stdout.contains("unbounded"), "{user:?}: {bomb:?}");
+        let run = Run::new(user).flag("--pids", "100").flag("--timeout", "60s");
+        let fewer = run.argv(&["sh", "-c", "for i in $(seq 60); do sleep 50 & done; echo enough"]);
+        assert!(fewer.stdout.contains("enough"), "{user:?}: {fewer:?}");
+    }
+}
+
+#[test]
+fn an_ordinary_users_run_has_one_warning_or_none() {
+    if !testkit::is_root() {
+        return testkit::skip("it needs root to be another user");
+    }
+    if std::env::var_os("CORACLE_TEST_DELEGATED").is_some() {
+        return testkit::skip("limits hold in a delegated group, so there is nothing to warn of");
+    }
+    let ended = Run::new(ORDINARY).argv(&["true"]);
+    let warnings: Vec<&str> = ended.stderr.lines().collect();
+    assert_eq!(warnings.len(), 1, "{ended:?}");
+    let parts = ["warning: ", "no limit on memory", "no limit on cpus", "`coracle doctor`"];
+    assert!(parts.iter().all(|part| warnings[0].contains(part)), "{ended:?}");
+    let quiet = Run::new(ORDINARY).switch("--quiet").argv(&["sh", "-c", "echo said >&2"]);
+    assert_eq!((quiet.code, quiet.stderr.as_str()), (Some(0), "said\n"), "{quiet:?}");
+}
