@@ -1,18 +1,20 @@
 //! What a process printed, kept in a file: `docs/journal.md` describes the format.
 //!
 //! ```text
-//! | header | record | record | …first bytes… |   hole   | record | …last bytes… | end record |
-//!                                            ▲          ▲                       ▲
-//!                                       hole.start   hole.end                  end
+//! | header | record | record | …first bytes… | dropped | record | …last bytes… | end record |
+//!                                            ▲         ▲                       ▲
+//!                                           head      tail                    end
 //! ```
-//! The file only grows; what retention drops is given back to the filesystem as a hole. Bytes
-//! that could not be written have no record: a reader sees from the offsets that they are
-//! missing, exactly as it sees the hole. The file is made when there is something to put in it.
+//! Positions only grow. Behind the first bytes they run around a ring of fixed size in the file:
+//! what retention drops is overwritten by what comes. Giving it back to the filesystem as a hole
+//! instead would make the filesystem write it to the disk first. Bytes that could not be written have no
+//! record: a reader sees from the offsets that they are missing, exactly as it sees what was
+//! dropped. The file is made when there is something to put in it.
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use wire::StreamTag;
 use wire::process::{Ended, Retention};
@@ -20,8 +22,8 @@ use wire::process::{Ended, Retention};
 /// The most bytes in one record, and the most a read of a pipe takes in.
 pub(crate) const RECORD: usize = 64 << 10;
 
-const MAGIC: &[u8; 8] = b"CRCLJRN1";
-const HEADER: usize = 32;
+const MAGIC: &[u8; 8] = b"CRCLJRN2";
+const HEADER: usize = 40;
 const RECORD_HEADER: usize = 21;
 /// The position of the first record.
 const START: u64 = HEADER as u64;
@@ -35,8 +37,12 @@ const MARK_EVERY: u64 = 64 << 10;
 /// single bytes does not fill the file with headers.
 const EXTEND_MS: u64 = 1000;
 
-/// How much more than retention says may be kept, so that holes are few.
-const MAX_SLACK: u64 = 4 << 20;
+/// How much more than retention says is kept, so that few steps drop it.
+const SLACK: u64 = 128 << 10;
+
+/// Room in the ring for what arrives before anything is dropped: what the pipes of a command still
+/// hold when it ends or is held back, with the headers.
+const RING_MARGIN: u64 = 3 << 20;
 
 /// Removes the journals of an earlier life of this sandbox, whose processes are gone. Whatever else
 /// lies there is left: it takes room of this sandbox alone.
@@ -129,12 +135,10 @@ impl Record {
         bytes
     }
 
-    fn read(file: BorrowedFd<'_>, position: u64) -> rustix::io::Result<Self> {
-        let mut bytes = [0; RECORD_HEADER];
-        read_exactly(file, &mut bytes, position)?;
+    fn from_header(position: u64, bytes: &[u8; RECORD_HEADER]) -> Self {
         let word = |from: usize| bytes[from..from + 8].try_into().map_or(0, u64::from_le_bytes);
         let length = bytes[17..21].try_into().map_or(0, u32::from_le_bytes);
-        Ok(Self { position, stream: bytes[0], time_ms: word(1), offset: word(9), length })
+        Self { position, stream: bytes[0], time_ms: word(1), offset: word(9), length }
     }
 
     fn next(&self) -> u64 {
@@ -170,9 +174,30 @@ impl Journal {
         if cursor.offset >= self.written { 0 } else { self.end.saturating_sub(self.start_for(cursor)) }
     }
 
-    /// The size that the file may have beyond its beginning, headers included.
+    /// How much of the ring the last bytes may take, headers included.
     pub(crate) fn largest_tail(&self) -> u64 {
-        self.retention.last.saturating_mul(4).saturating_add(1 << 20)
+        self.retention.last.saturating_add(self.retention.last / 2).saturating_add(1 << 20)
+    }
+
+    /// The size of the ring behind the first bytes.
+    fn ring(&self) -> u64 {
+        self.largest_tail().saturating_add(SLACK).saturating_add(RING_MARGIN)
+    }
+
+    /// Where a position lies in the file, and how many bytes follow there before the ring begins anew.
+    fn place(&self, position: u64) -> (u64, u64) {
+        match self.head {
+            Some(head) if position >= head.position => {
+                let into = (position - head.position) % self.ring();
+                (head.position + into, self.ring() - into)
+            }
+            _ => (position, u64::MAX),
+        }
+    }
+
+    /// Whether positions and places in the file are no longer the same.
+    fn has_wrapped(&self, end: u64) -> bool {
+        self.head.is_some_and(|head| end - head.position > self.ring())
     }
 
     pub(crate) fn retention(&self) -> Retention {
@@ -213,12 +238,12 @@ impl Journal {
         let length = u32::try_from(bytes.len()).expect("a piece is no longer than a record");
         if let Some(record) = self.extensible(stream, bytes.len(), now_ms) {
             let longer = Record { length: record.length + length, ..record };
-            self.write(&[IoSlice::new(bytes)], self.end)?;
+            self.check_room(longer.next())?;
+            self.write(bytes, self.end)?;
             // The length comes last: until then the record is the shorter one.
-            self.write(&[IoSlice::new(&longer.header())], record.position)?;
+            self.write(&longer.header(), record.position)?;
             self.last = Some(longer);
-            self.end = longer.next();
-            return Ok(());
+            return self.advance(longer.next());
         }
         let record = Record {
             position: self.end,
@@ -227,14 +252,20 @@ impl Journal {
             offset: self.written,
             length,
         };
-        self.write(&[IoSlice::new(&record.header()), IoSlice::new(bytes)], record.position)?;
+        self.write_record(&record, bytes)?;
         let far = self.marks.last().is_none_or(|mark| record.position - mark.position >= MARK_EVERY);
         if far || self.head.is_some_and(|head| head.position == record.position) {
             self.marks.push(Mark { offset: record.offset, position: record.position });
         }
         self.last = Some(record);
-        self.end = record.next();
-        Ok(())
+        self.advance(record.next())
+    }
+
+    /// The records end here now. A reader of the file alone needs to be told once the ring has begun
+    /// anew; until then they end with the file.
+    fn advance(&mut self, end: u64) -> rustix::io::Result<()> {
+        self.end = end;
+        if self.has_wrapped(end) { self.write_header() } else { Ok(()) }
     }
 
     fn extensible(&self, stream: StreamTag, length: usize, now_ms: u64) -> Option<Record> {
@@ -252,10 +283,13 @@ impl Journal {
         let length = u32::try_from(json.len()).expect("an end is a short text");
         let record =
             Record { position: self.end, stream: END, time_ms: ended.ended_ms, offset: self.written, length };
-        let header = record.header();
-        let text = [IoSlice::new(&header), IoSlice::new(&json)];
         // A full disk takes nothing more. The end is then known only while the agent lives.
-        self.open(directory).and_then(|()| self.write(&text, record.position)).ok();
+        self.open(directory)
+            .and_then(|()| self.write_record(&record, &json))
+            .and_then(|()| {
+                if self.has_wrapped(record.next()) { self.write_header_until(record.next()) } else { Ok(()) }
+            })
+            .ok();
         self.last = None;
         self.finished = true;
     }
@@ -302,19 +336,18 @@ impl Journal {
             return Ok(Piece::Nothing);
         }
         self.open(directory)?;
-        let file = self.file.as_ref().expect("it was just opened").as_fd();
         let mut position = self.start_for(cursor);
         while position < self.end {
-            let record = Record::read(file, position)?;
+            let record = self.read_header(position)?;
             cursor.record = Some(position);
             if record.offset > cursor.offset {
                 return Ok(Piece::Gap { from: cursor.offset, to: record.offset });
             }
             let skip = cursor.offset - record.offset;
             if skip < u64::from(record.length) {
-                return read_record(file, &record, skip, buffer);
+                return self.read_output(&record, skip, buffer);
             }
-            position = self.over_the_hole(record.next());
+            position = self.over_the_gap(record.next());
         }
         Ok(Piece::Gap { from: cursor.offset, to: self.written })
     }
@@ -326,35 +359,32 @@ impl Journal {
         }
         let after = self.marks.partition_point(|mark| mark.offset <= cursor.offset);
         let start = after.checked_sub(1).map_or(START, |place| self.marks[place].position);
-        self.over_the_hole(start)
+        self.over_the_gap(start)
     }
 
     fn dropped(&self, position: u64) -> bool {
-        self.hole().is_some_and(|(from, to)| (from..to).contains(&position))
+        self.gap().is_some_and(|(from, to)| (from..to).contains(&position))
     }
 
-    fn over_the_hole(&self, position: u64) -> u64 {
-        self.hole().filter(|_| self.dropped(position)).map_or(position, |(_, to)| to)
+    fn over_the_gap(&self, position: u64) -> u64 {
+        self.gap().filter(|_| self.dropped(position)).map_or(position, |(_, to)| to)
     }
 
-    fn hole(&self) -> Option<(u64, u64)> {
+    fn gap(&self) -> Option<(u64, u64)> {
         Some((self.head?.position, self.tail?.position))
     }
 
-    /// Gives back what lies between the first bytes and the last ones. It is cut in larger
-    /// steps than it grows, since each hole costs the filesystem some work: ext4 writes what is
-    /// dropped to the disk first, and many small writes take longer than few large ones.
+    /// Drops what lies between the first bytes and the last ones.
     fn trim(&mut self) {
         let Some(head) = self.head else { return };
         let start = self.tail.unwrap_or(head);
-        let slack = (self.retention.last / 4).clamp(MARK_EVERY, MAX_SLACK);
         // Headers count only when they have become most of the file.
         let largest = self.largest_tail();
-        let mark = if self.written - start.offset > self.retention.last.saturating_add(slack) {
+        let mark = if self.written - start.offset > self.retention.last.saturating_add(SLACK) {
             let keep = self.written - self.retention.last;
             let keep = self.pinned.map_or(keep, |pinned| keep.min(pinned));
             self.marks.iter().rev().find(|mark| mark.offset <= keep)
-        } else if self.end - start.position > largest.saturating_add(slack) {
+        } else if self.end - start.position > largest.saturating_add(SLACK) {
             let keep = self.end - largest;
             let unread = |mark: &Mark| self.pinned.is_some_and(|pinned| mark.offset > pinned);
             self.marks.iter().find(|mark| mark.position >= keep).filter(|mark| !unread(mark))
@@ -362,20 +392,16 @@ impl Journal {
             None
         };
         if let Some(mark) = mark.copied().filter(|mark| mark.position > start.position) {
-            self.drop_until(head, start, mark);
+            self.drop_until(head, mark);
         }
     }
 
-    fn drop_until(&mut self, head: Mark, start: Mark, mark: Mark) {
+    fn drop_until(&mut self, head: Mark, mark: Mark) {
         self.tail = Some(mark);
         self.marks.retain(|other| other.position < head.position || other.position >= mark.position);
-        let Some(file) = &self.file else { return };
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        // The header is right before the bytes are gone, so that a reader of the file alone
-        // never steps into the hole. A filesystem without holes keeps the bytes a while longer.
-        write_header(file.as_fd(), head.position, mark.position)
-            .and_then(|()| rustix::fs::fallocate(file, flags, start.position, mark.position - start.position))
-            .ok();
+        // The header is right before anything is overwritten, so that a reader of the file alone
+        // never steps into what was dropped. A disk that is full takes neither.
+        self.write_header().ok();
     }
 
     fn open(&mut self, directory: BorrowedFd<'_>) -> rustix::io::Result<()> {
@@ -387,49 +413,99 @@ impl Journal {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | create;
         let name = self.name.as_str();
         let file = rustix::fs::openat(directory, name, flags, Mode::from_raw_mode(0o600))?;
-        if fresh && let Err(errno) = write_header(file.as_fd(), 0, 0) {
+        self.file = Some(file);
+        if fresh && let Err(errno) = self.write_header() {
+            self.file = None;
             rustix::fs::unlinkat(directory, name, AtFlags::empty())?;
             return Err(errno);
         }
-        self.file = Some(file);
         Ok(())
     }
 
-    fn write(&self, parts: &[IoSlice<'_>], position: u64) -> rustix::io::Result<()> {
+    /// Nothing is written over what is still kept.
+    fn check_room(&self, end: u64) -> rustix::io::Result<()> {
+        let tail = self.tail.or(self.head);
+        if tail.is_some_and(|tail| end - tail.position > self.ring()) { Err(Errno::NOSPC) } else { Ok(()) }
+    }
+
+    fn write_record(&self, record: &Record, bytes: &[u8]) -> rustix::io::Result<()> {
+        self.check_room(record.next())?;
+        let header = record.header();
+        let (place, room) = self.place(record.position);
+        if room < (header.len() + bytes.len()) as u64 {
+            self.write(&header, record.position)?;
+            return self.write(bytes, record.position + header.len() as u64);
+        }
+        // One call is enough for nearly all of them.
         let file = self.file.as_ref().ok_or(Errno::BADF)?;
-        let length: usize = parts.iter().map(|part| part.len()).sum();
-        let written = rustix::io::pwritev(file, parts, position)?;
+        let written = rustix::io::pwritev(file, &[IoSlice::new(&header), IoSlice::new(bytes)], place)?;
+        self.expect(written, header.len() + bytes.len())
+    }
+
+    /// Writes bytes at a position, around the end of the ring if they lie there.
+    fn write(&self, bytes: &[u8], position: u64) -> rustix::io::Result<()> {
+        let file = self.file.as_ref().ok_or(Errno::BADF)?;
+        let (place, room) = self.place(position);
+        let (first, rest) = bytes.split_at(usize::try_from(room).unwrap_or(usize::MAX).min(bytes.len()));
+        self.expect(rustix::io::pwrite(file, first, place)?, first.len())?;
+        if rest.is_empty() { Ok(()) } else { self.write(rest, position + room) }
+    }
+
+    fn expect(&self, written: usize, length: usize) -> rustix::io::Result<()> {
         if written == length {
             return Ok(());
         }
-        // The disk is full. Half a record must not be taken for a whole one.
-        rustix::fs::ftruncate(file, self.end)?;
+        // The disk is full. Half a record must not be taken for a whole one: the file ends before
+        // it, or in the ring the header says so.
+        if let Some(file) = self.file.as_ref().filter(|_| !self.has_wrapped(self.end)) {
+            rustix::fs::ftruncate(file, self.end)?;
+        }
         Err(Errno::NOSPC)
     }
-}
 
-fn write_header(file: BorrowedFd<'_>, hole_start: u64, hole_end: u64) -> rustix::io::Result<()> {
-    let mut bytes = [0; HEADER];
-    bytes[..8].copy_from_slice(MAGIC);
-    bytes[8..16].copy_from_slice(&hole_start.to_le_bytes());
-    bytes[16..24].copy_from_slice(&hole_end.to_le_bytes());
-    match rustix::io::pwrite(file, &bytes, 0)? {
-        count if count == bytes.len() => Ok(()),
-        _ => Err(Errno::NOSPC),
+    fn read_header(&self, position: u64) -> rustix::io::Result<Record> {
+        let mut bytes = [0; RECORD_HEADER];
+        self.read_at(&mut bytes, position)?;
+        Ok(Record::from_header(position, &bytes))
     }
-}
 
-fn read_record(
-    file: BorrowedFd<'_>,
-    record: &Record,
-    skip: u64,
-    buffer: &mut [u8],
-) -> rustix::io::Result<Piece> {
-    let stream = StreamTag::from_byte(record.stream).ok_or(Errno::IO)?;
-    let left = usize::try_from(u64::from(record.length) - skip).unwrap_or(usize::MAX);
-    let length = left.min(buffer.len());
-    read_exactly(file, &mut buffer[..length], record.position + RECORD_HEADER as u64 + skip)?;
-    Ok(Piece::Output { stream, offset: record.offset + skip, length })
+    fn read_output(&self, record: &Record, skip: u64, buffer: &mut [u8]) -> rustix::io::Result<Piece> {
+        let stream = StreamTag::from_byte(record.stream).ok_or(Errno::IO)?;
+        let left = usize::try_from(u64::from(record.length) - skip).unwrap_or(usize::MAX);
+        let length = left.min(buffer.len());
+        self.read_at(&mut buffer[..length], record.position + RECORD_HEADER as u64 + skip)?;
+        Ok(Piece::Output { stream, offset: record.offset + skip, length })
+    }
+
+    /// Reads bytes at a position, around the end of the ring if they lie there.
+    fn read_at(&self, buffer: &mut [u8], position: u64) -> rustix::io::Result<()> {
+        let file = self.file.as_ref().ok_or(Errno::BADF)?.as_fd();
+        let (place, room) = self.place(position);
+        let middle = usize::try_from(room).unwrap_or(usize::MAX).min(buffer.len());
+        let (first, rest) = buffer.split_at_mut(middle);
+        read_exactly(file, first, place)?;
+        if rest.is_empty() { Ok(()) } else { self.read_at(rest, position + room) }
+    }
+
+    fn write_header(&self) -> rustix::io::Result<()> {
+        self.write_header_until(self.end)
+    }
+
+    /// Writes the header of a file whose records end at this position.
+    fn write_header_until(&self, end: u64) -> rustix::io::Result<()> {
+        let file = self.file.as_ref().ok_or(Errno::BADF)?;
+        let (gap_start, gap_end) = self.gap().unwrap_or((0, 0));
+        let (ring, end) = if self.has_wrapped(end) { (self.ring(), end) } else { (0, 0) };
+        let mut bytes = [0; HEADER];
+        bytes[..8].copy_from_slice(MAGIC);
+        for (place, number) in [gap_start, gap_end, ring, end].into_iter().enumerate() {
+            bytes[8 + 8 * place..16 + 8 * place].copy_from_slice(&number.to_le_bytes());
+        }
+        match rustix::io::pwrite(file, &bytes, 0)? {
+            count if count == bytes.len() => Ok(()),
+            _ => Err(Errno::NOSPC),
+        }
+    }
 }
 
 fn read_exactly(file: BorrowedFd<'_>, buffer: &mut [u8], position: u64) -> rustix::io::Result<()> {
@@ -506,5 +582,49 @@ mod tests {
             let from = (total as f64 * part) as u64;
             read_all(&mut journal, directory.as_fd(), from, &written);
         }
+    }
+
+    #[test]
+    fn a_long_output_runs_around_a_file_of_bounded_size() {
+        use std::os::unix::fs::MetadataExt;
+        let temporary = tempfile::tempdir().expect("a temporary directory");
+        let directory = std::fs::File::open(temporary.path()).expect("it was just made");
+        let (first, last) = (100_000, 300_000);
+        let mut journal = Journal::new("test", Retention { first, last, hold: false, stall_ms: None });
+        let mut written = Vec::new();
+        for number in 0..400_usize {
+            let bytes: Vec<u8> = (0..50_001).map(|place| (place ^ number).to_le_bytes()[0]).collect();
+            journal.append(directory.as_fd(), StreamTag::Stdout, &bytes, 0);
+            written.extend_from_slice(&bytes);
+        }
+        let total = written.len() as u64;
+        assert!(total > 3 * journal.ring(), "the ring began anew more than once");
+        let missing = read_all(&mut journal, directory.as_fd(), 0, &written);
+        assert!(missing > 0 && missing <= total - first - last, "{missing}");
+        assert_eq!(read_all(&mut journal, directory.as_fd(), total - last, &written), 0);
+        let size = std::fs::metadata(temporary.path().join("test")).expect("it is there").size();
+        assert!(size <= START + first + RECORD as u64 + journal.ring(), "{size}");
+    }
+
+    #[test]
+    fn what_is_pinned_is_never_overwritten() {
+        let temporary = tempfile::tempdir().expect("a temporary directory");
+        let directory = std::fs::File::open(temporary.path()).expect("it was just made");
+        let mut journal =
+            Journal::new("test", Retention { first: 0, last: 100_000, hold: true, stall_ms: None });
+        journal.pin(Some(0));
+        let bytes = vec![7; RECORD];
+        let pieces = 2 * journal.ring() / RECORD as u64;
+        for _ in 0..pieces {
+            journal.append(directory.as_fd(), StreamTag::Stdout, &bytes, 0);
+        }
+        let written = vec![7; usize::try_from(pieces).expect("few") * RECORD];
+        let (mut cursor, mut buffer) = (Cursor::at(0), vec![0; RECORD]);
+        let first = journal.read(directory.as_fd(), &mut cursor, &mut buffer);
+        assert_eq!(first, Piece::Output { stream: StreamTag::Stdout, offset: 0, length: RECORD });
+        // What found no room is an exact gap, as it would be on a full disk.
+        assert!(read_all(&mut journal, directory.as_fd(), 0, &written) > 0);
+        journal.pin(None);
+        assert_eq!(journal.written(), written.len() as u64);
     }
 }

@@ -42,12 +42,12 @@ fn followers_that_come_while_it_runs_see_every_byte() {
 #[test]
 fn what_is_beyond_the_bound_is_an_exact_gap() {
     both_ways(|agent| {
-        let mut start = shell("much", "seq 1 500000");
+        let mut start = shell("much", "seq 1 1500000");
         start.retention = Retention { first: 1000, last: 100_000, hold: false, stall_ms: None };
         let live = agent.run(start);
         let written = live.ended.written;
         live.bytes_from(0);
-        let expected: String = (1..=500_000).map(|number| format!("{number}\n")).collect();
+        let expected: String = (1..=1_500_000).map(|number| format!("{number}\n")).collect();
         assert_eq!(written, expected.len() as u64);
         let late = agent.follow("much", 0).output();
         late.bytes_from(0);
@@ -62,8 +62,7 @@ fn what_is_beyond_the_bound_is_an_exact_gap() {
         let inside = agent.follow("much", from + 5).output();
         assert_eq!(inside.gaps, [(from + 5, to)]);
         let metadata = std::fs::metadata(agent.journal("much")).unwrap();
-        let used = std::os::unix::fs::MetadataExt::blocks(&metadata) * 512;
-        assert!(used < metadata.len() / 4, "the hole was given back: {used} of {}", metadata.len());
+        assert!(metadata.len() < written / 2, "the file is bounded: {} of {written}", metadata.len());
     });
 }
 

@@ -16,23 +16,32 @@ fn word(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(bytes[..8].try_into().unwrap())
 }
 
-fn read_journal(bytes: &[u8]) -> Vec<Record> {
-    assert_eq!(&bytes[..8], b"CRCLJRN1");
-    let (hole_start, hole_end) = (word(&bytes[8..]), word(&bytes[16..]));
+fn read_journal(file: &[u8]) -> Vec<Record> {
+    assert_eq!(&file[..8], b"CRCLJRN2");
+    let numbers: Vec<u64> = (1..5).map(|place| word(&file[8 * place..])).collect();
+    let [gap_start, gap_end, ring, end] = numbers[..] else { panic!("four numbers") };
+    let end = if ring == 0 { file.len() as u64 } else { end };
+    // Bytes at a position, which may run around the end of the ring.
+    let bytes_at = |position: u64, length: u64| -> Vec<u8> {
+        let place = |at: u64| match at >= gap_start && ring > 0 {
+            true => gap_start + (at - gap_start) % ring,
+            false => at,
+        };
+        (position..position + length).map(|at| file[usize::try_from(place(at)).unwrap()]).collect()
+    };
     let mut records = Vec::new();
-    let mut position = 32;
-    while position < bytes.len() {
-        if position as u64 == hole_start && hole_end > hole_start {
-            position = usize::try_from(hole_end).unwrap();
+    let mut position = 40;
+    while position < end {
+        if position == gap_start && gap_end > gap_start {
+            position = gap_end;
         }
-        let header = &bytes[position..position + 21];
-        let length = u32::from_le_bytes(header[17..21].try_into().unwrap()) as usize;
-        let bytes = bytes[position + 21..position + 21 + length].to_vec();
+        let header = bytes_at(position, 21);
+        let length = u64::from(u32::from_le_bytes(header[17..21].try_into().unwrap()));
         records.push(Record {
             stream: header[0],
             time_ms: word(&header[1..]),
             offset: word(&header[9..]),
-            bytes,
+            bytes: bytes_at(position + 21, length),
         });
         position += 21 + length;
     }
@@ -61,11 +70,18 @@ fn the_file_alone_tells_output_and_end() {
 
 #[test]
 fn the_file_alone_tells_what_was_dropped() {
+    for last in [100_000, 1_500_000] {
+        check_file_with_a_gap(last);
+    }
+}
+
+/// Prints the numbers up to `last`, of which the larger ones run around the ring of the file.
+fn check_file_with_a_gap(last: u32) {
     let agent = TestAgent::with_trees(Trees::Runners);
-    let mut start = shell("much", "seq 1 300000");
+    let mut start = shell("much", &format!("seq 1 {last}"));
     start.retention = Retention { first: 5000, last: 50_000, hold: false, stall_ms: None };
     let written = agent.run(start).ended.written;
-    let expected: String = (1..=300_000).map(|number| format!("{number}\n")).collect();
+    let expected: String = (1..=last).map(|number| format!("{number}\n")).collect();
     let records = journal(&agent, "much");
     let (end, output) = records.split_last().unwrap();
     assert_eq!((end.stream, end.offset), (0, written));
