@@ -29,6 +29,7 @@ mod operators;
 mod owners;
 mod pools;
 mod run;
+mod server_images;
 mod service_unit;
 mod serving;
 mod snapshots;

@@ -375,6 +375,8 @@ fn images_are_the_operators_alone() {
         ("POST", "/coracle/v1/images"),
         ("DELETE", "/coracle/v1/images?name=a"),
         ("POST", "/coracle/v1/images/gc"),
+        ("POST", "/coracle/v1/images/import?name=a"),
+        ("POST", "/coracle/v1/images/commit"),
     ] {
         let answer =
             tenant.request(method, path, "application/json", b"{\"name\":\"a\"}").expect("it answers");

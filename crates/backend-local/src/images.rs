@@ -43,11 +43,11 @@ pub use collect::{Collected, collect, collect_if_free, remove, room, stored_byte
 pub use digest::Digest;
 pub use host::{HostImage, host_skeleton, premade_in_usr, remove_old_skeletons};
 pub use host_programs::{HostProgram, HostPrograms, OsRelease};
-pub use import::{Existing, Import, Imported, Unpacker, import};
+pub use import::{Below, Existing, Import, Imported, Unpacker, import};
 pub use manifest::architecture;
-pub use record::{ImageConfig, LayerRecord, Record};
+pub use record::{ImageBase, ImageConfig, LayerRecord, Record};
 pub use store::{HeldImages, find, hold, layers, records, touch};
-pub use unpack::Source;
+pub use unpack::{Source, UpperTree};
 
 /// The image that needs no import.
 pub const HOST: &str = "host";
@@ -117,6 +117,11 @@ pub enum ImageError {
     NoStandIn { name: String, reason: String },
     #[error("there is no image `{0}` here, and `images.strict` allows no other to stand in for it")]
     Strict(String),
+    #[error(
+        "image `{name}` lies on this host's files and changes `{mount_point}`, which was a file system of its own \
+         when the image was made and is not any more"
+    )]
+    HostChanged { name: String, mount_point: String },
     #[error("`{0}` is made from this host and cannot be imported or removed")]
     Reserved(String),
     #[error("there is an image `{0}` already")]
@@ -198,15 +203,29 @@ fn exact(state: &Path, host: &HostImage, name: &str) -> Result<Option<Resolved>,
         return Ok(Some(Resolved { name, trees, env, record: None, stand_in: None }));
     }
     let Some(record) = store::find(state, name)? else { return Ok(None) };
-    let trees = trees_of(state, &record);
+    let trees = trees_of(state, host, &record)?;
     let env = environment(&record.config.env);
     Ok(Some(Resolved { name: record.name.clone(), trees, env, record: Some(record), stand_in: None }))
 }
 
-/// Where the layers of an image are in this state directory. Records name layers by their digests,
-/// which stay the same when the directory is renamed or copied.
-pub fn trees_of(state: &Path, record: &Record) -> Vec<Tree> {
-    vec![Tree { mount_point: "/".to_owned(), lowers: store::trees(state, record) }]
+/// The trees of an image that the store keeps, over those of the host as they are now if it lies
+/// on them. Records name layers by their digests, which stay the same when the directory is renamed
+/// or copied.
+pub fn trees_of(state: &Path, host: &HostImage, record: &Record) -> Result<Vec<Tree>, ImageError> {
+    if record.base == ImageBase::Own {
+        return Ok(vec![Tree { mount_point: "/".to_owned(), lowers: store::trees(state, record) }]);
+    }
+    let tree_of = |layer: &LayerRecord| host.trees.iter().any(|tree| tree.mount_point == layer.mount_point);
+    if let Some(layer) = record.layers.iter().find(|layer| !tree_of(layer)) {
+        let (name, mount_point) = (record.name.clone(), layer.mount_point.clone());
+        return Err(ImageError::HostChanged { name, mount_point });
+    }
+    let over = |tree: &Tree| {
+        let mut lowers = store::layers_at(state, record, &tree.mount_point);
+        lowers.extend(tree.lowers.iter().cloned());
+        Tree { mount_point: tree.mount_point.clone(), lowers }
+    };
+    Ok(host.trees.iter().map(over).collect())
 }
 
 /// What every process finds in its environment: the image's own words over the usual ones. There

@@ -278,7 +278,7 @@ impl Volume {
 
     /// The upper and work directory of a tree.
     pub fn tree(&self, name: &str) -> (PathBuf, PathBuf) {
-        (self.disk.join(format!("{name}.upper")), self.disk.join(format!("{name}.work")))
+        (self.disk.join(upper_name(name)), self.disk.join(format!("{name}.work")))
     }
 
     /// Makes the directories of a tree that the volume was not prepared for.
@@ -287,6 +287,11 @@ impl Volume {
         make_directory(&upper, 0o755)?;
         make_directory(&work, 0o755)
     }
+}
+
+/// The directory of a disk in which the changes of a tree lie.
+pub fn upper_name(tree: &str) -> String {
+    format!("{tree}.upper")
 }
 
 /// The name under which a volume keeps the tree mounted at `mount_point`.

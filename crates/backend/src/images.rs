@@ -3,7 +3,11 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::Path;
+use std::pin::Pin;
 use std::time::SystemTime;
+
+use domain::SnapshotId;
+use tokio::io::AsyncRead;
 
 use crate::BackendError;
 
@@ -18,10 +22,19 @@ pub trait Images: Send + Sync {
     fn may_fetch(&self, name: &str) -> bool;
     /// Fetches an image, in the place of one that has the name.
     async fn pull(&self, pull: Pull<'_>) -> Result<ImageInfo, BackendError>;
+    /// Takes in an archive: of a root file system, an OCI layout or what `docker save` wrote. A
+    /// name that is taken is refused.
+    async fn import(&self, name: &str, archive: ArchiveStream<'_>) -> Result<ImageInfo, BackendError>;
+    /// Makes an image of the files of a snapshot, above the image that the snapshot was taken on. A
+    /// name that is taken is refused.
+    async fn commit(&self, snapshot: &SnapshotId, name: &str) -> Result<ImageInfo, BackendError>;
     async fn remove(&self, name: &str) -> Result<Freed, BackendError>;
     /// Removes what nobody needs, and images beyond the size that all may have together.
     async fn collect(&self) -> Result<Freed, BackendError>;
 }
+
+/// An archive that is on its way.
+pub type ArchiveStream<'a> = Pin<Box<dyn AsyncRead + Send + 'a>>;
 
 /// An image as it is told of.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -38,6 +51,8 @@ pub struct ImageInfo {
     pub user: Option<String>,
     pub workdir: Option<String>,
     pub last_used: Option<SystemTime>,
+    /// Whether its layers lie on the files of this host, as they are when a sandbox is made.
+    pub above_host: bool,
 }
 
 /// What became free.

@@ -76,7 +76,7 @@ pub trait Backend: Send + Sync {
     fn deaths(&self) -> mpsc::UnboundedReceiver<Death>;
 }
 
-pub use images::{Credentials, Freed, Here, ImageInfo, Images, Progress, Pull, Registry};
+pub use images::{ArchiveStream, Credentials, Freed, Here, ImageInfo, Images, Progress, Pull, Registry};
 
 pub type SharedBackend = Arc<dyn Backend>;
 

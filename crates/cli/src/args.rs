@@ -38,7 +38,7 @@ pub(crate) struct Cli {
         global = true,
         help_heading = GLOBAL,
         env = "CORACLE_URL",
-        default_value = "http://127.0.0.1:8080",
+        default_value = DEFAULT_URL,
         value_name = "URL"
     )]
     pub url: String,
@@ -52,6 +52,8 @@ pub(crate) struct Cli {
 }
 
 const GLOBAL: &str = "Global options";
+/// Where a server listens unless it is told otherwise.
+pub(crate) const DEFAULT_URL: &str = "http://127.0.0.1:8080";
 
 const AFTER_HELP: &str = "\
 The API key is read from CORACLE_API_KEY, never from a flag: flags are visible to every user of the host.";
@@ -116,7 +118,7 @@ pub(crate) enum Command {
     /// Volumes: disks that outlive sandboxes
     #[command(subcommand)]
     Volume(VolumeCommand),
-    /// Images in the state directory of this host
+    /// Images of the server, or of this host's state directory with `--state-dir` or without a server
     #[command(subcommand)]
     Image(ImageCommand),
     /// Check or show the configuration of the server

@@ -120,7 +120,7 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<ExitCode> {
         Command::Fork(args) => block_on(snapshot::fork(&server()?, args, printer)),
         Command::Key(command) => block_on(key::key(&server()?, command, printer)),
         Command::Volume(command) => block_on(volume::volume(&server()?, command, printer)),
-        Command::Image(command) => image::image(&command, printer),
+        Command::Image(command) => image::image(&server()?, cli.url == args::DEFAULT_URL, &command, printer),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "coracle", &mut script);

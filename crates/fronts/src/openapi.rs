@@ -22,7 +22,7 @@ pub(crate) struct Operation {
     /// one that must be there, `:int` and `:bool` for those that are no text.
     pub(crate) query: &'static str,
     /// The schema of its body: nothing, a name, a name with `?` if it may be left out, or
-    /// `multipart`.
+    /// `multipart` or `binary`.
     pub(crate) body: &'static str,
     /// Statuses with blanks between, beside those of everybody.
     pub(crate) answers: &'static str,
@@ -85,6 +85,10 @@ impl Operation {
             "multipart" => {
                 let schema = json!({"$ref": "#/components/schemas/Upload"});
                 Some(json!({"required": true, "content": {"multipart/form-data": {"schema": schema}}}))
+            }
+            "binary" => {
+                let schema = json!({"type": "string", "format": "binary"});
+                Some(json!({"required": true, "content": {"application/octet-stream": {"schema": schema}}}))
             }
             name => {
                 let schema = json!({"$ref": format!("#/components/schemas/{name}")});

@@ -2,7 +2,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use backend::{BackendError, Credentials, Freed, ImageInfo, Images, Progress, Pull, ResolvedImage};
+use backend::{
+    ArchiveStream, BackendError, Credentials, Freed, ImageInfo, Images, Progress, Pull, ResolvedImage,
+};
 use domain::{Owner, Spec};
 use tokio::sync::watch;
 
@@ -87,6 +89,18 @@ impl Service {
         self.0.ensure_image(owner, spec, credentials).await
     }
 
+    /// Takes in an archive of an image as it comes in.
+    pub async fn import_image(
+        &self,
+        name: &str,
+        archive: ArchiveStream<'_>,
+    ) -> Result<ImageInfo, ServiceError> {
+        let imported = self.0.kept_images("import an image")?.import(name, archive).await;
+        let image = imported.map_err(|source| self.0.image_failed("import an image", source))?;
+        tracing::info!(image = image.name, bytes = image.bytes, "an image was imported");
+        Ok(image)
+    }
+
     /// Removes an image. Sandboxes that use it keep its files.
     pub async fn remove_image(&self, name: &str) -> Result<Freed, ServiceError> {
         let removed = self.0.kept_images("remove an image")?.remove(name).await;
@@ -101,7 +115,7 @@ impl Service {
 }
 
 impl Core {
-    fn kept_images(&self, action: &'static str) -> Result<&dyn Images, ServiceError> {
+    pub(crate) fn kept_images(&self, action: &'static str) -> Result<&dyn Images, ServiceError> {
         let none = || {
             let message = "this backend keeps no images".to_owned();
             self.image_failed(action, BackendError::Unsupported { message, hint: None })
@@ -109,7 +123,7 @@ impl Core {
         self.backend.images().ok_or_else(none)
     }
 
-    fn image_failed(&self, action: &'static str, source: BackendError) -> ServiceError {
+    pub(crate) fn image_failed(&self, action: &'static str, source: BackendError) -> ServiceError {
         ServiceError::Image { action, source: Box::new(source) }
     }
 

@@ -64,7 +64,8 @@ use crate::registry::Handle;
 pub use agent_client::AgentError;
 pub use api_keys::ApiKey;
 pub use backend::{
-    AgentStream, Capabilities, Credentials, Freed, ImageInfo, InForce, MountFault, ResolvedImage, Usage,
+    AgentStream, ArchiveStream, Capabilities, Credentials, Freed, ImageInfo, InForce, MountFault,
+    ResolvedImage, Usage,
 };
 pub use contexts::{Context, MOST_CONTEXTS, OpenContext, RunCode, Unread, default_context};
 pub use diagnosis::Tail;
@@ -80,7 +81,7 @@ pub use pools::{PoolReport, PoolSource};
 pub use processes::{Ended, ProcessStatus, ProcessTree, Reach, TreeFilter, TreeKind, TreeUsage};
 pub use quota::{Excess, Quota, Quotas};
 pub use sessions::{Busy, OpenSession, Run, RunPlace, SessionStatus};
-pub use snapshots::{SnapshotFilter, SnapshotPage};
+pub use snapshots::{CommitSource, SnapshotFilter, SnapshotPage};
 pub use store::{StoreError, copy_database};
 pub use telling::{CodeError, CodeEvent, Forms, Running};
 pub use tokens::Secret;

@@ -7,6 +7,7 @@
 //! A row exists before anything is made and goes after everything is gone, so that a start knows
 //! what was meant. Taking one goes on in a task of its own, whoever asked for it.
 
+mod commit;
 mod inheritance;
 mod making;
 mod shelf;
@@ -22,6 +23,7 @@ use crate::registry::Handle;
 use crate::tokens::random;
 use crate::{Create, Outcome, Service, ServiceError, SnapshotProblem};
 
+pub use commit::CommitSource;
 pub(crate) use making::settle;
 pub(crate) use shelf::{Shelf, Using};
 

@@ -1,4 +1,4 @@
-//! Root file systems that lie unpacked in a directory.
+//! Root file systems that lie unpacked in a directory, and what a sandbox changed of one.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -18,9 +18,26 @@ use super::{Digest, During, ImageError};
 /// How deep a source may be; each level holds a descriptor.
 const MOST_DEPTH: usize = 200;
 
+/// What a directory holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Contents {
+    /// A whole root file system. Nothing in it may steer an overlay.
+    Tree,
+    /// The upper directory of an overlay with `userxattr`: whiteouts and opaque marks have their
+    /// meaning. What else a sandbox may have made there and no image has (pipes, sockets) is left out.
+    Upper,
+}
+
+/// The attributes by which an overlay with `userxattr` keeps its books.
+const OVERLAY: &str = "user.overlay.";
+const OPAQUE: &str = "user.overlay.opaque";
+/// These make a file stand for another one below, which a copy cannot. Overlays with `userxattr`
+/// do not write them.
+const REFERENCES: [&str; 2] = ["user.overlay.redirect", "user.overlay.metacopy"];
+
 /// Copies a directory into `layer`, and answers a digest of all that it holds. Other file systems
 /// mounted in it stay empty directories, and so does the place the copy itself is written to.
-pub(super) fn copy(root: &Root, layer: &mut Layer<'_>) -> Result<Digest, ImageError> {
+pub(super) fn copy(root: &Root, layer: &mut Layer<'_>, contents: Contents) -> Result<Digest, ImageError> {
     let source = Path::new("the source");
     let top = rustix::fs::fstat(root).map_err(std::io::Error::from).during("look at", source)?;
     let own = rustix::fs::fstat(layer.root()).map_err(std::io::Error::from).during("look at", source)?;
@@ -28,6 +45,7 @@ pub(super) fn copy(root: &Root, layer: &mut Layer<'_>) -> Result<Digest, ImageEr
         layer,
         device: top.st_dev,
         own: (own.st_dev, own.st_ino),
+        contents,
         linked: HashMap::new(),
         sum: Sum::default(),
     };
@@ -39,6 +57,7 @@ struct Copy<'layer, 'progress> {
     layer: &'layer mut Layer<'progress>,
     device: u64,
     own: (u64, u64),
+    contents: Contents,
     /// Files with several names, by the first name they were met under.
     linked: HashMap<u64, PathBuf>,
     sum: Sum,
@@ -63,7 +82,7 @@ impl Copy<'_, '_> {
     }
 
     fn place(&mut self, directory: &Root, name: &Path, path: &Path, found: &Stat) -> Result<(), ImageError> {
-        let marks = self.marks(directory, name, path, found)?;
+        let (marks, opaque) = self.marks(directory, name, path, found)?;
         self.sum.note(path.as_os_str().as_bytes());
         for number in [marks.mode, marks.uid, marks.gid] {
             self.sum.note(&number.to_le_bytes());
@@ -76,6 +95,10 @@ impl Copy<'_, '_> {
         match FileType::from_raw_mode(found.st_mode) {
             FileType::Directory => {
                 self.layer.directory(path, marks)?;
+                if opaque {
+                    self.sum.note(OPAQUE.as_bytes());
+                    self.layer.opaque(path)?;
+                }
                 if found.st_dev != self.device || (found.st_dev, found.st_ino) == self.own {
                     return Ok(());
                 }
@@ -88,6 +111,15 @@ impl Copy<'_, '_> {
                 self.sum.note(target.to_bytes());
                 self.layer.symlink(path, Path::new(OsStr::from_bytes(target.to_bytes())), &marks)
             }
+            FileType::CharacterDevice if self.contents == Contents::Upper && found.st_rdev == 0 => {
+                self.sum.note(b"whiteout");
+                self.layer.whiteout(path)
+            }
+            FileType::Fifo | FileType::CharacterDevice | FileType::BlockDevice
+                if self.contents == Contents::Upper =>
+            {
+                Ok(())
+            }
             FileType::Fifo => self.layer.special(path, "it is a pipe"),
             FileType::CharacterDevice | FileType::BlockDevice => self.layer.special(path, "it is a device"),
             // A socket means nothing without the process that listened on it.
@@ -95,20 +127,28 @@ impl Copy<'_, '_> {
         }
     }
 
-    fn marks(&self, directory: &Root, name: &Path, path: &Path, found: &Stat) -> Result<Marks, ImageError> {
-        let attributes = match FileType::from_raw_mode(found.st_mode) {
+    /// What an entry is marked with, and whether it hides what lies below.
+    fn marks(
+        &self,
+        directory: &Root,
+        name: &Path,
+        path: &Path,
+        found: &Stat,
+    ) -> Result<(Marks, bool), ImageError> {
+        let (attributes, opaque) = match FileType::from_raw_mode(found.st_mode) {
             FileType::Directory | FileType::RegularFile => {
-                attributes(directory.read(name).during("open", path)?.as_fd(), path)?
+                attributes(directory.read(name).during("open", path)?.as_fd(), path, self.contents)?
             }
-            _ => Vec::new(),
+            _ => (Vec::new(), false),
         };
-        Ok(Marks {
+        let marks = Marks {
             mode: found.st_mode,
             uid: found.st_uid,
             gid: found.st_gid,
             modified: found.st_mtime,
             attributes,
-        })
+        };
+        Ok((marks, opaque))
     }
 
     fn file(
@@ -134,8 +174,9 @@ impl Copy<'_, '_> {
     }
 }
 
-/// The attributes that any user may set, in the order of their names.
-fn attributes(file: BorrowedFd<'_>, path: &Path) -> Result<Vec<(String, Vec<u8>)>, ImageError> {
+/// The attributes that any user may set, in the order of their names, and whether the entry hides
+/// what lies below it.
+fn attributes(file: BorrowedFd<'_>, path: &Path, contents: Contents) -> Result<Attributes, ImageError> {
     let mut buffer = vec![0; MOST_ATTRIBUTES];
     let length = match rustix::fs::flistxattr(file, &mut buffer[..]) {
         // A file system without attributes has none.
@@ -147,7 +188,15 @@ fn attributes(file: BorrowedFd<'_>, path: &Path) -> Result<Vec<(String, Vec<u8>)
     let mut names: Vec<String> = names.map(str::to_owned).collect();
     names.sort_unstable();
     let mut found = Vec::new();
+    let mut opaque = false;
     for name in names {
+        if contents == Contents::Upper && name.starts_with(OVERLAY) {
+            if REFERENCES.contains(&name.as_str()) {
+                return Err(hostile(path, "it stands for another file below it"));
+            }
+            opaque |= name == OPAQUE;
+            continue;
+        }
         if is_kept(&name, path)? {
             let length = rustix::fs::fgetxattr(file, &name, &mut buffer[..]);
             let length = length.map_err(std::io::Error::from).during("read the attributes of", path)?;
@@ -155,5 +204,7 @@ fn attributes(file: BorrowedFd<'_>, path: &Path) -> Result<Vec<(String, Vec<u8>)
         }
     }
     check_length(&found, path)?;
-    Ok(found)
+    Ok((found, opaque))
 }
+
+type Attributes = (Vec<(String, Vec<u8>)>, bool);

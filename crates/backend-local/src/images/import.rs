@@ -8,9 +8,9 @@ use linux::fs::Root;
 use linux::spawn::SingleThread;
 
 use super::budget::{BESIDE_USED, Budget};
-use super::record::{LayerRecord, Record};
+use super::record::{ImageBase, LayerRecord, Record};
 use super::store::{self, Store};
-use super::unpack::{self, Source, Task, Unpacked};
+use super::unpack::{self, Source, Task, Unpacked, UnpackedLayer};
 use super::{Collected, Digest, During, HOST, ImageError, blobs, collect, name, worker};
 
 /// Who unpacks.
@@ -38,7 +38,23 @@ pub struct Import<'a> {
     pub existing: Existing,
     /// The most that all images may take up together, if the operator says so.
     pub most: Option<u64>,
+    /// What the layers of the source lie on.
+    pub below: Below,
 }
+
+/// What the layers of a source lie on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Below {
+    #[default]
+    Nothing,
+    /// The image `host`.
+    Host,
+    /// The layers of another image, which also says how processes are started.
+    Image(Record),
+}
+
+/// As many layers as an image may have.
+const MAX_LAYERS: usize = 200;
 
 /// An image that was taken in.
 #[derive(Debug)]
@@ -77,7 +93,7 @@ pub fn import(
     unpacker: Unpacker<'_>,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Imported, ImageError> {
-    let Import { name, source, wanted, existing, most } = import;
+    let Import { name, source, wanted, existing, most, below } = import;
     name::file_name(name)?;
     if name == HOST {
         return Err(ImageError::Reserved(name.to_owned()));
@@ -100,13 +116,36 @@ pub fn import(
             unpack::unpack(source, &root, &task, progress)
         }
     };
-    let kept = unpacked.and_then(|unpacked| keep(state, &store, name, unpacked, &task));
+    let kept = unpacked.and_then(|unpacked| {
+        let (unpacked, base) = stack(unpacked, below)?;
+        keep(state, &store, name, unpacked, base, &task)
+    });
     // Why it failed matters more than why the draft stays, which the next one clears.
     let cleared = store.clear_draft();
     let record = kept?;
     cleared?;
     let gone = collect::collect_in(state, &store, most, Some(name))?;
     Ok(Imported { record, gone })
+}
+
+/// Puts the layers of a source on those they lie on, which are all here.
+fn stack(unpacked: Unpacked, below: Below) -> Result<(Unpacked, ImageBase), ImageError> {
+    let record = match below {
+        Below::Nothing => return Ok((unpacked, ImageBase::Own)),
+        Below::Host => return Ok((unpacked, ImageBase::Host)),
+        Below::Image(record) => record,
+    };
+    let here = |layer: LayerRecord| UnpackedLayer {
+        digest: layer.digest,
+        bytes: None,
+        place: 0,
+        mount_point: layer.mount_point,
+    };
+    let layers: Vec<UnpackedLayer> = record.layers.into_iter().map(here).chain(unpacked.layers).collect();
+    if layers.len() > MAX_LAYERS {
+        return Err(ImageError::TooLarge("200 layers"));
+    }
+    Ok((Unpacked { manifest: None, config: record.config, layers }, record.base))
 }
 
 /// Refuses an image that takes up more than it may, with those of its layers that were there
@@ -141,23 +180,24 @@ fn keep(
     store: &Store,
     name: &str,
     unpacked: Unpacked,
+    base: ImageBase,
     task: &Task,
 ) -> Result<Record, ImageError> {
     check_size(state, store, name, &unpacked, task)?;
     store.flush()?;
     let mut layers = Vec::new();
     let mut added = task.have.clone();
-    for (place, layer) in unpacked.layers.into_iter().enumerate() {
+    for layer in unpacked.layers {
         if let Some(bytes) = layer.bytes
             && added.insert(layer.digest.clone())
         {
-            store.add_layer(place, &layer.digest, bytes)?;
+            store.add_layer(layer.place, &layer.digest, bytes)?;
         }
         let bytes = store.bytes_of(&layer.digest)?;
-        layers.push(LayerRecord { digest: layer.digest, bytes });
+        layers.push(LayerRecord { digest: layer.digest, bytes, mount_point: layer.mount_point });
     }
     let record =
-        Record { name: name.to_owned(), manifest: unpacked.manifest, config: unpacked.config, layers };
+        Record { name: name.to_owned(), manifest: unpacked.manifest, config: unpacked.config, layers, base };
     store.add_name(&record)?;
     Ok(record)
 }

@@ -153,6 +153,17 @@ impl<'image> Layer<'image> {
         }
     }
 
+    /// Hides what lies below at this path.
+    pub(super) fn whiteout(&mut self, path: &Path) -> Result<(), ImageError> {
+        let path = self.enter(path, &Marks::default())?;
+        self.place(&path, |root| root.make_whiteout(&path))
+    }
+
+    /// Hides what lies below in this directory.
+    pub(super) fn opaque(&mut self, path: &Path) -> Result<(), ImageError> {
+        self.make_opaque(&beneath(path)?)
+    }
+
     /// Devices and pipes have no place in an image: inside, `/dev` is made afresh. Archives of a
     /// whole system have some in `dev` and `run`, which are left out.
     pub(super) fn special(&mut self, path: &Path, reason: &'static str) -> Result<(), ImageError> {

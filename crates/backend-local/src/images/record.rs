@@ -13,6 +13,20 @@ pub struct Record {
     pub config: ImageConfig,
     /// From the bottom up.
     pub layers: Vec<LayerRecord>,
+    /// Absent in records of older servers.
+    #[serde(default)]
+    pub base: ImageBase,
+}
+
+/// What the layers of an image lie on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ImageBase {
+    /// Nothing: they are all of its files.
+    #[default]
+    Own,
+    /// The trees of the image `host`, as they are when a sandbox is made.
+    Host,
 }
 
 /// A layer of an image, by the digest of its uncompressed archive.
@@ -21,6 +35,18 @@ pub struct LayerRecord {
     pub digest: Digest,
     /// What it takes up: the content of its files, their attributes, and 4 KiB for each entry.
     pub bytes: u64,
+    /// The tree that it is part of; only the image `host` has others than `/`.
+    #[serde(default = "root_tree", skip_serializing_if = "is_root_tree")]
+    pub mount_point: String,
+}
+
+/// The mount point of the tree that every image has.
+pub(super) fn root_tree() -> String {
+    "/".to_owned()
+}
+
+fn is_root_tree(mount_point: &str) -> bool {
+    mount_point == "/"
 }
 
 /// How an image wants its processes to be started. Everything may be left open.

@@ -194,11 +194,18 @@ pub(super) fn directory_of(state: &Path) -> PathBuf {
 /// The trees of an image's layers and of what lies below all images, topmost first. Of layers
 /// that occur twice the upper one is enough: it has all that the lower one has.
 pub(super) fn trees(state: &Path, record: &Record) -> Vec<PathBuf> {
+    let mut trees = layers_at(state, record, "/");
+    trees.push(directory_of(state).join(BASE));
+    trees
+}
+
+/// The trees of those layers of an image that belong to one mount point, topmost first.
+pub(super) fn layers_at(state: &Path, record: &Record, mount_point: &str) -> Vec<PathBuf> {
     let images = directory_of(state);
     let mut seen = std::collections::BTreeSet::new();
-    let layers = record.layers.iter().rev().filter(|layer| seen.insert(&layer.digest));
-    let trees = layers.map(|layer| images.join(layer_path(&layer.digest)).join(TREE));
-    trees.chain([images.join(BASE)]).collect()
+    let layers = record.layers.iter().rev().filter(|layer| layer.mount_point == mount_point);
+    let layers = layers.filter(|layer| seen.insert(&layer.digest));
+    layers.map(|layer| images.join(layer_path(&layer.digest)).join(TREE)).collect()
 }
 
 /// The digests of all layers that are kept.

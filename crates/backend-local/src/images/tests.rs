@@ -10,6 +10,7 @@ use tempfile::TempDir;
 
 use super::*;
 
+mod commits;
 mod hostile;
 mod layouts;
 mod unneeded;
@@ -38,7 +39,8 @@ fn archive(entries: &[(EntryType, &str, &str, &[u8])]) -> Vec<u8> {
 /// Imports in this process: a test has threads, so it cannot fork a worker.
 fn take_in(state: &Path, name: &str, source: &Path) -> Result<Record, ImageError> {
     let source = Source::open(source)?;
-    let wish = Import { name, source, wanted: None, existing: Existing::Refuse, most: None };
+    let wish =
+        Import { name, source, wanted: None, existing: Existing::Refuse, most: None, below: Below::Nothing };
     import(state, wish, Unpacker::InProcess, &mut |_| {}).map(|made| made.record)
 }
 

@@ -14,9 +14,10 @@ use serde::{Deserialize, Serialize};
 use super::blobs::Blobs;
 use super::budget::Budget;
 use super::digest::Hashing;
+use super::directory::Contents;
 use super::layer::{Form, Layer};
 use super::manifest::{self, Manifest, Part};
-use super::record::ImageConfig;
+use super::record::{ImageConfig, root_tree};
 use super::stream::Inflated;
 use super::{Digest, During, ImageError, directory, tarball};
 
@@ -29,6 +30,16 @@ pub enum Source {
     Layout(BTreeMap<PathBuf, File>),
     /// A root file system.
     Tree(PathBuf),
+    /// The disk of a sandbox, and the trees that it holds changes of.
+    Uppers { disk: PathBuf, trees: Vec<UpperTree> },
+}
+
+/// A tree of a sandbox's disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UpperTree {
+    pub mount_point: String,
+    /// The directory below the disk that holds what was changed.
+    pub directory: String,
 }
 
 /// What is wanted of a source.
@@ -58,6 +69,9 @@ pub(super) struct Unpacked {
 pub(super) struct UnpackedLayer {
     pub(super) digest: Digest,
     pub(super) bytes: Option<u64>,
+    /// The number of its directory in the draft.
+    pub(super) place: usize,
+    pub(super) mount_point: String,
 }
 
 /// Unpacks the layers of `source` into numbered directories of `draft`.
@@ -70,8 +84,9 @@ pub(super) fn unpack(
     let blobs = match source {
         Source::Tree(path) => {
             let root = Root::open(&path).during("open", &path)?;
-            return whole(draft, task, progress, |layer| directory::copy(&root, layer));
+            return whole(draft, task, progress, |layer| directory::copy(&root, layer, Contents::Tree));
         }
+        Source::Uppers { disk, trees } => return uppers(&disk, &trees, draft, task, progress),
         Source::Layout(files) => Blobs::Files(files),
         Source::Archive(file) => Blobs::of_tar(file, draft)?,
     };
@@ -113,7 +128,36 @@ fn whole(
         return Err(ImageError::NotARoot);
     }
     let bytes = Some(layer.finish()?);
-    let layers = vec![UnpackedLayer { digest, bytes }];
+    let layers = vec![UnpackedLayer { digest, bytes, place: 0, mount_point: root_tree() }];
+    Ok(Unpacked { manifest: None, config: ImageConfig::default(), layers })
+}
+
+/// What a sandbox changed, a layer for each of its trees. A tree in which nothing was changed has none.
+fn uppers(
+    disk: &Path,
+    trees: &[UpperTree],
+    draft: &Root,
+    task: &Task,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Unpacked, ImageError> {
+    let disk = Root::open(disk).during("open", disk)?;
+    let mut budget = Budget::new(task.most);
+    let mut layers = Vec::new();
+    for (place, tree) in trees.iter().enumerate() {
+        let path = Path::new(&tree.directory);
+        let upper = match disk.directory(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            upper => upper.during("open", path)?,
+        };
+        let root = make_place(draft, place)?;
+        let mut layer = Layer::new(root, Form::Whole, task.may_give_away, &mut budget, progress);
+        let digest = directory::copy(&upper, &mut layer, Contents::Upper)?;
+        let bytes = layer.finish()?;
+        if bytes > 0 {
+            let mount_point = tree.mount_point.clone();
+            layers.push(UnpackedLayer { digest, bytes: Some(bytes), place, mount_point });
+        }
+    }
     Ok(Unpacked { manifest: None, config: ImageConfig::default(), layers })
 }
 
@@ -143,7 +187,8 @@ fn layers(
         } else {
             None
         };
-        unpacked.push(UnpackedLayer { digest: part.digest.clone(), bytes });
+        let (digest, mount_point) = (part.digest.clone(), root_tree());
+        unpacked.push(UnpackedLayer { digest, bytes, place, mount_point });
     }
     Ok(Unpacked { manifest: manifest.digest, config: manifest.config, layers: unpacked })
 }

@@ -149,7 +149,9 @@ fn confine(source: Source, draft: &Path, report: &File, filter: &Program) -> io:
     let plain = Attributes::NO_SUID.and(Attributes::NO_DEV).and(Attributes::NO_EXEC);
     let place = clone(draft, plain)?;
     let tree = match &source {
-        Source::Tree(path) => Some(clone(path, plain.and(Attributes::READ_ONLY))?),
+        Source::Tree(path) | Source::Uppers { disk: path, .. } => {
+            Some(clone(path, plain.and(Attributes::READ_ONLY))?)
+        }
         Source::Archive(_) | Source::Layout(_) => None,
     };
     let scratch = Path::new(SCRATCH);
@@ -165,12 +167,13 @@ fn confine(source: Source, draft: &Path, report: &File, filter: &Program) -> io:
     mounts::pivot(scratch)?;
     let source = match source {
         Source::Tree(_) => Source::Tree(PathBuf::from("/source")),
+        Source::Uppers { trees, .. } => Source::Uppers { disk: PathBuf::from("/source"), trees },
         other => other,
     };
     let kept: Vec<_> = match &source {
         Source::Archive(file) => vec![file.as_fd()],
         Source::Layout(files) => files.values().map(AsFd::as_fd).collect(),
-        Source::Tree(_) => Vec::new(),
+        Source::Tree(_) | Source::Uppers { .. } => Vec::new(),
     };
     linux::descriptors::keep_only_these(kept.into_iter().chain([report.as_fd()]))?;
     let draft = Root::open(Path::new("/draft"))?;

@@ -15,7 +15,7 @@ use super::Launcher;
 use super::create::refuse_image;
 use super::protocol::{Answer, Refusal, RefusalKind};
 use crate::images::{
-    self, AliasRule, Collected, Digest, Existing, HOST, ImageError, Import, Record, Source, Unpacker,
+    self, AliasRule, Below, Collected, Digest, Existing, HOST, ImageError, Import, Record, Source, Unpacker,
 };
 
 /// What is asked about images.
@@ -35,6 +35,15 @@ pub enum ImageQuestion {
     Import {
         name: String,
         wanted: Digest,
+    },
+    /// Takes in the archive whose descriptor comes along.
+    ImportArchive {
+        name: String,
+    },
+    /// Makes an image of the files of a snapshot.
+    Commit {
+        snapshot: String,
+        name: String,
     },
     Remove {
         name: String,
@@ -82,7 +91,11 @@ impl Launcher {
             }),
             ImageQuestion::Find { name } => self.find_image(name).map(ImageAnswer::Found),
             ImageQuestion::Layers { name } => self.layers_and_room(name),
-            ImageQuestion::Import { .. } | ImageQuestion::Remove { .. } | ImageQuestion::Collect => {
+            ImageQuestion::Import { .. }
+            | ImageQuestion::ImportArchive { .. }
+            | ImageQuestion::Commit { .. }
+            | ImageQuestion::Remove { .. }
+            | ImageQuestion::Collect => {
                 return None;
             }
         };
@@ -98,6 +111,7 @@ impl Launcher {
             manifest: None,
             config: images::ImageConfig::default(),
             layers: Vec::new(),
+            base: images::ImageBase::Host,
         };
         match images::resolve(&self.settings.image_state, &self.host, name, &own) {
             Ok(found) => Ok(Some(found.record.unwrap_or_else(nothing))),
@@ -152,10 +166,17 @@ impl Launcher {
                 let root = linux::fs::Root::from_descriptor(layout.ok_or_else(none)?);
                 // Whoever took over the server must not learn from us what it cannot read.
                 let source = Source::layout(&root, self.settings.server_uid)?;
-                let (wanted, most) = (Some(wanted), self.settings.image_bytes);
-                let wish = Import { name: &name, source, wanted, existing: Existing::Replace, most };
-                let made = images::import(state, wish, Unpacker::Worker(&self.thread), &mut |_| {})?;
-                Ok(ImageAnswer::Taken(made.record))
+                self.take_in(&name, source, Some(wanted), Existing::Replace, Below::Nothing)
+            }
+            ImageQuestion::ImportArchive { name } => {
+                let none = || ImageError::Malformed("no file came with it".to_owned());
+                let archive = std::fs::File::from(layout.ok_or_else(none)?);
+                let source = Source::Archive(archive);
+                self.take_in(&name, source, None, Existing::Refuse, Below::Nothing)
+            }
+            ImageQuestion::Commit { snapshot, name } => {
+                let (source, below) = self.source_of_commit(&snapshot)?;
+                self.take_in(&name, source, None, Existing::Refuse, below)
             }
             ImageQuestion::Remove { name } => images::remove(state, &name).map(ImageAnswer::Freed),
             ImageQuestion::Collect => {
@@ -165,6 +186,22 @@ impl Launcher {
                 Err(ImageError::Malformed("this changes nothing".to_owned()))
             }
         }
+    }
+}
+
+impl Launcher {
+    fn take_in(
+        &self,
+        name: &str,
+        source: Source,
+        wanted: Option<Digest>,
+        existing: Existing,
+        below: Below,
+    ) -> Result<ImageAnswer, ImageError> {
+        let import = Import { name, source, wanted, existing, most: self.settings.image_bytes, below };
+        let unpacker = Unpacker::Worker(&self.thread);
+        let made = images::import(&self.settings.image_state, import, unpacker, &mut |_| {})?;
+        Ok(ImageAnswer::Taken(made.record))
     }
 }
 

@@ -97,7 +97,13 @@ impl Question {
     /// Whether asking a second time does no harm when nobody knows what became of the first.
     pub fn may_be_repeated(&self) -> bool {
         match self {
-            Self::Create(_) | Self::Attach { .. } | Self::Image(ImageQuestion::Remove { .. }) => false,
+            Self::Create(_)
+            | Self::Attach { .. }
+            | Self::Image(
+                ImageQuestion::Remove { .. }
+                | ImageQuestion::ImportArchive { .. }
+                | ImageQuestion::Commit { .. },
+            ) => false,
             Self::Destroy { .. }
             | Self::Stop { .. }
             | Self::Freeze { .. }

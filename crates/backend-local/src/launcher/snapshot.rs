@@ -17,16 +17,17 @@ use std::path::PathBuf;
 use domain::Bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::create::refuse_image;
 use super::errand::{Errand, Errands};
 use super::kept::{Draft, KeptRecord, KeptRecords};
 use super::protocol::{FoundKept, Holds, KeptBox, Refusal, RefusalKind};
-use super::record::MadeOf;
+use super::record::{MadeOf, TreeRecord};
 use super::{Launcher, LauncherError, Rights, Root, make_directory};
 use crate::cgroups::Hierarchies;
-use crate::images::{self, HOST, Resolved, Tree};
+use crate::images::{self, Below, HOST, ImageError, Resolved, Source, Tree, UpperTree};
 use crate::jail::plan::JailPlan;
 use crate::settings::Settings;
-use crate::volumes::{Copying, Kind, Prepared, VolumeError, Volumes};
+use crate::volumes::{Copying, Kind, Prepared, VolumeError, Volumes, tree_name, upper_name};
 
 /// How long commands may take to stand still. One in the middle of a read from a slow disk
 /// cannot be stopped before it returns.
@@ -236,6 +237,25 @@ impl Launcher {
         }
     }
 
+    /// What an image of this snapshot would be made of: its disk, and what that lies on.
+    pub(super) fn source_of_commit(&self, snapshot: &str) -> Result<(Source, Below), ImageError> {
+        let failed = |message: String| ImageError::Malformed(message);
+        let Rights::Root(root) = &self.rights else { return Err(failed(only_memory().message)) };
+        let record = root.snapshots.records.read(snapshot);
+        let made_of = record.ok_or_else(|| failed(no_snapshot(snapshot).message))?.made_of;
+        let tree = |tree: TreeRecord| UpperTree {
+            directory: upper_name(&tree_name(&tree.mount_point)),
+            mount_point: tree.mount_point,
+        };
+        let trees: Vec<UpperTree> = made_of.trees.into_iter().map(tree).collect();
+        let disk = root.volumes.open_snapshot(snapshot).map_err(|error| failed(error.to_string()))?;
+        let below = match made_of.record {
+            Some(record) => Below::Image(record),
+            None => Below::Host,
+        };
+        Ok((Source::Uppers { disk, trees }, below))
+    }
+
     /// Drops a restored disk that its sandbox did not come to use.
     pub fn discard_restored(&mut self) {
         if let Rights::Root(root) = &mut self.rights
@@ -269,7 +289,9 @@ impl Launcher {
         }
         // By its digests where they are known: the paths may be those of a former place.
         let trees: Vec<Tree> = match &made_of.record {
-            Some(record) => images::trees_of(&self.settings.image_state, record),
+            Some(record) => {
+                images::trees_of(&self.settings.image_state, &self.host, record).map_err(refuse_image)?
+            }
             None => made_of.trees.into_iter().map(Tree::from).collect(),
         };
         if let Some(gone) = trees.iter().flat_map(|tree| &tree.lowers).find(|lower| !lower.is_dir()) {

@@ -11,10 +11,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, RwLock};
 use std::time::{Duration, UNIX_EPOCH};
 
-use backend::{BackendError, Freed, Here, ImageInfo, Images, Progress, Pull, Registry};
+use backend::{ArchiveStream, BackendError, Freed, Here, ImageInfo, Images, Progress, Pull, Registry};
+
+use domain::SnapshotId;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::Semaphore;
 
 use super::{Native, unexpected};
-use crate::images::{Collected, Digest, Record};
+use crate::images::{Collected, Digest, ImageBase, Record};
 use crate::launcher::images::{ImageAnswer, ImageQuestion};
 use crate::launcher::protocol::{Answer, Question};
 
@@ -24,14 +28,24 @@ pub struct Fetching {
     registry: RwLock<Arc<dyn Registry>>,
     /// A directory that this process alone uses.
     downloads: PathBuf,
+    /// How many archives may come in at once.
+    imports: Semaphore,
 }
+
+const MAX_IMPORTS: usize = 4;
+/// As much of the disk stays free while an archive comes in.
+const MIN_FREE: u64 = 256 << 20;
+/// How often the disk is looked at meanwhile.
+const CHECK_EVERY: u64 = 16 << 20;
+/// How long a client may send nothing.
+const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Fetching {
     /// Clears what a killed predecessor left.
     pub fn open(registry: Arc<dyn Registry>, downloads: PathBuf) -> io::Result<Self> {
         remove(&downloads)?;
         std::fs::create_dir(&downloads)?;
-        Ok(Self { registry: RwLock::new(registry), downloads })
+        Ok(Self { registry: RwLock::new(registry), downloads, imports: Semaphore::new(MAX_IMPORTS) })
     }
 
     fn registry(&self) -> Arc<dyn Registry> {
@@ -88,6 +102,20 @@ impl Native {
         match self.link.ask_with(Question::Image(question), directory).await? {
             (Answer::Image(answer), _) => Ok(answer),
             _ => Err(unexpected()),
+        }
+    }
+
+    /// Has an image made, and says why not in the words of what refused it.
+    async fn taken_in(
+        &self,
+        question: ImageQuestion,
+        source: Option<OwnedFd>,
+    ) -> Result<ImageInfo, BackendError> {
+        match self.ask_images(question, source).await {
+            Ok(ImageAnswer::Taken(record)) => Ok(info(record)),
+            Ok(_) => Err(unexpected()),
+            Err(BackendError::Pull { message, hint, .. }) => Err(BackendError::TooMuch { message, hint }),
+            Err(error) => Err(error),
         }
     }
 
@@ -150,6 +178,29 @@ impl Images for Native {
         }
     }
 
+    async fn import(&self, name: &str, archive: ArchiveStream<'_>) -> Result<ImageInfo, BackendError> {
+        let refused = |message: &str| BackendError::Unsupported { message: message.to_owned(), hint: None };
+        let Some(fetching) = &self.fetching else {
+            return Err(refused("this server takes in no images"));
+        };
+        let _place = fetching.imports.try_acquire().map_err(|_full| {
+            BackendError::Exhausted("too many images are being imported at once".to_owned())
+        })?;
+        let no_room = |source| BackendError::Io { action: "make room for an archive", source };
+        let download = Download::new(&fetching.downloads).map_err(no_room)?;
+        let room = self.here(name).await?.room.unwrap_or(u64::MAX);
+        let path = download.0.join("archive");
+        spool(archive, &path, room).await?;
+        let file = std::fs::File::open(&path).map_err(no_room)?;
+        let question = ImageQuestion::ImportArchive { name: name.to_owned() };
+        self.taken_in(question, Some(file.into())).await
+    }
+
+    async fn commit(&self, snapshot: &SnapshotId, name: &str) -> Result<ImageInfo, BackendError> {
+        let (snapshot, name) = (snapshot.as_str().to_owned(), name.to_owned());
+        self.taken_in(ImageQuestion::Commit { snapshot, name }, None).await
+    }
+
     async fn remove(&self, name: &str) -> Result<Freed, BackendError> {
         match self.ask_images(ImageQuestion::Remove { name: name.to_owned() }, None).await? {
             ImageAnswer::Freed(collected) => Ok(freed(collected)),
@@ -165,8 +216,45 @@ impl Images for Native {
     }
 }
 
+/// Writes an archive to `path` as it comes in, within the room there is.
+async fn spool(mut archive: ArchiveStream<'_>, path: &Path, room: u64) -> Result<(), BackendError> {
+    let failed = |source| BackendError::Io { action: "keep the archive", source };
+    let too_large = |message: &str| BackendError::TooMuch {
+        message: message.to_owned(),
+        hint: Some("remove images with `coracle image rm` or `coracle image gc`".to_owned()),
+    };
+    let mut file = tokio::fs::File::create(path).await.map_err(failed)?;
+    let mut buffer = vec![0; 256 << 10];
+    let (mut written, mut unchecked) = (0_u64, CHECK_EVERY);
+    loop {
+        let read = tokio::time::timeout(STALL_TIMEOUT, archive.read(&mut buffer)).await;
+        let stalled = |_elapsed| io::Error::from(io::ErrorKind::TimedOut);
+        let read = read
+            .map_err(stalled)
+            .flatten()
+            .map_err(|source| BackendError::Io { action: "read the archive from the client", source })?;
+        if read == 0 {
+            return file.flush().await.map_err(failed);
+        }
+        let length = u64::try_from(read).unwrap_or(u64::MAX);
+        (written, unchecked) = (written.saturating_add(length), unchecked.saturating_add(length));
+        if written > room {
+            return Err(too_large("the archive holds more than `images.max_bytes` leaves"));
+        }
+        if unchecked >= CHECK_EVERY {
+            unchecked = 0;
+            let free = rustix::fs::statvfs(path).map_err(io::Error::from).map_err(failed)?;
+            if free.f_bavail.saturating_mul(free.f_frsize) < MIN_FREE {
+                return Err(too_large("the disk has too little room for the archive"));
+            }
+        }
+        file.write_all(&buffer[..read]).await.map_err(failed)?;
+    }
+}
+
 fn info(record: Record) -> ImageInfo {
     let bytes = record.bytes();
+    let above_host = record.base == ImageBase::Host;
     let config = record.config;
     ImageInfo {
         name: record.name,
@@ -179,6 +267,7 @@ fn info(record: Record) -> ImageInfo {
         user: config.user,
         workdir: config.workdir,
         last_used: None,
+        above_host,
     }
 }
 

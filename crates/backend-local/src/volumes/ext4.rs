@@ -20,6 +20,7 @@ use std::process::{Child, Command, Stdio};
 use domain::Bytes;
 use linux::freeze;
 use linux::loopdev::{self, LoopDevice};
+use linux::namespaces::{self, Namespaces};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::SeekFrom;
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -225,6 +226,21 @@ impl Ext4 {
             found.extend(path.file_stem().and_then(|name| name.to_str()).map(str::to_owned));
         }
         Ok(found)
+    }
+
+    /// Mounts a snapshot in a mount namespace of this process. The device goes with the namespace.
+    pub(super) fn open_snapshot(&self, snapshot: &str) -> Result<PathBuf, VolumeError> {
+        let image = self.snapshot(snapshot);
+        let file = OpenOptions::new().read(true).write(true).open(&image).during("open", &image)?;
+        namespaces::unshare(Namespaces::MOUNT).during("make a mount namespace for", &image)?;
+        linux::mounts::make_private().during("make a mount namespace for", &image)?;
+        let device = LoopDevice::for_file(&file).during("attach", &image)?;
+        let target = self.directory.join("mounts");
+        let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | MountFlags::RDONLY;
+        rustix::mount::mount(device.path(), &target, c"ext4", flags, None)
+            .map_err(io::Error::from)
+            .during("mount", &image)?;
+        Ok(Volume::at(&target).disk)
     }
 
     fn snapshot(&self, id: &str) -> PathBuf {

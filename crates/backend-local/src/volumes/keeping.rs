@@ -164,6 +164,16 @@ impl Volumes {
         }
     }
 
+    /// Where the files of a snapshot can be read. The caller must be a process of its own, which does
+    /// this once and ends soon: where the files lie in an image, it is mounted, for that process alone.
+    pub fn open_snapshot(&self, snapshot: &str) -> Result<PathBuf, VolumeError> {
+        match self {
+            Self::Btrfs(pool) => Ok(pool.root().join(format!("{SNAPSHOT}{snapshot}"))),
+            Self::Ext4(images) => images.open_snapshot(snapshot),
+            Self::Tmpfs => Err(VolumeError::OnlyMemory),
+        }
+    }
+
     /// Whether what a volume was restored from counts in its limit as well.
     pub fn counts_restored(&self) -> bool {
         match self {

@@ -205,6 +205,17 @@ pub(crate) enum ImageCommand {
         #[command(flatten)]
         state: StateArgs,
     },
+    /// Make an image of the files of a sandbox or a snapshot; every owner of the server can use it
+    Commit {
+        /// A sandbox by id, name or the beginning of an id; or the id of a snapshot
+        #[arg(value_name = "ID")]
+        source: SandboxRef,
+        /// What sandboxes will call it
+        name: String,
+        /// ID is a snapshot, by id, name or the beginning of an id
+        #[arg(long)]
+        snapshot: bool,
+    },
     /// List the images
     Ls {
         #[command(flatten)]

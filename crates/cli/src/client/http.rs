@@ -238,6 +238,14 @@ impl Api {
     }
 }
 
+/// Whether no connection could be made at all.
+pub(super) fn is_unreachable(error: &anyhow::Error) -> bool {
+    let of_http = |cause: &(dyn std::error::Error + 'static)| {
+        cause.downcast_ref::<hyper_util::client::legacy::Error>().is_some_and(|error| error.is_connect())
+    };
+    error.chain().any(of_http)
+}
+
 fn unreachable<T>(base: &str, error: hyper_util::client::legacy::Error) -> Result<T> {
     let connecting = error.is_connect();
     let failed = Err(error).with_context(|| format!("could not talk to the server at `{base}`"));

@@ -157,6 +157,10 @@ impl Server {
 }
 
 impl Feed {
+    pub(super) fn of(answer: http::Response<Incoming>) -> Self {
+        Self { body: answer.into_body(), pending: Vec::new() }
+    }
+
     pub(crate) async fn next(&mut self) -> Result<Option<FeedEvent>> {
         loop {
             if let Some(event) = take_event(&mut self.pending) {

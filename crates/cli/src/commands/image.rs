@@ -1,23 +1,69 @@
-//! `image pull`, `import`, `ls`, `inspect`, `rm` and `gc`: the images in the state directory of this host.
+//! `image pull`, `import`, `commit`, `ls`, `inspect`, `rm` and `gc`: the images of a server, or those in the state
+//! directory of this host where there is no server or the directory was named.
 
+mod archive;
 mod pull;
+mod remote;
 mod shown;
 
 use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use backend_local::images::{self, Existing, ImageError, Import, Imported, Source, Unpacker};
+use backend_local::images::{self, Below, Existing, ImageError, Import, Imported, Source, Unpacker};
 use linux::spawn::SingleThread;
 use serde_json::json;
 
 use self::shown::Shown;
-use crate::args::ImageCommand;
+use crate::args::{ImageCommand, StateArgs};
+use crate::client::Server;
 use crate::config::Config;
 use crate::output::{Printer, size};
 
-pub(crate) fn image(command: &ImageCommand, printer: &Printer) -> Result<ExitCode> {
+/// Does what a command asks, on the server or on the state directory. With the usual address
+/// (`is_default`) it is not an error that no server answers.
+pub(crate) fn image(
+    server: &Server,
+    is_default: bool,
+    command: &ImageCommand,
+    printer: &Printer,
+) -> Result<ExitCode> {
+    let Some(state) = state_of(command) else {
+        return super::block_on(remote::run(server, command, printer));
+    };
+    if state.state_dir.is_none() && state.config.is_none() {
+        if !is_default || is_there(server)? {
+            return super::block_on(remote::run(server, command, printer));
+        }
+        let directory = Config::for_host(state)?.state_dir;
+        let directory = directory.display();
+        printer.remark(format_args!("no server answers; working on the state directory `{directory}`"));
+    }
+    local(command, printer)
+}
+
+/// Asks in a runtime that is gone afterwards: unpacking needs a process without threads.
+fn is_there(server: &Server) -> Result<bool> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.context("could not start the event loop")?.block_on(server.is_there())
+}
+
+/// Where a command finds the state directory; `None` for one that only a server can do.
+fn state_of(command: &ImageCommand) -> Option<&StateArgs> {
     match command {
+        ImageCommand::Import { state, .. }
+        | ImageCommand::Pull { state, .. }
+        | ImageCommand::Ls { state }
+        | ImageCommand::Inspect { state, .. }
+        | ImageCommand::Rm { state, .. }
+        | ImageCommand::Gc { state } => Some(state),
+        ImageCommand::Commit { .. } => None,
+    }
+}
+
+fn local(command: &ImageCommand, printer: &Printer) -> Result<ExitCode> {
+    match command {
+        ImageCommand::Commit { .. } => anyhow::bail!("only a server makes images of sandboxes"),
         ImageCommand::Import { name, source, state } => {
             import(&Config::for_host(state)?, name, source, printer)?;
         }
@@ -37,7 +83,14 @@ pub(crate) fn image(command: &ImageCommand, printer: &Printer) -> Result<ExitCod
 fn import(config: &Config, name: &str, source: &Path, printer: &Printer) -> Result<()> {
     let opened = Source::open(source)?;
     let most = config.images.max_bytes.map(|most| most.0);
-    let wish = Import { name, source: opened, wanted: None, existing: Existing::Refuse, most };
+    let wish = Import {
+        name,
+        source: opened,
+        wanted: None,
+        existing: Existing::Refuse,
+        most,
+        below: Below::Nothing,
+    };
     take_in(config, wish, printer).with_context(|| format!("`{}` is not imported", source.display()))
 }
 
@@ -62,11 +115,15 @@ fn list(state_dir: &Path, printer: &Printer) -> Result<()> {
     let found = images::records(state_dir)?;
     let mut all = vec![Shown::host()];
     all.extend(found.iter().map(|(record, used)| Shown::of(record, Some(*used))));
+    table(&all, printer)
+}
+
+fn table(all: &[Shown], printer: &Printer) -> Result<()> {
     let rows = all.iter().map(|image| {
         let layers = image.layers.len().to_string();
         vec![image.name.clone(), layers, size(image.bytes), image.short_digest(), image.last_used()]
     });
-    printer.list(&all, &["name", "layers", "size", "digest", "last used"], rows.collect())
+    printer.list(all, &["name", "layers", "size", "digest", "last used"], rows.collect())
 }
 
 fn inspect(state_dir: &Path, name: &str, printer: &Printer) -> Result<()> {
@@ -92,8 +149,12 @@ fn collect(config: &Config, printer: &Printer) -> Result<()> {
     if printer.json() {
         return printer.value(&gone);
     }
-    for image in &gone.images {
+    freed(&gone.images, gone.layers, gone.bytes, printer)
+}
+
+fn freed(images: &[String], layers: usize, bytes: u64, printer: &Printer) -> Result<()> {
+    for image in images {
         printer.line(image)?;
     }
-    printer.line(format_args!("{} layers removed, {} freed", gone.layers, size(gone.bytes)))
+    printer.line(format_args!("{layers} layers removed, {} freed", size(bytes)))
 }

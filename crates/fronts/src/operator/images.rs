@@ -9,12 +9,14 @@ use axum::extract::rejection::BytesRejection;
 use axum::extract::{RawQuery, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use futures_util::stream;
+use domain::{SandboxId, SnapshotId};
+use futures_util::{TryStreamExt, stream};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use service::{Credentials, ErrorKind, Freed, ImageInfo, PullState, ServiceError};
+use service::{CommitSource, Credentials, ErrorKind, Freed, ImageInfo, PullState, ServiceError};
 use tokio::sync::watch;
+use tokio_util::io::StreamReader;
 
 use super::Front;
 use super::access::Operator;
@@ -28,6 +30,16 @@ struct Wish {
     username: Option<String>,
     #[serde(default)]
     password: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CommitRequest {
+    name: String,
+    #[serde(default)]
+    sandbox: Option<String>,
+    #[serde(default)]
+    snapshot: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -44,6 +56,8 @@ struct Shown {
     workdir: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     last_used: Option<String>,
+    /// Whether its layers lie on the files of this host.
+    above_host: bool,
 }
 
 /// `GET /coracle/v1/images`, or with `?name=` the one that a sandbox would get. Names hold slashes
@@ -87,6 +101,54 @@ pub(super) async fn pull(
     };
     match front.service.pull_image(&name, credentials) {
         Ok(state) => follow(state),
+        Err(error) => failed(&error),
+    }
+}
+
+/// `POST /coracle/v1/images/import?name=`: the body is an archive, which is read as it comes. The
+/// answer is the image.
+pub(super) async fn import(
+    State(front): State<Front>,
+    _: Operator,
+    RawQuery(query): RawQuery,
+    body: Body,
+) -> Response {
+    let Some(name) = name_in(query.as_deref()) else {
+        return answer::error(StatusCode::BAD_REQUEST, "INVALID_IMAGE_REQUEST", "`?name=` is missing");
+    };
+    let archive = StreamReader::new(body.into_data_stream().map_err(std::io::Error::other));
+    match front.service.import_image(&name, Box::pin(archive)).await {
+        Ok(image) => Json(shown(image)).into_response(),
+        Err(error) => failed(&error),
+    }
+}
+
+/// `POST /coracle/v1/images/commit`: makes an image of one of the operator's own sandboxes or
+/// snapshots, for every owner to use. The answer is a stream of events as that of a pull.
+pub(super) async fn commit(
+    State(front): State<Front>,
+    _: Operator,
+    body: Result<Bytes, BytesRejection>,
+) -> Response {
+    let invalid = |message: &str| answer::error(StatusCode::BAD_REQUEST, "INVALID_IMAGE_REQUEST", message);
+    let request = body.ok().and_then(|body| serde_json::from_slice::<CommitRequest>(&body).ok());
+    let Some(CommitRequest { name, sandbox, snapshot }) = request else {
+        return invalid("the body must be an object with `name`, and `sandbox` or `snapshot`");
+    };
+    let source = match (sandbox, snapshot) {
+        (Some(id), None) => SandboxId::parse(&id).map(CommitSource::Sandbox).ok(),
+        (None, Some(id)) => SnapshotId::parse(&id).map(CommitSource::Snapshot).ok(),
+        _ => return invalid("one of `sandbox` and `snapshot` must be given"),
+    };
+    let Some(source) = source else { return invalid("`sandbox` or `snapshot` is not an id") };
+    match front.service.commit_image(&domain::Owner::single(), source, &name).await {
+        Ok(state) => follow(state),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NoSnapshot) => {
+            answer::error(StatusCode::NOT_FOUND, "NOT_FOUND", &error.to_string())
+        }
+        Err(error) if matches!(error.kind(), ErrorKind::Snapshot(_)) => {
+            answer::error(StatusCode::CONFLICT, "NOT_READY", &error.to_string())
+        }
         Err(error) => failed(&error),
     }
 }
@@ -160,6 +222,7 @@ fn shown(image: ImageInfo) -> Shown {
         user: image.user,
         workdir: image.workdir,
         last_used: image.last_used.and_then(time),
+        above_host: image.above_host,
     }
 }
 

@@ -59,6 +59,8 @@ pub(crate) fn table() -> Vec<(&'static str, MethodRouter<Front>)> {
         ("/coracle/v1/volumes", get(volumes::list).post(volumes::create)),
         ("/coracle/v1/volumes/{name}", get(volumes::inspect).delete(volumes::remove)),
         ("/coracle/v1/images", get(images::list).post(images::pull).delete(images::remove)),
+        ("/coracle/v1/images/import", post(images::import)),
+        ("/coracle/v1/images/commit", post(images::commit)),
         ("/coracle/v1/images/gc", post(images::collect)),
         ("/coracle/v1/names/{name}", get(names::find)),
         ("/coracle/v1/names/{name}/release", post(names::release)),

@@ -90,7 +90,7 @@ async fn settle_as(core: &Core, snapshot: Snapshot) {
 }
 
 /// Removes whatever the backend has of it; what cannot be removed now is found at the next start.
-async fn forget(core: &Core, id: &SnapshotId) {
+pub(super) async fn forget(core: &Core, id: &SnapshotId) {
     let forgotten = tokio::time::timeout(FORGET, core.backend.forget_snapshot(id)).await;
     match forgotten {
         Ok(Ok(())) => {}

@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use backend::{
-    AgentStream, Backend, BackendError, Capabilities, Condition, Death, Found, FoundSnapshot, FoundVolume,
-    Freed, ImageInfo, Images, InForce, KeptFiles, Measures, Pull, ResolvedImage, Stage, Stopped, Usage,
+    AgentStream, ArchiveStream, Backend, BackendError, Capabilities, Condition, Death, Found, FoundSnapshot,
+    FoundVolume, Freed, ImageInfo, Images, InForce, KeptFiles, Measures, Pull, ResolvedImage, Stage, Stopped,
+    Usage,
 };
 use domain::{Bytes, Cause, Files, Mount, Network, Resources, SandboxId, SnapshotId, Spec, Volume, VolumeId};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
@@ -373,6 +374,21 @@ impl Images for Pretend {
 
     async fn remove(&self, _name: &str) -> Result<Freed, BackendError> {
         Ok(Freed::default())
+    }
+
+    async fn import(&self, name: &str, mut archive: ArchiveStream<'_>) -> Result<ImageInfo, BackendError> {
+        self.called("import")?;
+        let mut content = Vec::new();
+        let read = archive.read_to_end(&mut content).await;
+        read.map_err(|source| BackendError::Io { action: "read an archive", source })?;
+        Ok(ImageInfo { name: name.to_owned(), bytes: content.len() as u64, ..ImageInfo::default() })
+    }
+
+    async fn commit(&self, snapshot: &SnapshotId, name: &str) -> Result<ImageInfo, BackendError> {
+        self.called("commit")?;
+        let known = self.world.lock().unwrap().snapshots.contains(snapshot);
+        assert!(known, "there is a snapshot to make an image of");
+        Ok(ImageInfo { name: name.to_owned(), ..ImageInfo::default() })
     }
 
     async fn collect(&self) -> Result<Freed, BackendError> {

@@ -206,7 +206,14 @@ fn import_empty(state: &Path, layers: u32, most: u64) -> Result<Record, ImageErr
     let layers: Vec<_> = (0..layers).map(layer).collect();
     let (files, _) = layout(&layers, &config(&layers));
     let source = Source::open(as_directory(&files).path())?;
-    let wish = Import { name: "test", source, wanted: None, existing: Existing::Replace, most: Some(most) };
+    let wish = Import {
+        name: "test",
+        source,
+        wanted: None,
+        existing: Existing::Replace,
+        most: Some(most),
+        below: Below::Nothing,
+    };
     import(state, wish, Unpacker::InProcess, &mut |_| {}).map(|made| made.record)
 }
 

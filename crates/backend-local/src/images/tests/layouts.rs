@@ -206,8 +206,14 @@ fn what_is_not_what_its_digest_says_is_refused() {
     assert!(matches!(result, Err(ImageError::Mismatch(_))), "{result:?}");
     for (wanted, fits) in [(digest, true), (Digest::of(b"another"), false)] {
         let source = Source::open(as_directory(&files).path()).unwrap();
-        let wish =
-            Import { name: "a", source, wanted: Some(wanted), existing: Existing::Replace, most: None };
+        let wish = Import {
+            name: "a",
+            source,
+            wanted: Some(wanted),
+            existing: Existing::Replace,
+            most: None,
+            below: Below::Nothing,
+        };
         let result = import(state.path(), wish, Unpacker::InProcess, &mut |_| {});
         assert_eq!(result.is_ok(), fits, "{result:?}");
     }

@@ -14,7 +14,8 @@ fn add_within(state: &Path, name: &str, content: &[u8], most: Option<u64>) -> Re
     let layers = vec![archive(&[(EntryType::Regular, "usr/file", "", content)])];
     let (files, _) = layout(&layers, &config(&layers));
     let source = Source::open(as_directory(&files).path())?;
-    let wish = Import { name, source, wanted: None, existing: Existing::Replace, most };
+    let wish =
+        Import { name, source, wanted: None, existing: Existing::Replace, most, below: Below::Nothing };
     import(state, wish, Unpacker::InProcess, &mut |_| {})
 }
 

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 use anyhow::{Context, Result, bail};
 use backend::{Credentials, Here, Progress, Pull, Registry};
-use backend_local::images::{self, Digest, Existing, Import, Source};
+use backend_local::images::{self, Below, Digest, Existing, Import, Source};
 use linux::fs::Root;
 use registry::Registries;
 
@@ -38,6 +38,7 @@ pub(super) fn pull(config: &Config, name: &str, username: Option<&str>, printer:
         wanted: Some(Digest::parse(&digest)?),
         existing: Existing::Replace,
         most,
+        below: Below::Nothing,
     };
     super::take_in(config, wish, printer).with_context(|| format!("`{name}` is not kept"))
 }
@@ -69,7 +70,7 @@ fn fetch(
     Ok(fetched?)
 }
 
-fn credentials(username: &str) -> Result<Credentials> {
+pub(super) fn credentials(username: &str) -> Result<Credentials> {
     let mut password = String::new();
     std::io::stdin().take(LONGEST).read_to_string(&mut password).context("could not read the password")?;
     let password = password.trim_end_matches(['\r', '\n']).to_owned();

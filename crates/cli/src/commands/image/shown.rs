@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::SystemTime;
 
-use backend_local::images::{HOST, Record};
+use backend_local::images::{HOST, ImageBase, Record};
 use jiff::Timestamp;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::output::size;
 
-#[derive(Debug, Default, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub(super) struct Shown {
     pub name: String,
     pub digest: Option<String>,
@@ -24,6 +24,8 @@ pub(super) struct Shown {
     user: Option<String>,
     workdir: Option<String>,
     last_used: Option<String>,
+    /// Whether its layers lie on the files of this host.
+    above_host: bool,
 }
 
 impl Shown {
@@ -46,6 +48,7 @@ impl Shown {
             user: config.user,
             workdir: config.workdir,
             last_used: used.and_then(time),
+            above_host: record.base == ImageBase::Host,
         }
     }
 
@@ -71,6 +74,9 @@ impl fmt::Display for Shown {
         writeln!(f, "cmd:         {:?}", self.cmd)?;
         writeln!(f, "user:        {}", or_none(&self.user))?;
         writeln!(f, "workdir:     {}", or_none(&self.workdir))?;
+        if self.above_host {
+            writeln!(f, "base:        this host's files, as they are when a sandbox is made")?;
+        }
         for (name, value) in &self.env {
             writeln!(f, "env:         {name}={value}")?;
         }

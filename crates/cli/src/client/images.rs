@@ -1,0 +1,149 @@
+//! The images of the server, for its operator.
+
+use anyhow::{Context, Result, anyhow, bail};
+use bytes::Bytes;
+use domain::{SandboxId, SnapshotId};
+use futures_util::StreamExt;
+use futures_util::stream::BoxStream;
+use http::{Method, StatusCode};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::http as web;
+use super::lifecycle::Server;
+use super::operator::Feed;
+use crate::output::WithHint;
+
+/// An archive as it is read; an error ends the request.
+pub(crate) type ArchiveStream = BoxStream<'static, std::io::Result<Bytes>>;
+
+/// How far the server is with an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ImageProgress {
+    Fetching { bytes: u64, of: u64 },
+    Unpacking,
+}
+
+/// What an image is made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ImageSource {
+    Sandbox(SandboxId),
+    Snapshot(SnapshotId),
+}
+
+/// What became free.
+#[derive(Debug, Deserialize)]
+pub(crate) struct FreedImages {
+    #[serde(default)]
+    pub images: Vec<String>,
+    #[serde(default)]
+    pub layers: usize,
+    #[serde(default)]
+    pub bytes: u64,
+}
+
+#[derive(Deserialize)]
+struct ImagePage {
+    items: Vec<Value>,
+}
+
+impl Server {
+    /// Whether a server answers at all. Only a connection that cannot be made counts as no server.
+    pub(crate) async fn is_there(&self) -> Result<bool> {
+        match self.operator().get("/capabilities").await {
+            Err(error) if web::is_unreachable(&error) => Ok(false),
+            // Whoever is refused is refused again by what follows, in its own words.
+            _ => Ok(true),
+        }
+    }
+
+    pub(crate) async fn images(&self) -> Result<Vec<Value>> {
+        let page: ImagePage = web::json(self.operator().get("/images").await?).await?;
+        Ok(page.items)
+    }
+
+    /// `None` if there is no such image.
+    pub(crate) async fn image(&self, name: &str) -> Result<Option<Value>> {
+        match self.operator().get(&format!("/images{}", web::query(&[("name", name)]))).await {
+            Ok(answer) => web::json(answer).await.map(Some),
+            Err(error) if super::refused_with(&error, StatusCode::NOT_FOUND) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(crate) async fn pull_image(
+        &self,
+        name: &str,
+        credentials: Option<(String, String)>,
+        progress: impl FnMut(ImageProgress),
+    ) -> Result<Value> {
+        let mut body = json!({ "name": name });
+        if let Some((username, password)) = credentials {
+            body["username"] = json!(username);
+            body["password"] = json!(password);
+        }
+        follow(Feed::of(self.operator().post_json("/images", &body).await?), progress).await
+    }
+
+    pub(crate) async fn commit_image(
+        &self,
+        source: &ImageSource,
+        name: &str,
+        progress: impl FnMut(ImageProgress),
+    ) -> Result<Value> {
+        let body = match source {
+            ImageSource::Sandbox(id) => json!({ "name": name, "sandbox": id.as_str() }),
+            ImageSource::Snapshot(id) => json!({ "name": name, "snapshot": id.as_str() }),
+        };
+        follow(Feed::of(self.operator().post_json("/images/commit", &body).await?), progress).await
+    }
+
+    /// Sends an archive as it is read.
+    pub(crate) async fn import_image(&self, name: &str, archive: ArchiveStream) -> Result<Value> {
+        let body = StreamBody::new(archive.map(|part| part.map(Frame::data))).boxed_unsync();
+        let path = format!("/images/import{}", web::query(&[("name", name)]));
+        let sent = self.operator().send(Method::POST, &path, Some("application/octet-stream"), body).await;
+        web::json(sent?).await
+    }
+
+    /// Says whether there was such an image.
+    pub(crate) async fn remove_image(&self, name: &str) -> Result<bool> {
+        match self.operator().delete(&format!("/images{}", web::query(&[("name", name)]))).await {
+            Ok(()) => Ok(true),
+            Err(error) if super::refused_with(&error, StatusCode::NOT_FOUND) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(crate) async fn collect_images(&self) -> Result<FreedImages> {
+        web::json(self.operator().post_json("/images/gc", &json!({})).await?).await
+    }
+}
+
+/// Reads events until the image is there or is not to be.
+async fn follow(mut events: Feed, mut progress: impl FnMut(ImageProgress)) -> Result<Value> {
+    while let Some(event) = events.next().await? {
+        let data: Value = serde_json::from_str(&event.data).context("the server sent an odd event")?;
+        match event.kind.as_str() {
+            "progress" if data["step"] == "fetch" => {
+                let number = |name: &str| data[name].as_u64().unwrap_or(0);
+                progress(ImageProgress::Fetching { bytes: number("bytes"), of: number("of") });
+            }
+            "progress" => progress(ImageProgress::Unpacking),
+            "done" => return Ok(data),
+            "failed" => {
+                let text = |name: &str| data[name].as_str().map(str::to_owned);
+                let failed =
+                    anyhow!(text("message").unwrap_or_else(|| "the server said no reason".to_owned()));
+                return match text("hint") {
+                    Some(hint) => Err(failed).hint(hint),
+                    None => Err(failed),
+                };
+            }
+            _ => {}
+        }
+    }
+    bail!("the server ended the connection before the image was there")
+}

@@ -1,0 +1,175 @@
+//! Images of a server, over its operators' API.
+
+use std::io;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, anyhow};
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
+use serde_json::json;
+use tokio::sync::mpsc;
+use tokio_util::io::ReaderStream;
+
+use super::shown::Shown;
+use super::{archive, pull};
+use crate::args::ImageCommand;
+use crate::client::{ArchiveStream, ImageProgress, ImageSource, SandboxRef, Server};
+use crate::output::{Printer, WithHint, size};
+
+/// How many pieces of an archive may wait between who makes it and who sends it.
+const PIPE: usize = 4;
+const CHUNK: usize = 256 << 10;
+
+/// Does what a command asks on the server's images.
+pub(super) async fn run(server: &Server, command: &ImageCommand, printer: &Printer) -> Result<ExitCode> {
+    match command {
+        ImageCommand::Import { name, source, .. } => {
+            let mut progress = printer.progress(format!("sending {}", source.display()));
+            progress.say("and waiting until it is unpacked");
+            let archive = open_archive(source)?;
+            let made = server.import_image(name, archive).await;
+            drop(progress);
+            show(made.with_context(|| format!("`{}` is not imported", source.display()))?, printer)?;
+        }
+        ImageCommand::Pull { name, username, .. } => {
+            let credentials = username.as_deref().map(pull::credentials).transpose()?;
+            let credentials = credentials.map(|one| (one.username, one.password));
+            let mut progress = printer.progress(format!("fetching {name}"));
+            let made = server.pull_image(name, credentials, |step| match step {
+                ImageProgress::Fetching { bytes, of } => progress.bytes(bytes, Some(of)),
+                ImageProgress::Unpacking => progress.say("unpacking"),
+            });
+            let made = made.await;
+            drop(progress);
+            show(made.with_context(|| format!("image `{name}` could not be pulled"))?, printer)?;
+        }
+        ImageCommand::Commit { source, snapshot, name } => {
+            commit(server, source, *snapshot, name, printer).await?;
+        }
+        ImageCommand::Ls { .. } => {
+            let mut all = vec![Shown::host()];
+            for image in server.images().await? {
+                all.push(serde_json::from_value(image).context("the server described an odd image")?);
+            }
+            super::table(&all, printer)?;
+        }
+        ImageCommand::Inspect { name, .. } => {
+            let found = server.image(name).await?.ok_or_else(|| anyhow!("there is no image `{name}` here"));
+            let found = found.hint("`coracle image ls` lists the images")?;
+            if printer.json() {
+                printer.value(&found)?;
+            } else {
+                let shown: Shown =
+                    serde_json::from_value(found).context("the server described an odd image")?;
+                printer.line(shown)?;
+            }
+        }
+        ImageCommand::Rm { names, .. } => remove(server, names, printer).await?,
+        ImageCommand::Gc { .. } => {
+            let gone = server.collect_images().await?;
+            if printer.json() {
+                let value = json!({ "images": gone.images, "layers": gone.layers, "bytes": gone.bytes });
+                printer.value(&value)?;
+            } else {
+                super::freed(&gone.images, gone.layers, gone.bytes, printer)?;
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn commit(
+    server: &Server,
+    source: &SandboxRef,
+    is_snapshot: bool,
+    name: &str,
+    printer: &Printer,
+) -> Result<()> {
+    let text = source.to_string();
+    let is_snapshot = is_snapshot || domain::SnapshotId::parse(&text).is_ok();
+    let of = if is_snapshot {
+        let reference = text.parse().map_err(|error: String| anyhow!(error))?;
+        ImageSource::Snapshot(server.resolve_snapshot(&reference).await?)
+    } else {
+        ImageSource::Sandbox(server.resolve(source).await?)
+    };
+    let mut progress = printer.progress(format!("making image {name}"));
+    progress.say("copying the files");
+    let made = server.commit_image(&of, name, |_step| {}).await;
+    drop(progress);
+    show(made.with_context(|| format!("image `{name}` could not be made of `{text}`"))?, printer)?;
+    if !printer.json() {
+        printer.remark(format_args!("every owner of this server can use image `{name}` and read its files"));
+    }
+    Ok(())
+}
+
+/// The archive at `source`, or one that is made of the directory as it is read.
+fn open_archive(source: &Path) -> Result<ArchiveStream> {
+    let opening = || format!("could not open `{}`", source.display());
+    if !std::fs::metadata(source).with_context(opening)?.is_dir() {
+        let file = tokio::fs::File::from_std(std::fs::File::open(source).with_context(opening)?);
+        return Ok(ReaderStream::with_capacity(file, CHUNK).boxed());
+    }
+    let (sender, receiver) = mpsc::channel(PIPE);
+    let source = source.to_owned();
+    tokio::task::spawn_blocking(move || {
+        let pieces = Pieces { sender: sender.clone(), piece: Vec::new() };
+        if let Err(error) = archive::write(&source, pieces) {
+            // An archive that ends early must not be taken for a whole one.
+            sender.blocking_send(Err(error)).unwrap_or_default();
+        }
+    });
+    let pieces = stream::unfold(receiver, |mut receiver| async move {
+        receiver.recv().await.map(|piece| (piece, receiver))
+    });
+    Ok(pieces.boxed())
+}
+
+/// Passes on what is written in pieces of some size. It fails when nobody takes them any more.
+struct Pieces {
+    sender: mpsc::Sender<io::Result<Bytes>>,
+    piece: Vec<u8>,
+}
+
+impl io::Write for Pieces {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.piece.extend_from_slice(bytes);
+        if self.piece.len() >= CHUNK {
+            self.flush()?;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let piece = std::mem::take(&mut self.piece);
+        if piece.is_empty() {
+            return Ok(());
+        }
+        let gone = |_unsent| io::Error::from(io::ErrorKind::BrokenPipe);
+        self.sender.blocking_send(Ok(piece.into())).map_err(gone)
+    }
+}
+
+fn show(made: serde_json::Value, printer: &Printer) -> Result<()> {
+    if printer.json() {
+        return printer.value(&made);
+    }
+    let shown: Shown = serde_json::from_value(made).context("the server described an odd image")?;
+    printer.line(format_args!("{} ({})", shown.name, size(shown.bytes)))
+}
+
+/// Removes one after the other; the first that cannot be removed ends it.
+async fn remove(server: &Server, names: &[String], printer: &Printer) -> Result<()> {
+    for name in names {
+        if !server.remove_image(name).await? {
+            return Err(anyhow!("there is no image `{name}` here"))
+                .hint("`coracle image ls` lists the images");
+        }
+        if !printer.json() {
+            printer.line(name)?;
+        }
+    }
+    if printer.json() { printer.value(&json!({ "removed": names })) } else { Ok(()) }
+}

@@ -1,0 +1,152 @@
+//! Making an image of a sandbox or of a snapshot.
+//!
+//! Of a sandbox a snapshot is taken first, which is not written down: whatever happens to this
+//! server, the next one finds a snapshot that its store does not know and removes it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use backend::{BackendError, ImageInfo};
+use domain::{Bytes, Owner, SandboxId, Snapshot, SnapshotId, SnapshotState};
+use tokio::sync::watch;
+
+use super::making::forget;
+use super::{Using, has_files};
+use crate::core::{Core, io};
+use crate::error::chain;
+use crate::images::PullState;
+use crate::tokens::random;
+use crate::{Service, ServiceError, SnapshotProblem};
+
+/// How long the snapshot may take where bytes have to be copied, and the image after it.
+const COMMIT_TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// What an image is made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CommitSource {
+    Sandbox(SandboxId),
+    Snapshot(SnapshotId),
+}
+
+/// Keeps the source of an image as it is while the image is made.
+enum Held {
+    /// An own snapshot, which is on the shelf so that nobody takes another at the same time.
+    Taking(Box<Snapshot>),
+    Kept(Using),
+}
+
+impl Service {
+    /// Begins to make an image of the files of an owner's sandbox or snapshot. It goes on when
+    /// nobody waits any more. Everybody can use the result, so this is for operators.
+    pub async fn commit_image(
+        &self,
+        owner: &Owner,
+        source: CommitSource,
+        name: &str,
+    ) -> Result<watch::Receiver<PullState>, ServiceError> {
+        let begun = self.0.begin_commit(owner, source, name).await;
+        begun.inspect_err(self.0.failed("commit", owner, None))
+    }
+}
+
+impl Core {
+    async fn begin_commit(
+        self: &Arc<Self>,
+        owner: &Owner,
+        source: CommitSource,
+        name: &str,
+    ) -> Result<watch::Receiver<PullState>, ServiceError> {
+        let (snapshot, held) = match source {
+            CommitSource::Sandbox(id) => {
+                let snapshot = self.reserve_commit(owner, &id).await?;
+                (snapshot.id.clone(), Held::Taking(Box::new(snapshot)))
+            }
+            CommitSource::Snapshot(id) => {
+                let (_, using) = self.snapshots.start_using(self, owner, &id)?;
+                (id, Held::Kept(using))
+            }
+        };
+        let (tell, state) = watch::channel(PullState::Unpacking);
+        let (core, name) = (Arc::clone(self), name.to_owned());
+        self.tasks.spawn(async move {
+            let made = tokio::select! {
+                made = core.run_commit(&snapshot, &held, &name) => made,
+                () = core.stop.cancelled() => Err(ServiceError::Stopping),
+            };
+            core.release_commit(held).await;
+            tell.send_replace(outcome(made, &name));
+        });
+        Ok(state)
+    }
+
+    /// Reserves the place of the snapshot that is taken of a sandbox on the way to an image.
+    async fn reserve_commit(&self, owner: &Owner, id: &SandboxId) -> Result<Snapshot, ServiceError> {
+        let handle = self.find(owner, id)?;
+        if !self.capabilities.snapshot {
+            return Err(self.cannot_keep(id));
+        }
+        if !has_files(&handle) {
+            let message = format!(
+                "sandbox `{id}` is {}; an image is made of one that runs, of one that died and kept its files, or of a snapshot",
+                handle.phase()
+            );
+            return Err(ServiceError::Snapshot { problem: SnapshotProblem::Source, message });
+        }
+        let snapshot = Snapshot {
+            id: SnapshotId::from_entropy(random().map_err(io("draw a random id"))?),
+            owner: owner.clone(),
+            sandbox: id.clone(),
+            name: None,
+            state: SnapshotState::Creating(None),
+            created: self.clock.now().wall,
+            image: handle.current().in_force.image,
+            size: self.usage_of(id).await?.disk.unwrap_or(Bytes(handle.cost.disk)),
+            disk: Bytes(0),
+            settings: None,
+        };
+        self.put_on_shelf(snapshot.clone())?;
+        Ok(snapshot)
+    }
+
+    async fn run_commit(
+        &self,
+        snapshot: &SnapshotId,
+        held: &Held,
+        name: &str,
+    ) -> Result<ImageInfo, ServiceError> {
+        if let Held::Taking(own) = held {
+            let taking = self.backend.snapshot(&own.sandbox, snapshot);
+            self.ask_backend("take a snapshot of", &own.sandbox, COMMIT_TIMEOUT, taking).await?;
+        }
+        let committing = self.kept_images("make an image")?.commit(snapshot, name);
+        let made = tokio::time::timeout(COMMIT_TIMEOUT, committing).await.unwrap_or_else(|_elapsed| {
+            let message = "the backend took too long".to_owned();
+            Err(BackendError::Unsupported { message, hint: None })
+        });
+        made.map_err(|source| self.image_failed("make an image", source))
+    }
+
+    async fn release_commit(&self, held: Held) {
+        match held {
+            Held::Kept(using) => drop(using),
+            Held::Taking(own) => {
+                forget(self, &own.id).await;
+                self.snapshots.remove(&own.id);
+            }
+        }
+    }
+}
+
+fn outcome(made: Result<ImageInfo, ServiceError>, name: &str) -> PullState {
+    match made {
+        Ok(image) => {
+            tracing::info!(image = image.name, "an image was made of a sandbox; every owner can use it");
+            PullState::Done(image)
+        }
+        Err(error) => {
+            tracing::warn!(image = name, error = %chain(&error), "an image could not be made of a sandbox");
+            let hint = error.hint().map(str::to_owned);
+            PullState::Failed { message: chain(&error), hint }
+        }
+    }
+}
