@@ -28,6 +28,7 @@ mod open_files;
 mod operators;
 mod owners;
 mod pools;
+mod revival;
 mod run;
 mod server_images;
 mod service_unit;

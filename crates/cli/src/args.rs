@@ -84,6 +84,8 @@ pub(crate) enum Command {
     Pause(SandboxArgs),
     /// Let a paused sandbox run again
     Resume(SandboxArgs),
+    /// Start a sandbox again that has died, with its files
+    Restart(SandboxArgs),
     /// Set when a sandbox with a timeout expires
     Extend(ExtendArgs),
     /// Print the address at which a port of a sandbox is reached
@@ -250,6 +252,21 @@ itself could not be made. Flags of the command come after its name; a name that 
 hyphen needs `--` before it.";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnDeathChoice {
+    Restart,
+    Replace,
+}
+
+impl From<OnDeathChoice> for domain::OnDeath {
+    fn from(choice: OnDeathChoice) -> Self {
+        match choice {
+            OnDeathChoice::Restart => Self::Restart,
+            OnDeathChoice::Replace => Self::Replace,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum NetworkChoice {
     /// Loopback only
     Off,
@@ -290,6 +307,11 @@ pub(crate) struct CreateArgs {
     /// Find the sandbox of this name again, and make it only if there is none
     #[arg(long, value_name = "NAME")]
     pub key: Option<String>,
+
+    /// What becomes of it when it has died and is wanted again: it restarts with its files, or is
+    /// replaced by one with an empty disk and the same volumes [default: restart]
+    #[arg(long, value_enum, value_name = "CHOICE")]
+    pub on_death: Option<OnDeathChoice>,
 
     /// Remove the sandbox after this long, at least 60s [default: the snapshot's, else never]
     #[arg(long, value_name = "TIME|never", value_parser = values::lifetime)]

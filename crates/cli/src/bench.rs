@@ -23,6 +23,7 @@ mod peers;
 mod pip;
 mod pools;
 mod report;
+mod restart;
 mod server;
 mod snapshots;
 mod statistics;
@@ -88,6 +89,7 @@ pub(crate) fn bench(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
         ("exec-cli", exec_cli::lines),
         ("exec-cli", exec_cli::bytes),
         ("acquire", acquire::acquire),
+        ("restart", restart::restart),
         ("contexts", contexts::first_result),
         ("contexts", contexts::side_by_side),
         ("burst", lifecycle::burst),

@@ -107,6 +107,7 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<ExitCode> {
         Command::Kill(args) => block_on(processes::kill(&server()?, &args, printer)),
         Command::Pause(args) => block_on(life::pause(&server()?, &args, printer)),
         Command::Resume(args) => block_on(life::resume(&server()?, &args, printer)),
+        Command::Restart(args) => block_on(life::restart(&server()?, &args, printer)),
         Command::Extend(args) => block_on(life::extend(&server()?, &args, printer)),
         Command::Url(args) => block_on(life::url(&server()?, &args, printer)),
         Command::Release(args) => block_on(sandboxes::release(&server()?, &args, printer)),

@@ -35,7 +35,7 @@ pub(crate) fn acquire(server: &Server, rounds: Rounds, report: &mut Report) -> R
 }
 
 /// The time of a create; the removal is not counted.
-fn create_and_remove(client: &mut Client) -> Result<Duration> {
+pub(super) fn create_and_remove(client: &mut Client) -> Result<Duration> {
     let began = Instant::now();
     let sandbox = client.create(&json!({}))?;
     let time = began.elapsed();

@@ -103,6 +103,26 @@ pub(super) fn stand_in(answer: &Response<Incoming>) -> Option<String> {
     answer.headers().get(STAND_IN)?.to_str().ok().map(str::to_owned)
 }
 
+/// What an answer says about a sandbox that had died, for people.
+pub(super) fn revival(answer: &Response<Incoming>) -> Option<String> {
+    let text = |name: &str| answer.headers().get(name).and_then(|value| value.to_str().ok());
+    text("coracle-restarted").map(|how| revival_text(how, text("coracle-restart-cause")))
+}
+
+pub(super) fn revival_text(how: &str, cause: Option<&str>) -> String {
+    let cause = cause.unwrap_or("unknown cause");
+    match how {
+        "restart" => format!("the sandbox had died ({cause}) and was restarted with its files"),
+        "replace" => format!("the sandbox had died ({cause}) and was replaced; its disk is empty"),
+        "files-lost" => {
+            format!(
+                "the sandbox had died ({cause}) and its files were lost; this is a new one with an empty disk"
+            )
+        }
+        other => format!("the sandbox had died ({cause}): {other}"),
+    }
+}
+
 /// Seconds, rounded up, so that nothing ends earlier than was asked.
 pub(super) fn whole_seconds(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
-use domain::{Bytes, Cpus, Network, SandboxId};
+use domain::{Bytes, Cpus, Network, OnDeath, SandboxId};
 use http::{HeaderMap, HeaderName, StatusCode};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -42,6 +42,7 @@ pub(crate) struct NewSandbox {
     /// As the API writes them; each is given a name of its own.
     pub volumes: Vec<serde_json::Value>,
     pub entrypoint: Vec<String>,
+    pub on_death: Option<OnDeath>,
 }
 
 /// A sandbox as the server describes it. Unknown fields are kept for `--json`.
@@ -59,6 +60,9 @@ pub(crate) struct SandboxInfo {
     /// What the server said about an image that stands in for another, at a create.
     #[serde(skip)]
     pub stand_in: Option<String>,
+    /// What the server said about one that had died under the same name, at a create.
+    #[serde(skip)]
+    pub revival: Option<String>,
     #[serde(flatten)]
     pub rest: BTreeMap<String, serde_json::Value>,
 }
@@ -114,8 +118,13 @@ impl Server {
 
     pub(crate) async fn create(&self, wish: &NewSandbox) -> Result<SandboxInfo> {
         let answer = self.0.post_json("/sandboxes", &wish.body()).await?;
-        let stand_in = web::stand_in(&answer);
-        Ok(SandboxInfo { stand_in, ..web::json(answer).await? })
+        let (stand_in, revival) = (web::stand_in(&answer), web::revival(&answer));
+        Ok(SandboxInfo { stand_in, revival, ..web::json(answer).await? })
+    }
+
+    /// What the server says about a sandbox.
+    pub(crate) async fn get(&self, id: &SandboxId) -> Result<SandboxInfo> {
+        web::json(self.0.get(&format!("/sandboxes/{id}")).await?).await
     }
 
     /// All sandboxes that have these labels, newest first.
@@ -235,6 +244,7 @@ impl NewSandbox {
         let mut extensions = BTreeMap::from([("coracle.lines", "P".to_owned())]);
         extensions.extend(self.pool.clone().map(|pool| ("poolRef", pool)));
         extensions.extend(self.key.clone().map(|key| ("coracle.key", key)));
+        extensions.extend(self.on_death.map(|choice| ("coracle.on-death", choice.name().to_owned())));
         if self.entrypoint.is_empty() && self.image != "host" {
             // The API wants an entrypoint in any case; this says that it is not meant.
             extensions.insert("coracle.entrypoint", "image".to_owned());

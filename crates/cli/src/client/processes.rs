@@ -73,6 +73,23 @@ impl fmt::Display for ProcessRef {
     }
 }
 
+/// What became of a sandbox that was to start again.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Restarted {
+    pub id: String,
+    /// `restart` or `replace`; absent if it had not died.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restarted: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<String>,
+}
+
+impl Restarted {
+    pub(crate) fn revival(&self) -> Option<String> {
+        self.restarted.as_deref().map(|how| web::revival_text(how, self.cause.as_deref()))
+    }
+}
+
 impl Server {
     /// What runs in a sandbox; with `ended` also commands that have ended.
     pub(crate) async fn processes(&self, id: &SandboxId, ended: bool) -> Result<Vec<ProcessInfo>> {
@@ -121,6 +138,12 @@ impl Server {
 
     pub(crate) async fn resume(&self, id: &SandboxId) -> Result<()> {
         self.api().post_json(&format!("/sandboxes/{id}/resume"), &json!({})).await.map(drop)
+    }
+
+    /// Starts a dead sandbox again.
+    pub(crate) async fn restart(&self, id: &SandboxId) -> Result<Restarted> {
+        let answer = self.operator().post_json(&format!("/sandboxes/{id}/restart"), &json!({})).await?;
+        web::json(answer).await
     }
 
     /// Moves the expiry to so long from now; gives the moment.

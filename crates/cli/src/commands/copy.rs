@@ -10,13 +10,16 @@ mod outgoing;
 
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use domain::{Network, SandboxId};
+use http::StatusCode;
 
 use crate::args::CpArgs;
-use crate::client::{Kind, Sandbox, SandboxRef, Server};
+use crate::client::{Kind, NewSandbox, Sandbox, SandboxRef, Server, refused_with};
 use crate::output::Printer;
-use crate::values::Place;
+use crate::values::{Lifetime, Place};
 
 pub(crate) async fn copy(server: &Server, args: CpArgs, printer: &Printer) -> Result<ExitCode> {
     match (&args.source, &args.destination) {
@@ -29,17 +32,56 @@ pub(crate) async fn copy(server: &Server, args: CpArgs, printer: &Printer) -> Re
         (Place::Local(source), Place::Remote { sandbox, path }) => {
             outgoing::local(&open(server, sandbox).await?, source, path, printer).await?;
         }
-        (Place::Remote { sandbox, path }, Place::Standard) => {
-            incoming::to_standard_output(&open(server, sandbox).await?, path, printer).await?;
-        }
-        (Place::Remote { sandbox, path }, Place::Local(destination)) => {
-            incoming::to_local(&open(server, sandbox).await?, path, destination, printer).await?;
+        (Place::Remote { sandbox, path }, destination @ (Place::Standard | Place::Local(_))) => {
+            let (id, reader) = readable(server, sandbox, printer).await?;
+            let opened = server.open(&id).await;
+            let copied = match (&opened, destination) {
+                (Ok(opened), Place::Local(destination)) => {
+                    incoming::to_local(opened, path, destination, printer).await
+                }
+                (Ok(opened), _) => incoming::to_standard_output(opened, path, printer).await,
+                (Err(_), _) => Ok(()),
+            };
+            if reader {
+                server.remove(id.as_str()).await?;
+            }
+            opened?;
+            copied?;
         }
         (Place::Standard | Place::Local(_), Place::Standard | Place::Local(_)) => {
             bail!("one of the two ends must be in a sandbox, as in `SANDBOX:/PATH`")
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// How long a sandbox that is made to read the files of a dead one lives at most.
+const READER_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// A sandbox in which the files of `sandbox` can be read, and whether it was made for that. One that
+/// has died is not started for it: a snapshot of its files is, without network and main process.
+async fn readable(server: &Server, sandbox: &SandboxRef, printer: &Printer) -> Result<(SandboxId, bool)> {
+    let id = server.resolve(sandbox).await?;
+    if server.get(&id).await?.status.state != "Failed" {
+        return Ok((id, false));
+    }
+    let taken = super::snapshot::take(server, id.as_str(), None, printer).await;
+    let snapshot = match taken {
+        Ok(snapshot) => snapshot,
+        // Its main process failed, but it lives and shows its files itself.
+        Err(error) if refused_with(&error, StatusCode::CONFLICT) => return Ok((id, false)),
+        Err(error) => return Err(error),
+    };
+    let wish = NewSandbox {
+        snapshot: Some(snapshot.id.clone()),
+        network: Some(Network::Off),
+        timeout: Some(Lifetime::After(READER_TIMEOUT)),
+        ..NewSandbox::default()
+    };
+    let made = server.create(&wish).await;
+    server.delete_snapshot(&snapshot.id).await?;
+    let made = SandboxId::parse(&made?.id).context("the server named an odd id")?;
+    Ok((made, true))
 }
 
 async fn open(server: &Server, sandbox: &SandboxRef) -> Result<Sandbox> {

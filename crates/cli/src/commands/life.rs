@@ -1,4 +1,4 @@
-//! `pause`, `resume`, `extend` and `url`.
+//! `pause`, `resume`, `restart`, `extend` and `url`.
 
 use std::process::ExitCode;
 
@@ -39,6 +39,22 @@ pub(crate) async fn resume(server: &Server, args: &SandboxArgs, printer: &Printe
     }
     if printer.json() {
         printer.value(&json!({ "id": id.as_str(), "state": "Running" }))?
+    } else {
+        printer.line(&id)?
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Starts a dead sandbox again and says what became of its files.
+pub(crate) async fn restart(server: &Server, args: &SandboxArgs, printer: &Printer) -> Result<ExitCode> {
+    let id = server.resolve(&args.id).await?;
+    let restarted = server.restart(&id).await?;
+    match &restarted.revival() {
+        Some(revival) => printer.remark(revival),
+        None => printer.remark("the sandbox runs already"),
+    }
+    if printer.json() {
+        printer.value(&restarted)?
     } else {
         printer.line(&id)?
     }

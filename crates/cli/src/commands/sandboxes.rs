@@ -32,9 +32,11 @@ pub(crate) async fn create(server: &Server, args: CreateArgs, printer: &Printer)
         labels: args.labels.into_iter().collect(),
         volumes: args.volumes,
         entrypoint: args.entrypoint,
+        on_death: args.on_death.map(Into::into),
     };
     let made = server.create(&wish).await.context("could not create the sandbox")?;
     made.stand_in.iter().for_each(|stand_in| printer.warn(stand_in));
+    made.revival.iter().for_each(|revival| printer.warn(revival));
     if printer.json() {
         printer.value(&made)?
     } else {

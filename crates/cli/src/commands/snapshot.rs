@@ -108,7 +108,12 @@ fn inherited(snapshot: &SnapshotInfo) -> Vec<(String, String)> {
 }
 
 /// Takes a snapshot and waits until it is ready.
-async fn take(server: &Server, sandbox: &str, name: Option<&str>, printer: &Printer) -> Result<SnapshotInfo> {
+pub(super) async fn take(
+    server: &Server,
+    sandbox: &str,
+    name: Option<&str>,
+    printer: &Printer,
+) -> Result<SnapshotInfo> {
     let mut snapshot = server.take_snapshot(sandbox, name).await?;
     let mut progress = printer.progress("taking a snapshot");
     while snapshot.status.state == "Creating" {

@@ -8,6 +8,7 @@ mod keys;
 mod names;
 mod operations;
 mod processes;
+mod restart;
 mod sandboxes;
 mod usage;
 mod volumes;
@@ -47,6 +48,7 @@ pub(crate) fn table() -> Vec<(&'static str, MethodRouter<Front>)> {
         ("/metrics", get(measurements)),
         ("/coracle/v1/sandboxes", get(sandboxes::list)),
         ("/coracle/v1/sandboxes/{id}", get(sandboxes::inspect)),
+        ("/coracle/v1/sandboxes/{id}/restart", post(restart::restart)),
         ("/coracle/v1/sandboxes/{id}/usage", get(usage::samples)),
         ("/coracle/v1/sandboxes/{id}/processes", get(processes::list)),
         ("/coracle/v1/sandboxes/{id}/processes/{process}/signal", post(processes::signal)),

@@ -28,6 +28,13 @@ const OPERATORS: &[Operation] = &[
         "200 400",
     ),
     operation("GET /coracle/v1/sandboxes/{id}", "What holds for a sandbox", "", "", "200 404"),
+    operation(
+        "POST /coracle/v1/sandboxes/{id}/restart",
+        "Start a dead sandbox again",
+        "",
+        "",
+        "200 400 404 409 429 500",
+    ),
     operation("GET /coracle/v1/sandboxes/{id}/usage", "What it used in the last hour", "", "", "200 404"),
     operation(
         "GET /coracle/v1/sandboxes/{id}/processes",

@@ -1,0 +1,123 @@
+//! Files outlive processes: a sandbox whose agent was killed is restarted with them, or replaced.
+
+use std::process::{Output, Stdio};
+
+use e2e::binary::Programs;
+use e2e::server::{Server, Start};
+use serde_json::{Value, json};
+
+fn coracle(server: &Server, words: &[&str]) -> Output {
+    let mut command = Programs::shared().command();
+    command.args(["--url", &format!("http://{}", server.address())]).args(words).stdin(Stdio::null());
+    command.output().expect("the binary runs")
+}
+
+/// What a command that must succeed prints, on both streams.
+fn told(server: &Server, words: &[&str]) -> (String, String) {
+    let output = coracle(server, words);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{words:?}: {said}");
+    (String::from_utf8(output.stdout).expect("it is text").trim_end().to_owned(), said)
+}
+
+fn text(server: &Server, words: &[&str]) -> String {
+    told(server, words).0
+}
+
+/// Kills the first process of a sandbox, and waits until the server has noticed.
+fn kill_agent(server: &Server, id: &str) {
+    let record = std::fs::read(server.state_directory().join("boxes").join(id)).expect("it has a record");
+    let record: Value = serde_json::from_slice(&record).expect("it is JSON");
+    let pid = record["process"]["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).expect("it lives");
+    let pid = rustix::process::Pid::from_raw(pid).expect("it is one");
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it can be killed");
+    let mut client = server.client();
+    while client.get(&format!("/v1/sandboxes/{id}")).expect("an answer").json()["status"]["state"] != "Failed"
+    {
+        std::thread::yield_now();
+    }
+}
+
+/// All that a dead sandbox with a name must do, on disks of one kind.
+fn outlives_its_agent(start: Start) {
+    let mut server = start.start();
+    let id = text(&server, &["create", "--key", "box", "--timeout", "1h", "-e", "GIVEN=yes"]);
+    text(&server, &["exec", "box", "-c", "echo kept > /root/file; mkdir /root/d; echo too > /root/d/f"]);
+    kill_agent(&server, &id);
+    // A request to the id starts nothing.
+    assert!(!coracle(&server, &["exec", "box", "--", "true"]).status.success());
+    let shown = server.client().get(&format!("/v1/sandboxes/{id}")).expect("an answer").json();
+    assert_eq!(shown["status"]["state"], "Failed");
+    assert!(shown["status"]["message"].as_str().is_some_and(|why| why.contains("files are kept")), "{shown}");
+    // Its files can be kept and copied while it is dead.
+    text(&server, &["snapshot", "create", &id]);
+    let out = server.directory().join("out");
+    text(&server, &["cp", "box:/root/d", out.to_str().expect("it is text")]);
+    assert_eq!(std::fs::read_to_string(out.join("f")).expect("it was copied"), "too\n");
+    assert_eq!(text(&server, &["ls", "-q"]), id, "what was made to read them is gone");
+    // A server that was killed meanwhile knows all of it again.
+    server.kill();
+    server.start_again(&Start::new());
+    let expires = shown["expiresAt"].clone();
+    let (again, said) = told(&server, &["create", "--key", "box"]);
+    assert_eq!(again, id);
+    assert!(said.contains("agent died") && said.contains("restarted with its files"), "{said}");
+    assert_eq!(text(&server, &["exec", "box", "-c", "cat /root/file; echo $GIVEN"]), "kept\nyes");
+    let shown = server.client().get(&format!("/v1/sandboxes/{id}")).expect("an answer").json();
+    assert_eq!(shown["expiresAt"], expires);
+    // The API's resume, and the command.
+    kill_agent(&server, &id);
+    let resumed = server.client().post(&format!("/v1/sandboxes/{id}/resume"), &json!({})).expect("an answer");
+    assert_eq!((resumed.status, resumed.header("coracle-restarted")), (202, Some("restart")));
+    assert_eq!(resumed.header("coracle-restart-cause"), Some("agent died"));
+    kill_agent(&server, &id);
+    let (_, said) = told(&server, &["restart", &id]);
+    assert!(said.contains("restarted with its files"), "{said}");
+    assert_eq!(text(&server, &["exec", "box", "--", "cat", "/root/file"]), "kept");
+    let events = text(&server, &["--json", "events"]);
+    assert!(events.contains("\"restart\":\"restart\""), "{events}");
+    text(&server, &["rm", &id]);
+    assert!(!server.state_directory().join("boxes").join(&id).exists());
+}
+
+#[test]
+fn a_dead_sandbox_keeps_its_files_and_restarts_when_it_is_wanted() {
+    outlives_its_agent(Start::new());
+}
+
+#[test]
+fn the_key_of_a_retry_makes_a_new_sandbox() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.set_headers(&[("idempotency-key".to_owned(), "r".to_owned())]);
+    let body = json!({"image": {"uri": "host"}, "resourceLimits": {}, "entrypoint": ["sleep", "infinity"]});
+    let first = client.post("/v1/sandboxes", &body).expect("an answer");
+    let id = first.json()["id"].as_str().expect("it has one").to_owned();
+    kill_agent(&server, &id);
+    let second = client.post("/v1/sandboxes", &body).expect("an answer");
+    assert_ne!(second.json()["id"], json!(id));
+    assert_eq!(second.header("coracle-restarted"), None);
+}
+
+#[test]
+fn a_replacement_has_an_empty_disk_and_the_same_volume() {
+    let server = Server::start();
+    let words = ["create", "--key", "box", "--on-death", "replace", "-v", "data:/data"];
+    let id = text(&server, &words);
+    text(&server, &["exec", "box", "-c", "echo kept > /data/file; echo gone > /root/file"]);
+    kill_agent(&server, &id);
+    let (again, said) = told(&server, &words);
+    assert_ne!(again, id);
+    assert!(said.contains("was replaced"), "{said}");
+    assert_eq!(
+        text(&server, &["exec", "box", "-c", "cat /data/file; ls /root/file 2>&1 | wc -l"]),
+        "kept\n1"
+    );
+    kill_agent(&server, &again);
+    let (_, said) = told(&server, &["restart", "box"]);
+    assert!(said.contains("was replaced"), "{said}");
+    assert_eq!(
+        text(&server, &["exec", "box", "-c", "cat /data/file; ls -A /root | grep -c file"]).lines().next(),
+        Some("kept")
+    );
+}
