@@ -19,6 +19,7 @@ mod isolated;
 mod kernels;
 mod keys;
 mod large_files;
+mod limit_view;
 mod limits;
 mod maxima;
 mod mounts;

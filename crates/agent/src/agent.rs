@@ -91,6 +91,8 @@ pub(crate) enum Alarm {
     Insist(u64),
     /// The reader of a held process has taken no byte.
     Stall(u64),
+    /// The files that show limits were refreshed a moment ago.
+    LimitView,
 }
 
 impl Agent {
@@ -159,6 +161,7 @@ impl Agent {
             Token::Verdict(session) => self.on_verdict(session),
             Token::Occupied(port) => self.hang_up(port),
             Token::Nest(session) => self.on_nest(session),
+            Token::LimitView => self.on_limit_view_read(),
         }
     }
 
@@ -200,6 +203,7 @@ impl Agent {
                 Alarm::Idle(session) => self.nest_idle(session),
                 Alarm::Insist(process) => self.interrupt_again(process),
                 Alarm::Stall(process) => self.reader_stalled(process),
+                Alarm::LimitView => self.watch_limit_view_again(),
             }
         }
     }

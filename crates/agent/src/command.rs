@@ -11,6 +11,7 @@ use wire::process::{self, Directory, Identity, Missing};
 use wire::{AgentConfig, Fault, FaultKind};
 
 use crate::identity::Who;
+use crate::limit_view::THREADS_VARIABLE;
 use crate::path::{self, expand_path};
 use crate::{envfile, fault, screen};
 
@@ -274,6 +275,9 @@ fn account_env(config: &AgentConfig, who: &Who) -> BTreeMap<String, String> {
         if !(who.usual && env.contains_key(name)) {
             env.insert(name.to_owned(), value.to_owned());
         }
+    }
+    if let Some(threads) = config.threads {
+        env.entry(THREADS_VARIABLE.to_owned()).or_insert_with(|| threads.to_string());
     }
     env
 }

@@ -32,6 +32,7 @@ mod input;
 mod interrupt;
 mod journal;
 mod kernel;
+mod limit_view;
 mod line;
 mod nest;
 mod nester;

@@ -24,6 +24,7 @@ use crate::agent::{Agent, Alarm, now_ms};
 use crate::body::Owner;
 use crate::command::Surroundings;
 use crate::exec::{self, Keeper, Launched, Spot, Wiring};
+use crate::limit_view::THREADS_VARIABLE;
 use crate::nester::{self, Begin, Given, Order, Program};
 use crate::poll::{Source, Token};
 use crate::process::{Caller, NewProcess, Subjects};
@@ -100,7 +101,11 @@ impl Agent {
     /// What an order is to know of the configuration.
     pub(crate) fn given(&self) -> Given {
         let config = &self.place.config;
-        Given { env: config.env.clone(), env_file: config.env_file.clone() }
+        let mut env = config.env.clone();
+        if let Some(threads) = config.threads {
+            env.entry(THREADS_VARIABLE.to_owned()).or_insert_with(|| threads.to_string());
+        }
+        Given { env, env_file: config.env_file.clone() }
     }
 
     /// Has the nester do something. One that fails to answer is not asked again.
@@ -249,6 +254,7 @@ impl Agent {
         wiring: Wiring,
     ) -> Result<u64, Fault> {
         let failed = |errno| fault::from_errno(errno, "start", session);
+        self.refresh_limit_view();
         let around = Surroundings::new(&self.place.config, inside.identity, inside.env, inside.directory)?;
         let spot = Spot { group: self.next_number(), share: self.quietest_share() };
         let (ours, theirs) = exec::connect(&self.place, wiring, &around.who).map_err(failed)?;

@@ -14,6 +14,7 @@ use rustix::process::{DumpableBehavior, Pid, Rlimit};
 use wire::AgentConfig;
 use wire::config::CONFIG_FD;
 
+use crate::limit_view::LimitView;
 use crate::{AgentError, nester};
 
 /// The largest configuration; the filter is most of it.
@@ -36,6 +37,8 @@ pub(crate) struct Place {
     pub(crate) tasks: Vec<OwnedFd>,
     shares: Vec<OwnedFd>,
     pub(crate) oom: Option<OwnedFd>,
+    /// Shows the sandbox its limits, where groups hold some.
+    pub(crate) limit_view: Option<LimitView>,
     pub(crate) filter: Program,
     pub(crate) capabilities: CapSet,
     pub(crate) own_capabilities: CapSet,
@@ -97,6 +100,10 @@ impl Place {
             tasks: config.tasks_fds.iter().map(|number| take(*number)).collect::<Result<_, _>>()?,
             shares: config.shares_fds.iter().map(|number| take(*number)).collect::<Result<_, _>>()?,
             oom: config.oom_fd.map(&mut take).transpose()?,
+            limit_view: {
+                let view = config.limit_view.as_ref();
+                view.map(|view| LimitView::take(view, &mut take)).transpose()?
+            },
             filter: Program::from_words(&config.command_filter),
             // Nobody can give more than they have.
             capabilities: CapSet(config.command_capabilities & ours.0),

@@ -41,6 +41,8 @@ pub(crate) enum Token {
     Occupied(u64),
     /// Where the first process of a session's nest says that it is built.
     Nest(u64),
+    /// Somebody reads a file that shows limits.
+    LimitView,
 }
 
 /// A descriptor on the list.
@@ -79,6 +81,7 @@ impl Token {
             Self::Verdict(number) => (12, number),
             Self::Occupied(number) => (13, number),
             Self::Nest(number) => (14, number),
+            Self::LimitView => (15, 0),
         };
         kind << NUMBER_BITS | number
     }
@@ -100,7 +103,8 @@ impl Token {
             11 => Self::Orders(number),
             12 => Self::Verdict(number),
             13 => Self::Occupied(number),
-            _ => Self::Nest(number),
+            14 => Self::Nest(number),
+            _ => Self::LimitView,
         }
     }
 }
@@ -202,6 +206,7 @@ mod tests {
             Token::Far(10),
             Token::Orders(11),
             Token::Occupied(12),
+            Token::LimitView,
             Token::Verdict((1 << NUMBER_BITS) - 1),
         ] {
             assert_eq!(Token::from_word(token.to_word()), token);

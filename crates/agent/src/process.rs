@@ -162,6 +162,7 @@ impl Agent {
         if start.tag.as_ref().is_some_and(|tag| tag.len() > SHOWN_TEXT) {
             return Err(fault::plain(FaultKind::Invalid, "start", "a tag that is too long"));
         }
+        self.refresh_limit_view();
         let command = Command::new(&self.place.config, start)?;
         let shown = match &start.command {
             wire::process::Command::Argv(words) => words.join(" "),

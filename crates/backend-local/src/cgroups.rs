@@ -101,6 +101,22 @@ pub struct Groups {
     pub shares: Vec<OwnedFd>,
     /// A file with the word `oom_kill` and a count.
     pub oom: Option<OwnedFd>,
+    pub readings: Readings,
+}
+
+/// Files in which the commands' group tells its limits and use, opened for reading.
+#[derive(Debug)]
+pub struct Readings {
+    pub memory: Option<MemoryReadings>,
+    /// `cpu.max`, or `cpu.cfs_quota_us` of v1.
+    pub cpu: Option<OwnedFd>,
+}
+
+#[derive(Debug)]
+pub struct MemoryReadings {
+    pub limit: OwnedFd,
+    pub usage: OwnedFd,
+    pub stat: OwnedFd,
 }
 
 /// What a sandbox's commands have used.
@@ -370,6 +386,34 @@ impl Hierarchies {
             command_tasks,
             shares,
             oom: oom.map(Into::into),
+            readings: self.open_readings(id)?,
+        })
+    }
+
+    /// Opens the files that tell the limits of a sandbox's commands. A descriptor of a file leads
+    /// to nothing else of the hierarchy.
+    fn open_readings(&self, id: &str) -> io::Result<Readings> {
+        let open = |path: PathBuf| File::open(path).map(OwnedFd::from);
+        let memory = match &self.memory {
+            Controller::Unified => Some((self.home(id).join("cmd"), ["memory.max", "memory.current"])),
+            Controller::Legacy(root) => {
+                let group = self.legacy_home(root, id, "cmd");
+                Some((group, ["memory.limit_in_bytes", "memory.usage_in_bytes"]))
+            }
+            Controller::Absent => None,
+        };
+        let memory = memory.map(|(group, [limit, usage])| {
+            let stat = open(group.join("memory.stat"))?;
+            Ok(MemoryReadings { limit: open(group.join(limit))?, usage: open(group.join(usage))?, stat })
+        });
+        let cpu = match &self.cpu {
+            Controller::Unified => Some(self.home(id).join("cmd/cpu.max")),
+            Controller::Legacy(root) => Some(self.legacy_home(root, id, "cmd").join("cpu.cfs_quota_us")),
+            Controller::Absent => None,
+        };
+        Ok(Readings {
+            memory: memory.transpose().map_err(|error: io::Error| error)?,
+            cpu: cpu.map(open).transpose()?,
         })
     }
 

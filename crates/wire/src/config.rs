@@ -56,6 +56,37 @@ pub struct AgentConfig {
     pub nesting: Option<Nesting>,
     /// How many processes may run at once.
     pub max_processes: u32,
+    /// Files inside that show the sandbox's limits in the place of the host's values.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_view: Option<LimitView>,
+    /// The value of `OMP_NUM_THREADS` for processes that set none. The agent derives it from the
+    /// limit on processor time and keeps it current.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub threads: Option<u32>,
+}
+
+/// Where the agent reads the limits of its commands, and where it writes what is shown of them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LimitView {
+    /// A directory in memory whose files cover those of `/proc` and `/sys`, which are read-only.
+    pub files_fd: i32,
+    /// The host's own `/proc/stat` and `/proc/cpuinfo`, from before they were covered.
+    pub stat_fd: i32,
+    pub cpuinfo_fd: i32,
+    /// Files of the commands' group; `None` where no group limits memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryFiles>,
+    /// `cpu.max`, or `cpu.cfs_quota_us` of v1; `None` where no group limits processor time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_fd: Option<i32>,
+}
+
+/// The files in which a group tells its limit on memory, its use, and `memory.stat`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MemoryFiles {
+    pub limit_fd: i32,
+    pub usage_fd: i32,
+    pub stat_fd: i32,
 }
 
 /// What an agent needs to give up what its nester keeps.

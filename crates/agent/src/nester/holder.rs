@@ -146,11 +146,26 @@ fn build(task: &Task<'_>) -> Result<(), Fault> {
     let terminals = "newinstance,ptmxmode=0666,mode=0620,max=256";
     mounts::mount("devpts", Path::new("/dev/pts"), quiet, terminals).named("mount", "/dev/pts")?;
     mounts::mount("tmpfs", Path::new(SCRATCH), plain, SHARED_MEMORY).named("mount", SCRATCH)?;
+    let covers = take_covers().named("show", "/proc")?;
     procfs::mount(Path::new("/proc"), Path::new("/dev/null")).named("mount", "/proc")?;
+    for (path, cover) in covers {
+        mounts::attach(cover.as_fd(), Path::new(path)).named("show", path)?;
+    }
     if !nest.share_network {
         namespaces::raise_loopback().named("raise", "the loopback")?;
     }
     Ok(())
+}
+
+/// The files that show limits in the place of the host's, as they cover those of the sandbox's `/proc`.
+fn take_covers() -> io::Result<Vec<(&'static str, OwnedFd)>> {
+    let mut covers = Vec::new();
+    for path in ["/proc/meminfo", "/proc/cpuinfo", "/proc/stat"] {
+        if rustix::fs::statfs(path)?.f_type != PROC {
+            covers.push((path, mounts::clone_tree(Path::new(path), Depth::Single)?));
+        }
+    }
+    Ok(covers)
 }
 
 /// Opens what is to be shown, and makes it and its place if they are missing.

@@ -25,6 +25,7 @@ use crate::{fault, nester};
 
 impl Agent {
     pub(crate) fn start_shell(&mut self, number: u64) -> Result<(), Fault> {
+        self.refresh_limit_view();
         let session = self.sessions.get(&number).expect("the caller has found it");
         let forgetful = session.directory.is_some() || !session.exports.is_empty();
         // A shell in the place of another starts where that one was.

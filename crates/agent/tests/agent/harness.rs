@@ -94,6 +94,8 @@ impl TestAgent {
             env_file: None,
             nesting: None,
             max_processes: 100,
+            limit_view: None,
+            threads: None,
         };
         change(&mut config);
         let group = (trees == Trees::Groups).then(|| make_group(directory.path()));

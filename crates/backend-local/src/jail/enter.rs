@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! join groups ─► wait for maps and layers ─► root inside ─► no user namespaces ─► private mounts
-//!   ─► scratch ─► layers ─► overlays ─► /dev ─► /proc ─► guest ─► mounts ─► pivot ─► probe
+//!   ─► scratch ─► layers ─► overlays ─► /dev ─► /proc ─► limit view ─► guest ─► mounts ─► pivot ─► probe
 //!   ─► limits ─► capabilities ─► no_new_privs ─► Landlock ─► seccomp ─► exec
 //! ```
 //!
@@ -26,6 +26,7 @@ use linux::spawn::Words;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::process::{Resource, Rlimit};
 
+use super::limit_view::{self, EntryView};
 use super::plan::GuestPlan;
 use super::sources::{self, Site};
 use super::step::{At, Failure, JailError, Step};
@@ -90,6 +91,8 @@ pub struct Entry {
     /// Where nests can be made: which of `inherited` is replaced by the directory on the volume for
     /// what is changed in them. The agent then confines itself.
     pub nests: Option<usize>,
+    /// Which limits the sandbox is shown in the place of the host's values.
+    pub limit_view: Option<EntryView>,
 }
 
 /// One tree of the image; its lower layers come as detached mounts, or as paths to clone here.
@@ -150,6 +153,8 @@ pub fn enter(
     let root = Path::new(SCRATCH).join("root");
     make_devices(&root.join("dev")).at(Step::Devices)?;
     linux::procfs::mount(&root.join("proc"), Path::new("/dev/null")).at(Step::Proc)?;
+    let view = entry.limit_view.as_ref().map(|view| limit_view::cover(view, Path::new(SCRATCH), &root));
+    let view = view.transpose().at(Step::LimitView)?;
     attach_mounts(&root, &entry, &layers.mounts)?;
     namespaces::set_host_name(&entry.host_name).at(Step::Guest)?;
 
@@ -162,7 +167,10 @@ pub fn enter(
 
     rustix::process::umask(Mode::from_raw_mode(0o022));
     namespaces::limit(Resource::Core, 0).at(Step::ResourceLimits)?;
-    let Entry { mut inherited, journal, agent, filter, commands, open_files, .. } = entry;
+    let Entry { mut inherited, journal, agent, filter, commands, open_files, limit_view, .. } = entry;
+    if let (Some(EntryView { places, .. }), Some(view)) = (limit_view, view) {
+        places.into_iter().zip(view).for_each(|(place, descriptor)| inherited[place] = descriptor);
+    }
     if let (Some((place, _)), Some(group)) = (commands, layers.commands) {
         inherited[place] = group;
     }

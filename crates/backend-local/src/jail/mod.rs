@@ -3,6 +3,7 @@
 pub mod build;
 pub mod enter;
 pub mod filters;
+pub mod limit_view;
 pub mod owners;
 pub mod plan;
 pub mod sources;

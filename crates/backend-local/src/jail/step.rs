@@ -53,6 +53,7 @@ pub enum Step {
     Overlay,
     Devices,
     Proc,
+    LimitView,
     Guest,
     AttachMounts,
     Pivot,

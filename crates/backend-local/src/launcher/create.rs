@@ -26,6 +26,7 @@ use crate::jail::enter::{
     AGENT_CAPABILITIES, COMMAND_CAPABILITIES, Entry, EntryTree, EntryVolume, make_uppers,
 };
 use crate::jail::filters::Pair;
+use crate::jail::limit_view::EntryView;
 use crate::jail::plan::{DiskPlan, GuestPlan, JailPlan, LimitName, Limits};
 use crate::jail::sources::Opened;
 use crate::jail::step::{At, Failure, JailError, Step};
@@ -359,12 +360,18 @@ impl Launcher {
         let Gathered { entries: mounts, opened, .. } = gathered;
         let resources = self.resources(plan, user, reach, &trees, opened)?;
         let mut inherited = Inherited::new(report.try_clone().at(Step::Configuration)?, listen);
-        let mut commands = None;
+        let (mut commands, mut limit_view) = (None, None);
         let (group, groups_fds) = match resources.groups {
             Some(groups) => {
                 commands = groups.unmounted.map(|path| (inherited.descriptors.len(), path));
                 inherited.add_groups(groups.commands, groups.command_tasks, groups.oom);
                 inherited.add_shares(groups.shares);
+                let shows = [groups.readings.memory.is_some(), groups.readings.cpu.is_some()];
+                limit_view = inherited.add_limit_view(groups.readings).map(|places| EntryView {
+                    places,
+                    memory: shows[0],
+                    cpus: shows[1],
+                });
                 (Some(groups.agent), groups.agent_tasks)
             }
             None => (None, Vec::new()),
@@ -389,6 +396,7 @@ impl Launcher {
             journal: Inherited::JOURNAL,
             commands,
             nests,
+            limit_view,
             inherited: inherited.descriptors,
         };
         let parts = Parts {
@@ -508,6 +516,8 @@ impl Launcher {
                 disk_fd: Some(Inherited::number(place)),
             }),
             max_processes: plan.max_processes,
+            limit_view: inherited.limit_view.clone(),
+            threads: None,
         }
     }
 }

@@ -5,6 +5,9 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::MemfdFlags;
 use wire::AgentConfig;
+use wire::config::{LimitView, MemoryFiles};
+
+use crate::cgroups::Readings;
 
 /// The agent's descriptors in the order of their numbers, from 3 on.
 pub(super) struct Inherited {
@@ -13,6 +16,7 @@ pub(super) struct Inherited {
     pub(super) tasks: Vec<i32>,
     pub(super) shares: Vec<i32>,
     pub(super) oom: Option<i32>,
+    pub(super) limit_view: Option<LimitView>,
 }
 
 impl Inherited {
@@ -25,7 +29,14 @@ impl Inherited {
     pub(super) fn new(ready: OwnedFd, listen: OwnedFd) -> Self {
         let spare = || ready.try_clone().expect("a descriptor can be duplicated below the limit on them");
         let descriptors = vec![spare(), listen, spare(), ready];
-        Self { descriptors, commands: None, tasks: Vec::new(), shares: Vec::new(), oom: None }
+        Self {
+            descriptors,
+            commands: None,
+            tasks: Vec::new(),
+            shares: Vec::new(),
+            oom: None,
+            limit_view: None,
+        }
     }
 
     pub(super) fn number(place: usize) -> i32 {
@@ -45,6 +56,29 @@ impl Inherited {
 
     pub(super) fn add_shares(&mut self, shares: Vec<OwnedFd>) {
         self.shares = shares.into_iter().map(|fd| self.add(fd)).collect();
+    }
+
+    /// Adds what the agent needs to show the sandbox its limits. Answers the places of what the
+    /// jail makes, in the order of [`LimitView`], or nothing if no limit is held by a group.
+    pub(super) fn add_limit_view(&mut self, readings: Readings) -> Option<[usize; 3]> {
+        if readings.memory.is_none() && readings.cpu.is_none() {
+            return None;
+        }
+        let memory = readings.memory.map(|memory| MemoryFiles {
+            limit_fd: self.add(memory.limit),
+            usage_fd: self.add(memory.usage),
+            stat_fd: self.add(memory.stat),
+        });
+        let cpu_fd = readings.cpu.map(|fd| self.add(fd));
+        let places @ [files, stat, cpuinfo] = [self.add_spare(), self.add_spare(), self.add_spare()];
+        self.limit_view = Some(LimitView {
+            files_fd: Self::number(files),
+            stat_fd: Self::number(stat),
+            cpuinfo_fd: Self::number(cpuinfo),
+            memory,
+            cpu_fd,
+        });
+        Some(places)
     }
 
     /// A place for what exists later; until then it holds a copy of another.

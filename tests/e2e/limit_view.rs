@@ -1,0 +1,138 @@
+//! What a sandbox is shown of its own limits by `/proc` and `/sys`.
+
+use std::fs;
+
+use e2e::run::{ORDINARY, Run, User};
+use e2e::sandbox::Sandbox;
+use e2e::server::{Server, Start};
+use serde_json::json;
+
+/// Prints what is shown: the memory in bytes, and the processors by every way that programs use.
+const LOOK: &str = "awk '/^MemTotal:|^SwapTotal:/ {print $2 * 1024}' /proc/meminfo; nproc; \
+    getconf _NPROCESSORS_ONLN; python3 -c 'import os; print(os.cpu_count())'; \
+    grep -c ^processor /proc/cpuinfo; grep -c '^cpu[0-9]' /proc/stat; cat /sys/devices/system/cpu/online; \
+    ls -d /sys/devices/system/cpu/cpu* | wc -l";
+
+fn host_processors() -> usize {
+    let stat = fs::read_to_string("/proc/stat").expect("every host has it");
+    stat.lines().filter(|line| line.starts_with("cpu")).count() - 1
+}
+
+/// What [`LOOK`] prints where so much is shown.
+fn expected(memory: u64, processors: usize) -> String {
+    let count = processors.min(host_processors());
+    let list = if count == 1 { "0".to_owned() } else { format!("0-{}", count - 1) };
+    format!("{memory}\n0\n{count}\n{count}\n{count}\n{count}\n{count}\n{list}\n{count}\n")
+}
+
+#[test]
+fn free_and_nproc_show_the_limits_of_a_run() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let run = |cpus: &str, argv: &[&str]| {
+        let ended = Run::new(User::Same).flag("--memory", "256m").flag("--cpus", cpus).argv(argv);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        ended.stdout
+    };
+    let free = run("1", &["free", "-b"]);
+    let memory: Vec<&str> = free.lines().nth(1).expect("a line for memory").split_whitespace().collect();
+    assert_eq!(memory[1], (256 << 20).to_string(), "{free}");
+    let swap: Vec<&str> = free.lines().nth(2).expect("a line for swap").split_whitespace().collect();
+    assert_eq!(swap[1], "0", "{free}");
+    for (cpus, processors) in [("0.5", 1), ("1", 1), ("1.5", 2), ("64", 64)] {
+        assert_eq!(run(cpus, &["sh", "-c", LOOK]), expected(256 << 20, processors), "{cpus}");
+    }
+}
+
+#[test]
+fn a_number_of_threads_that_the_caller_names_stays() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let run = Run::new(User::Same).flag("--cpus", "1").flag("--env", "OMP_NUM_THREADS=7");
+    assert_eq!(run.argv(&["nproc"]).stdout, "7\n");
+}
+
+/// Nothing inside can change what is shown, and what is shown leads nowhere else.
+#[test]
+fn the_files_cannot_be_written_inside() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let text = "for f in /proc/meminfo /proc/stat /proc/cpuinfo /sys/devices/system/cpu/online; do \
+        (echo x > $f) 2>/dev/null && echo written; chmod 666 $f 2>/dev/null && echo changed; \
+        rm -f $f 2>/dev/null && echo removed; done; mkdir /sys/x 2>/dev/null && echo made; \
+        touch /sys/devices/x 2>/dev/null && echo made; \
+        for fd in /proc/1/fd/*; do (echo x > $fd/meminfo) 2>/dev/null && echo through; done; head -c 9 /proc/meminfo";
+    let ended = Run::new(User::Same).argv(&["sh", "-c", text]);
+    assert_eq!(ended.stdout, "MemTotal:", "{ended:?}");
+}
+
+#[test]
+fn memory_in_use_is_told_to_a_program_that_goes_on() {
+    if !testkit::needs_root() {
+        return;
+    }
+    // A read is told what was true at the read before, so the program reads until it sees its own use.
+    const GROWS: &str = "def look(): return {l.split(':')[0]: int(l.split()[1]) for l in open('/proc/meminfo')}\n\
+        before = look()\nheld = bytearray(100 << 20)\n\
+        while True:\n    now = look()\n    if before['MemAvailable'] - now['MemAvailable'] > 90 << 10: break\n\
+        assert now['MemFree'] <= now['MemAvailable'] <= now['MemTotal'] == 256 << 10, now\nprint('seen')";
+    let run = Run::new(User::Same).flag("--memory", "256m").flag("--timeout", "60s");
+    let ended = run.argv(&["python3", "-c", GROWS]);
+    assert_eq!(ended.stdout, "seen\n", "{ended:?}");
+}
+
+/// A warm sandbox gets its limits when it is taken, after it was made with others.
+#[test]
+fn a_sandbox_from_a_pool_shows_the_limits_it_was_taken_with() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("coracle.toml");
+    fs::write(&file, "[[pool]]\nname = \"warm\"\nlevel = 1\n").expect("our own directory");
+    let server = Start::new().argument("--config").argument(&file.display().to_string()).start();
+    let mut client = server.client();
+    e2e::eventually("the pool is full", || {
+        client.get("/v1/pools/warm").expect("the server answers").json()["status"]["available"] == 1
+    });
+    let limits = json!({"cpu": "0.5", "memory": "200Mi"});
+    let mut taken = server.create_with(&json!({"resourceLimits": limits, "extensions": {"poolRef": "warm"}}));
+    let shown = client.get(&format!("/v1/sandboxes/{}", taken.id)).expect("the server answers").json();
+    assert_eq!(shown["allocation"]["poolRef"], "warm", "{shown}");
+    assert_eq!(taken.run(LOOK).stdout, expected(200 << 20, 1));
+}
+
+/// A session with namespaces of its own has a `/proc` of its own, which shows the same.
+#[test]
+fn an_isolated_session_shows_the_limits_of_its_sandbox() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let mut sandbox: Sandbox = server.create_with(&json!({
+        "resourceLimits": {"cpu": "1", "memory": "300Mi"},
+        "extensions": {"bootstrap.execd.isolation": "enable"},
+    }));
+    let wish = json!({"workspace": {"path": "/tmp", "mode": "rw"}});
+    let opened = sandbox.inside("POST", "v1/isolated/session", &wish);
+    assert_eq!(opened.status, 201, "{}", opened.text());
+    let session = opened.json()["session_id"].as_str().expect("an id").to_owned();
+    let body = json!({"code": LOOK});
+    let answer = sandbox.inside("POST", &format!("v1/isolated/session/{session}/run"), &body);
+    assert_eq!(e2e::sandbox::Ran::of_events(&answer.text()).stdout, expected(300 << 20, 1));
+}
+
+#[test]
+fn where_no_limit_holds_the_hosts_values_stay() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let ended =
+        Run::new(ORDINARY).argv(&["sh", "-c", "head -n 1 /proc/meminfo; grep -c ^processor /proc/cpuinfo"]);
+    let host = fs::read_to_string("/proc/meminfo").expect("every host has it");
+    let total = host.lines().next().expect("the first line is the total");
+    assert_eq!(ended.stdout, format!("{total}\n{}\n", host_processors()), "{ended:?}");
+}
