@@ -139,3 +139,149 @@ fn n109_sandboxes_that_nobody_remembers_are_removed_and_those_of_others_are_not(
     e2e::eventually("no orphan is left", || orphans.iter().all(|id| host::agent_of(id).is_none()));
     assert_eq!(unrelated.run("true").code, Some(0));
 }
+
+/// A tenant with a sandbox named `web` that runs a command, a snapshot and a volume.
+struct Tenant {
+    client: e2e::http::Client,
+    key: String,
+    key_id: String,
+    sandbox: String,
+    process: String,
+}
+
+impl Tenant {
+    fn of(server: &Server, owner: &str) -> Self {
+        let made = told(&through_socket(server, &["key", "create", owner]));
+        let key = made["key"].as_str().expect("it is shown once").to_owned();
+        let mut client = server.client();
+        client.set_headers(&[("OPEN-SANDBOX-API-KEY".to_owned(), key.clone())]);
+        let wish = json!({
+            "image": {"uri": "host"}, "resourceLimits": {}, "entrypoint": ["sleep", "infinity"],
+            "extensions": {"coracle.key": "web"},
+        });
+        let answer = client.post("/v1/sandboxes", &wish).expect("the server answers").json();
+        let sandbox = answer["id"].as_str().expect("it has an id").to_owned();
+        let key_id = made["id"].as_str().expect("it has an id").to_owned();
+        let mut tenant = Self { client, key, key_id, sandbox, process: String::new() };
+        let process = tenant.coracle(server, &["exec", "-d", "web", "-c", "echo from $USER; sleep 1000"]);
+        tenant.process = told(&process)["process"].as_str().expect("it has an id").to_owned();
+        tenant
+    }
+
+    fn coracle(&self, server: &Server, words: &[&str]) -> Output {
+        let mut command = Programs::shared().command();
+        command.args(["--json", "--url", &format!("http://{}", server.address())]).args(words);
+        command.env("CORACLE_API_KEY", &self.key).output().expect("the binary runs")
+    }
+}
+
+/// What the operator did, as the events of one owner tell it.
+fn acts(server: &Server, tenant: &Tenant) -> Vec<String> {
+    let output = tenant.coracle(server, &["events"]);
+    let text = String::from_utf8(output.stdout).expect("it is text");
+    let events = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("it is JSON"));
+    let act = |event: Value| {
+        let part = |name: &str| event[name].as_str().map(str::to_owned);
+        Some(format!("{} {} {}", part("operator")?, part("kind")?, part("subject")?))
+    };
+    events.filter_map(act).collect()
+}
+
+#[test]
+fn operator_looks_after_things_of_every_owner_and_owners_see_it() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Start::new().env("CORACLE_API_KEY", OPERATOR).start();
+    let (one, other) = (Tenant::of(&server, "one"), Tenant::of(&server, "other"));
+    told(&one.coracle(&server, &["snapshot", "create", "web", "--name", "daily"]));
+    told(&one.coracle(&server, &["volume", "create", "data", "--size", "64m"]));
+    let operator = |words: &[&str]| through_socket(&server, words);
+
+    let listed = told(&operator(&["ls", "--all-owners"]));
+    assert_eq!(listed.as_array().map(Vec::len), Some(2), "{listed}");
+    let listed = told(&operator(&["ls", "--owner", "one"]));
+    assert_eq!((&listed[0]["owner"], &listed[0]["name"]), (&json!("one"), &json!("web")), "{listed}");
+    let why = operator(&["inspect", "--all-owners", "web"]);
+    let why = String::from_utf8_lossy(&why.stderr).into_owned();
+    assert!(why.contains("could mean 2 sandboxes") && why.contains("other"), "{why}");
+    assert_eq!(told(&operator(&["inspect", "--owner", "one", "web"]))["id"], json!(one.sandbox));
+    let ps = told(&operator(&["ps", "--owner", "one", "web"]));
+    assert!(ps.as_array().expect("a list").iter().any(|row| row["id"] == json!(one.process)), "{ps}");
+    let logs = operator(&["logs", "--owner", "one", "web", &one.process]);
+    assert!(String::from_utf8_lossy(&logs.stdout).contains("from root"), "{logs:?}");
+    assert_eq!(told(&operator(&["snapshot", "ls", "--owner", "one"]))[0]["name"], "daily");
+    assert_eq!(told(&operator(&["volume", "ls", "--all-owners"]))[0]["owner"], "one");
+    assert_eq!(told(&operator(&["volume", "ls"])), json!([]));
+
+    told(&operator(&["volume", "rm", "--owner", "one", "data"]));
+    told(&operator(&["snapshot", "rm", "--owner", "one", "daily"]));
+    told(&operator(&["rm", "--owner", "one", "web"]));
+    assert_eq!(told(&operator(&["ls", "--owner", "one"])), json!([]));
+    let seen = acts(&server, &one);
+    for act in [
+        "listed sandbox *".to_owned(),
+        format!("inspected sandbox {}", one.sandbox),
+        format!("read logs sandbox {}", one.sandbox),
+        format!("removed sandbox {}", one.sandbox),
+        "removed volume data".to_owned(),
+    ] {
+        assert!(seen.contains(&act), "{act}: {seen:?}");
+    }
+    assert!(seen.iter().any(|act| act.starts_with("removed snapshot ")), "{seen:?}");
+    assert_eq!(acts(&server, &other), Vec::<String>::new(), "nothing was done to the other");
+    // Looking twice in a row is one event.
+    assert_eq!(seen.iter().filter(|act| *act == "listed sandbox *").count(), 1, "{seen:?}");
+    // Owners have no such reach.
+    let refused = other.coracle(&server, &["ls", "--all-owners"]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("only the operator"), "{refused:?}");
+    told(&operator(&["rm", "--all", "--all-owners"]));
+}
+
+#[test]
+fn operator_cannot_enter_sandboxes_of_other_owners() {
+    let server = Start::new().env("CORACLE_API_KEY", OPERATOR).start();
+    let mut tenant = Tenant::of(&server, "one");
+    let id = tenant.sandbox.clone();
+    let mut operator = server.client();
+    operator.set_headers(&[("OPEN-SANDBOX-API-KEY".to_owned(), OPERATOR.to_owned())]);
+    let execd = format!("/v1/sandboxes/{id}/proxy/44772");
+    let signal = format!("/coracle/v1/sandboxes/{id}/processes/{}/signal", tenant.process);
+    for (method, path) in [
+        ("GET", format!("/v1/sandboxes/{id}")),
+        ("DELETE", format!("/v1/sandboxes/{id}")),
+        ("POST", format!("/v1/sandboxes/{id}/pause")),
+        ("GET", format!("/v1/sandboxes/{id}/endpoints/44772")),
+        ("GET", format!("/v1/sandboxes/{id}/endpoints/8000")),
+        ("POST", format!("{execd}/command")),
+        ("POST", format!("{execd}/session")),
+        ("POST", format!("{execd}/pty")),
+        ("GET", format!("{execd}/files/info?path=/etc/passwd")),
+        ("GET", format!("{execd}/files/download?path=/etc/passwd")),
+        ("GET", format!("/v1/sandboxes/{id}/proxy/8000/")),
+        ("POST", signal),
+    ] {
+        let body = if path.ends_with("/command") { json!({"command": "true"}) } else { json!({}) };
+        let answer = operator.request(method, &path, "application/json", body.to_string().as_bytes());
+        let answer = answer.expect("the server answers");
+        assert_eq!(answer.status, 404, "{method} {path}: {}", answer.text());
+    }
+    let listed = operator.get("/v1/sandboxes").expect("the server answers").json();
+    assert_eq!(listed["items"], json!([]), "the OpenSandbox list has the operator's own alone");
+    tenant.client.delete(&format!("/v1/sandboxes/{id}")).expect("an answer");
+}
+
+#[test]
+fn last_key_of_an_owner_can_take_the_sandboxes_along() {
+    let server = Start::new().env("CORACLE_API_KEY", OPERATOR).start();
+    let (one, mut other) = (Tenant::of(&server, "one"), Tenant::of(&server, "other"));
+    let second = told(&through_socket(&server, &["key", "create", "one"]));
+    let second = second["id"].as_str().expect("it has an id");
+    let first = told(&through_socket(&server, &["key", "rm", "--and-sandboxes", &one.key_id]));
+    assert_eq!(first["removedSandboxes"], json!([]), "there is another key: {first}");
+    let last = told(&through_socket(&server, &["key", "rm", "--and-sandboxes", second]));
+    assert_eq!(last["removedSandboxes"], json!([one.sandbox]), "{last}");
+    let left = told(&through_socket(&server, &["ls", "--all-owners"]));
+    assert_eq!((left.as_array().map(Vec::len), &left[0]["owner"]), (Some(1), &json!("other")), "{left}");
+    other.client.delete(&format!("/v1/sandboxes/{}", other.sandbox)).expect("an answer");
+}

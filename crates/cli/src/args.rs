@@ -97,6 +97,8 @@ pub(crate) enum Command {
         /// The sandbox: its id, its name, or the beginning of its id
         #[arg(value_name = "SANDBOX")]
         id: SandboxRef,
+        #[command(flatten)]
+        owners: OwnerArgs,
     },
     /// Show what the sandboxes use, again and again
     Top(TopArgs),
@@ -503,6 +505,9 @@ pub(crate) struct LogsArgs {
     /// Begin at this byte
     #[arg(long, value_name = "OFFSET", default_value_t = 0)]
     pub from: u64,
+
+    #[command(flatten)]
+    pub owners: OwnerArgs,
 }
 
 const LOGS_HELP: &str = "\
@@ -519,6 +524,9 @@ pub(crate) struct RmArgs {
     /// Remove every sandbox of your own; the operator names others with --owner or --all-owners
     #[arg(long, conflicts_with = "ids")]
     pub all: bool,
+
+    #[command(flatten)]
+    pub owners: OwnerArgs,
 }
 
 #[derive(Debug, Args)]

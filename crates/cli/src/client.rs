@@ -31,9 +31,9 @@ pub(crate) use lifecycle::{NewSandbox, SandboxInfo, Server};
 pub(crate) use operator::{EventsFrom, Hour, Report, Sample, UsedImage};
 pub(crate) use pools::{NewPool, PoolInfo};
 pub(crate) use processes::{ProcessInfo, ProcessRef};
-pub(crate) use resolve::{OwnerScope, SandboxRef, SnapshotRef};
+pub(crate) use resolve::{OwnerScope, SandboxRef, SnapshotRef, VolumeKey};
 pub(crate) use sandbox::Sandbox;
-pub(crate) use snapshots::SnapshotInfo;
+pub(crate) use snapshots::{OwnedSnapshot, SnapshotInfo};
 pub(crate) use terminal::{FromTerminal, Terminal, ToTerminal};
 pub(crate) use volumes::VolumeInfo;
 

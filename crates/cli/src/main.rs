@@ -99,7 +99,9 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<ExitCode> {
         Command::Bench(args) => bench::bench(&args, printer),
         Command::Create(args) => block_on(sandboxes::create(&server()?, args, printer)),
         Command::Ls(args) => block_on(sandboxes::list(&server()?, args, printer)),
-        Command::Inspect { id } => block_on(watch::inspect(&server()?, &id, printer)),
+        Command::Inspect { id, owners } => {
+            block_on(watch::inspect(&server()?, &id, &owners.scope(), printer))
+        }
         Command::Top(args) => block_on(watch::top(&server()?, &args, printer)),
         Command::Usage(args) => block_on(watch::usage(&server()?, &args, printer)),
         Command::Events(args) => block_on(watch::events(&server()?, &args, printer)),

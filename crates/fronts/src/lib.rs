@@ -13,6 +13,7 @@ mod hosts;
 mod leftover;
 mod limits;
 mod openapi;
+mod records;
 mod router;
 mod serve;
 mod settings;

@@ -24,6 +24,7 @@ use crate::events::Feed;
 use crate::history::History;
 use crate::images::Pulls;
 use crate::names::{Names, chosen_name};
+use crate::operator::RecentActs;
 use crate::pools::{Pools, Taken, WaitsForRoom};
 use crate::quota::{Cost, Quota};
 use crate::reaper::Schedule;
@@ -56,6 +57,8 @@ pub(crate) struct Core {
     pub(crate) pools: Pools,
     pub(crate) volumes: Volumes,
     pub(crate) events: Feed,
+    /// What the operator has looked at lately.
+    pub(crate) acts: RecentActs,
     pub(crate) troubles: Troubles,
     pub(crate) snapshots: Shelf,
     pub(crate) pulls: Pulls,
@@ -101,6 +104,7 @@ impl Core {
             pools,
             volumes: Volumes::default(),
             events: Feed::new(kept.events),
+            acts: RecentActs::default(),
             troubles: Troubles::default(),
             snapshots: Shelf::default(),
             pulls: Pulls::default(),

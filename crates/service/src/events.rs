@@ -12,6 +12,7 @@ use domain::{Cause, OnDeath, Owner, Phase, SandboxId};
 use tokio::sync::watch;
 
 use crate::core::Core;
+use crate::{ActKind, ThingKind};
 
 /// How many events are remembered.
 pub(crate) const REMEMBERED: usize = 10_000;
@@ -44,10 +45,63 @@ impl LifeEvent {
     }
 }
 
+/// The operator did something with a thing of another owner's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OperatorEvent {
+    /// As in [`LifeEvent`].
+    pub id: u64,
+    pub time: SystemTime,
+    /// Whose thing it is.
+    pub owner: Owner,
+    pub act: Act,
+}
+
+/// What was done, to what.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Act {
+    pub kind: ActKind,
+    pub thing: ThingKind,
+    /// An id or a name; `*` if it was a list.
+    pub subject: String,
+}
+
+/// An event as it is remembered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Recorded {
+    Life(LifeEvent),
+    Operator(OperatorEvent),
+}
+
+impl Recorded {
+    pub(crate) fn id(&self) -> u64 {
+        match self {
+            Self::Life(event) => event.id,
+            Self::Operator(event) => event.id,
+        }
+    }
+
+    fn owner(&self) -> &Owner {
+        match self {
+            Self::Life(event) => &event.owner,
+            Self::Operator(event) => &event.owner,
+        }
+    }
+}
+
+impl From<Recorded> for Told {
+    fn from(recorded: Recorded) -> Self {
+        match recorded {
+            Recorded::Life(event) => Self::Event(event),
+            Recorded::Operator(event) => Self::Operator(event),
+        }
+    }
+}
+
 /// What a reader of events is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Told {
     Event(LifeEvent),
+    Operator(OperatorEvent),
     /// Events after `after` up to this one are no longer remembered.
     Missed {
         after: u64,
@@ -62,7 +116,7 @@ pub(crate) struct Feed {
 }
 
 struct Ring {
-    events: VecDeque<LifeEvent>,
+    events: VecDeque<Recorded>,
     next: u64,
     /// The highest number that was forgotten.
     forgotten: u64,
@@ -70,9 +124,9 @@ struct Ring {
 
 impl Feed {
     /// Goes on after what was kept, the oldest first.
-    pub(crate) fn new(kept: Vec<LifeEvent>) -> Self {
-        let last = kept.last().map_or(0, |event| event.id);
-        let forgotten = kept.first().map_or(0, |event| event.id.saturating_sub(1));
+    pub(crate) fn new(kept: Vec<Recorded>) -> Self {
+        let last = kept.last().map_or(0, Recorded::id);
+        let forgotten = kept.first().map_or(0, |event| event.id().saturating_sub(1));
         let next = if last == 0 { 1 } else { last + SKIPPED };
         Self {
             ring: Mutex::new(Ring { events: kept.into(), next, forgotten }),
@@ -88,16 +142,25 @@ impl Feed {
         phase: Phase,
         cause: Option<Cause>,
     ) {
+        let (owner, sandbox) = (owner.clone(), sandbox.clone());
+        self.push(|id| Recorded::Life(LifeEvent { id, time, owner, sandbox, phase, cause }));
+    }
+
+    pub(crate) fn record_act(&self, time: SystemTime, owner: &Owner, act: Act) {
+        let owner = owner.clone();
+        self.push(|id| Recorded::Operator(OperatorEvent { id, time, owner, act }));
+    }
+
+    fn push(&self, event: impl FnOnce(u64) -> Recorded) {
         let mut ring = self.lock();
         let id = ring.next;
         ring.next += 1;
         if ring.events.len() >= REMEMBERED
             && let Some(oldest) = ring.events.pop_front()
         {
-            ring.forgotten = oldest.id;
+            ring.forgotten = oldest.id();
         }
-        let (owner, sandbox) = (owner.clone(), sandbox.clone());
-        ring.events.push_back(LifeEvent { id, time, owner, sandbox, phase, cause });
+        ring.events.push_back(event(id));
         drop(ring);
         self.newest.send_replace(id);
     }
@@ -119,18 +182,18 @@ impl Feed {
         if after < ring.forgotten {
             told.push(Told::Missed { after, through: ring.forgotten });
         }
-        let first = ring.events.partition_point(|event| event.id <= after);
-        told.extend(ring.events.iter().skip(first).take(most).cloned().map(Told::Event));
+        let first = ring.events.partition_point(|event| event.id() <= after);
+        told.extend(ring.events.iter().skip(first).take(most).cloned().map(Told::from));
         told
     }
 
     /// The number after which the last `count` events of one owner's, or of all, stand.
     pub(crate) fn before_last(&self, owner: Option<&Owner>, count: usize) -> u64 {
         let ring = self.lock();
-        let seen = |event: &&LifeEvent| owner.is_none_or(|owner| event.owner == *owner);
+        let seen = |event: &&Recorded| owner.is_none_or(|owner| event.owner() == owner);
         match count.checked_sub(1).map(|back| ring.events.iter().rev().filter(seen).nth(back)) {
             None => ring.next - 1,
-            Some(Some(first)) => first.id - 1,
+            Some(Some(first)) => first.id() - 1,
             // There are fewer, and what is forgotten is no part of them.
             Some(None) => ring.forgotten,
         }
@@ -139,7 +202,11 @@ impl Feed {
     /// The last events of one sandbox, at most so many, the oldest first.
     pub(crate) fn of(&self, owner: &Owner, sandbox: &SandboxId, most: usize) -> Vec<LifeEvent> {
         let ring = self.lock();
-        let own = ring.events.iter().rev().filter(|event| event.sandbox == *sandbox && event.owner == *owner);
+        let life = ring.events.iter().rev().filter_map(|event| match event {
+            Recorded::Life(event) => Some(event),
+            Recorded::Operator(_) => None,
+        });
+        let own = life.filter(|event| event.sandbox == *sandbox && event.owner == *owner);
         let mut own: Vec<LifeEvent> = own.take(most).cloned().collect();
         own.reverse();
         own
@@ -180,10 +247,15 @@ impl Events {
             let Some(last) = told.last() else { return told };
             self.after = match last {
                 Told::Event(event) => event.id,
+                Told::Operator(event) => event.id,
                 Told::Missed { through, .. } => *through,
             };
             if let Some(owner) = &self.owner {
-                told.retain(|told| !matches!(told, Told::Event(event) if event.owner != *owner));
+                told.retain(|told| match told {
+                    Told::Event(event) => event.owner == *owner,
+                    Told::Operator(event) => event.owner == *owner,
+                    Told::Missed { .. } => true,
+                });
             }
             if !told.is_empty() {
                 return told;
@@ -223,7 +295,8 @@ pub(crate) async fn keep(core: Arc<Core>) {
 
 async fn store(core: &Core, told: Vec<Told>) {
     let events = told.into_iter().filter_map(|told| match told {
-        Told::Event(event) => Some(event),
+        Told::Event(event) => Some(Recorded::Life(event)),
+        Told::Operator(event) => Some(Recorded::Operator(event)),
         Told::Missed { .. } => None,
     });
     core.store.keep_events(events.collect()).await;
@@ -249,7 +322,7 @@ mod tests {
             .iter()
             .map(|told| match told {
                 Told::Event(event) => event.id,
-                Told::Missed { .. } => 0,
+                Told::Operator(_) | Told::Missed { .. } => 0,
             })
             .collect();
         assert_eq!(ids, [3, 4, 5]);

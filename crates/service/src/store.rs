@@ -27,8 +27,9 @@ pub(crate) use rows::Record;
 use rows::Row;
 pub(crate) use volumes::{KeptVolume, VolumeChange};
 
+use crate::Hour;
 use crate::api_keys::{ApiKey, KeptKey};
-use crate::{Hour, LifeEvent};
+use crate::events::Recorded;
 
 /// How many writes may wait for the thread.
 const QUEUE: usize = 256;
@@ -82,7 +83,7 @@ pub(crate) struct Kept {
     pub(crate) pools: Vec<KeptPool>,
     pub(crate) snapshots: Vec<Snapshot>,
     /// The oldest first.
-    pub(crate) events: Vec<LifeEvent>,
+    pub(crate) events: Vec<Recorded>,
     pub(crate) volumes: Vec<KeptVolume>,
     pub(crate) hours: Vec<Hour>,
 }
@@ -104,7 +105,7 @@ enum Write {
     DeleteKey(String, Answer),
     PutPool(Box<KeptPool>, Answer),
     DeletePool(String, Answer),
-    Events(Vec<LifeEvent>),
+    Events(Vec<Recorded>),
     Volume(VolumeChange, Answer),
     Snapshot(Box<Snapshot>, Answer),
     DeleteSnapshot(SnapshotId, Answer),
@@ -194,7 +195,7 @@ impl Store {
     }
 
     /// Keeps events; only takes its place in the queue. A failure is logged.
-    pub(crate) async fn keep_events(&self, events: Vec<LifeEvent>) {
+    pub(crate) async fn keep_events(&self, events: Vec<Recorded>) {
         if self.queue.send(Write::Events(events)).await.is_err() {
             tracing::warn!("the store is closed; some events were not kept");
         }

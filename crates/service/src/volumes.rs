@@ -356,7 +356,10 @@ impl crate::Service {
     }
 
     /// Adds what the volumes hold. Only these are asked for: others may have many.
-    async fn measured(&self, mut statuses: Vec<VolumeStatus>) -> Result<Vec<VolumeStatus>, ServiceError> {
+    pub(crate) async fn measured(
+        &self,
+        mut statuses: Vec<VolumeStatus>,
+    ) -> Result<Vec<VolumeStatus>, ServiceError> {
         let ids: Vec<VolumeId> = statuses.iter().map(|status| status.volume.id.clone()).collect();
         if ids.is_empty() {
             return Ok(statuses);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use domain::{Bytes, Cpus};
 
-use super::{LimitArgs, NetworkChoice, StateArgs};
+use super::{LimitArgs, NetworkChoice, OwnerArgs, StateArgs};
 use crate::client::{SandboxRef, SnapshotRef};
 use crate::values::{self, Lifetime};
 
@@ -88,17 +88,23 @@ pub(crate) enum SnapshotCommand {
         /// Only those of this sandbox
         #[arg(long, value_name = "SANDBOX")]
         sandbox: Option<SandboxRef>,
+        #[command(flatten)]
+        owners: OwnerArgs,
     },
     /// Show a snapshot
     Inspect {
         /// The snapshot: its id, its name, or the beginning of its id
         #[arg(value_name = "SNAPSHOT")]
         id: SnapshotRef,
+        #[command(flatten)]
+        owners: OwnerArgs,
     },
     /// Delete snapshots; sandboxes that were made from them keep their files
     Rm {
         #[arg(required = true, value_name = "SNAPSHOT")]
         ids: Vec<SnapshotRef>,
+        #[command(flatten)]
+        owners: OwnerArgs,
     },
 }
 
@@ -169,13 +175,20 @@ pub(crate) enum KeyCommand {
     Rm {
         #[arg(required = true, value_name = "ID")]
         ids: Vec<String>,
+        /// Also remove all sandboxes of the key's owner if the owner has no other valid key;
+        /// snapshots and volumes stay
+        #[arg(long)]
+        and_sandboxes: bool,
     },
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum VolumeCommand {
     /// List your volumes
-    Ls,
+    Ls {
+        #[command(flatten)]
+        owners: OwnerArgs,
+    },
     /// Make a volume; one of the same size may be there already
     Create {
         /// What sandboxes will call it
@@ -185,11 +198,18 @@ pub(crate) enum VolumeCommand {
         size: Option<Bytes>,
     },
     /// Show one volume and which sandboxes use it
-    Inspect { name: String },
+    Inspect {
+        /// The volume: its name, or the beginning of its id
+        name: String,
+        #[command(flatten)]
+        owners: OwnerArgs,
+    },
     /// Remove volumes that no sandbox uses, with all they hold
     Rm {
         #[arg(required = true, value_name = "NAME")]
         names: Vec<String>,
+        #[command(flatten)]
+        owners: OwnerArgs,
     },
 }
 

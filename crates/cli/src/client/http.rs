@@ -198,6 +198,11 @@ impl Api {
         }
     }
 
+    /// A delete whose answer has a body.
+    pub(super) async fn delete_for(&self, path: &str) -> Result<Response<Incoming>> {
+        self.call(Method::DELETE, path, None, empty()).await
+    }
+
     pub(super) async fn delete(&self, path: &str) -> Result<()> {
         self.call(Method::DELETE, path, None, empty()).await.map(drop)
     }

@@ -28,6 +28,12 @@ struct Page {
     items: Vec<KeyInfo>,
 }
 
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Removed {
+    removed_sandboxes: Vec<String>,
+}
+
 impl Server {
     pub(crate) async fn issue_key(&self, owner: &str, expires: Option<Duration>) -> Result<KeyInfo> {
         let mut wish = json!({ "owner": owner });
@@ -48,6 +54,17 @@ impl Server {
         match self.operator().delete(&format!("/keys/{id}")).await {
             Ok(()) => Ok(true),
             Err(error) if super::refused_with(&error, StatusCode::NOT_FOUND) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// As [`Server::revoke_key`], and removes the owner's sandboxes with the owner's last valid key;
+    /// gives those, or `None` if there was no such key.
+    pub(crate) async fn revoke_key_and_sandboxes(&self, id: &str) -> Result<Option<Vec<String>>> {
+        let id = percent_encoding::utf8_percent_encode(id, percent_encoding::NON_ALPHANUMERIC);
+        match self.operator().delete_for(&format!("/keys/{id}?sandboxes=true")).await {
+            Ok(answer) => Ok(Some(web::json::<Removed>(answer).await?.removed_sandboxes)),
+            Err(error) if super::refused_with(&error, StatusCode::NOT_FOUND) => Ok(None),
             Err(error) => Err(error),
         }
     }

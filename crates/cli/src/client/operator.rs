@@ -130,6 +130,15 @@ impl Server {
         Ok(web::json::<Reports>(answer).await?.sandboxes)
     }
 
+    /// Removes anybody's sandbox, as the operator; says whether it was there.
+    pub(crate) async fn remove_as_operator(&self, id: &str) -> Result<bool> {
+        match self.operator().delete(&format!("/sandboxes/{id}")).await {
+            Ok(()) => Ok(true),
+            Err(error) if super::refused_with(&error, StatusCode::NOT_FOUND) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// What was used in each of the last hours, as the server tells it.
     pub(crate) async fn hours(&self, count: u64) -> Result<Vec<Hour>> {
         let answer = self.operator().get(&format!("/usage?hours={count}")).await?;

@@ -40,6 +40,13 @@ pub(crate) enum OwnerScope {
     All,
 }
 
+/// What leads to one volume: its name and, for the operator, its owner.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct VolumeKey {
+    pub name: String,
+    pub owner: Option<String>,
+}
+
 /// Something that can be meant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Candidate {
@@ -111,7 +118,7 @@ impl OwnerScope {
         match self {
             Self::Own => vec![("mine", "true")],
             Self::Owner(name) => vec![("owner", name)],
-            Self::All => Vec::new(),
+            Self::All => vec![("owner", "*")],
         }
     }
 }
@@ -170,10 +177,18 @@ impl Server {
 
     /// The id of one of the caller's own snapshots.
     pub(crate) async fn resolve_snapshot(&self, reference: &SnapshotRef) -> Result<SnapshotId> {
+        self.resolve_snapshot_in(reference, &OwnerScope::Own).await
+    }
+
+    pub(crate) async fn resolve_snapshot_in(
+        &self,
+        reference: &SnapshotRef,
+        scope: &OwnerScope,
+    ) -> Result<SnapshotId> {
         if let Some(id) = reference.exact() {
             return Ok(id);
         }
-        let found = self.resolve_snapshots(std::slice::from_ref(reference)).await?.0.pop();
+        let found = self.resolve_snapshots(std::slice::from_ref(reference), scope).await?.0.pop();
         found.ok_or_else(|| anyhow!("no snapshot has the id or name `{reference}`")).hint(SNAPSHOTS.hint)
     }
 
@@ -181,12 +196,10 @@ impl Server {
     pub(crate) async fn resolve_snapshots(
         &self,
         references: &[SnapshotRef],
+        scope: &OwnerScope,
     ) -> Result<(Vec<SnapshotId>, Vec<String>)> {
         let inexact = references.iter().any(|reference| reference.exact().is_none());
-        let snapshots = if inexact { self.snapshots(None).await? } else { Vec::new() };
-        let candidate =
-            |snapshot: super::SnapshotInfo| Candidate { id: snapshot.id, name: snapshot.name, owner: None };
-        let candidates: Vec<Candidate> = snapshots.into_iter().map(candidate).collect();
+        let candidates = if inexact { self.snapshot_candidates(scope).await? } else { Vec::new() };
         let (mut found, mut missing) = (Vec::new(), Vec::new());
         for reference in references {
             let id = match reference.exact() {
@@ -202,17 +215,32 @@ impl Server {
         Ok((found, missing))
     }
 
-    /// The name of the caller's own volume whose id is, or begins with, the text.
-    pub(crate) async fn resolve_volume(&self, text: &str) -> Result<Option<String>> {
-        let volumes = self.volumes().await?;
+    async fn snapshot_candidates(&self, scope: &OwnerScope) -> Result<Vec<Candidate>> {
+        if *scope == OwnerScope::Own {
+            let candidate =
+                |found: super::SnapshotInfo| Candidate { id: found.id, name: found.name, owner: None };
+            return Ok(self.snapshots(None).await?.into_iter().map(candidate).collect());
+        }
+        let candidate = |found: super::OwnedSnapshot| Candidate {
+            id: found.id,
+            name: found.name,
+            owner: Some(found.owner),
+        };
+        Ok(self.owned_snapshots(scope).await?.into_iter().map(candidate).collect())
+    }
+
+    /// The volume whose name is the text, or whose id is, or begins with, it.
+    pub(crate) async fn resolve_volume(&self, text: &str, scope: &OwnerScope) -> Result<Option<VolumeKey>> {
+        let volumes = self.volumes(scope).await?;
         let candidate = |volume: &super::VolumeInfo| Candidate {
             id: volume.id.clone(),
             name: Some(volume.name.clone()),
-            owner: None,
+            owner: Some(volume.owner.clone()),
         };
         let candidates: Vec<Candidate> = volumes.iter().map(candidate).collect();
         let id = pick::<String>(text, &candidates, &VOLUMES)?;
-        Ok(id.and_then(|id| volumes.into_iter().find(|volume| volume.id == id)).map(|volume| volume.name))
+        let found = id.and_then(|id| volumes.into_iter().find(|volume| volume.id == id));
+        Ok(found.map(|volume| VolumeKey { name: volume.name, owner: Some(volume.owner) }))
     }
 
     /// Every sandbox that can be meant. A server that has no such list of its own, because it is not

@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
+use domain::SnapshotId;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::http as web;
 use super::lifecycle::{Pagination, Server, Status};
+use super::resolve::OwnerScope;
 
 /// A snapshot as the server describes it. Unknown fields are kept for `--json`.
 #[derive(Debug, Serialize, Deserialize)]
@@ -22,6 +24,26 @@ pub(crate) struct SnapshotInfo {
     pub created_at: String,
     #[serde(flatten)]
     pub rest: BTreeMap<String, serde_json::Value>,
+}
+
+/// A snapshot of any owner's, as the operator sees it.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct OwnedSnapshot {
+    pub id: String,
+    pub owner: String,
+    pub sandbox_id: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    pub state: String,
+    pub image: String,
+    pub size_bytes: u64,
+    pub created_at: String,
+}
+
+#[derive(Deserialize)]
+struct OwnedPage {
+    items: Vec<OwnedSnapshot>,
 }
 
 #[derive(Deserialize)]
@@ -70,6 +92,26 @@ impl Server {
     /// Says whether there was such a snapshot.
     pub(crate) async fn delete_snapshot(&self, id: &str) -> Result<bool> {
         match self.api().delete(&format!("/snapshots/{id}")).await {
+            Ok(()) => Ok(true),
+            Err(error) if super::refused_with(&error, StatusCode::NOT_FOUND) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The snapshots of an owner, or of all, newest first.
+    pub(crate) async fn owned_snapshots(&self, scope: &OwnerScope) -> Result<Vec<OwnedSnapshot>> {
+        let path = format!("/snapshots{}", web::query(&scope.parameters()));
+        let page: OwnedPage = web::json(self.operator().get(&path).await?).await?;
+        Ok(page.items)
+    }
+
+    pub(crate) async fn owned_snapshot(&self, id: &SnapshotId) -> Result<OwnedSnapshot> {
+        web::json(self.operator().get(&format!("/snapshots/{id}")).await?).await
+    }
+
+    /// Removes anybody's snapshot, as the operator; says whether there was such a one.
+    pub(crate) async fn remove_owned_snapshot(&self, id: &SnapshotId) -> Result<bool> {
+        match self.operator().delete(&format!("/snapshots/{id}")).await {
             Ok(()) => Ok(true),
             Err(error) if super::refused_with(&error, StatusCode::NOT_FOUND) => Ok(false),
             Err(error) => Err(error),

@@ -7,6 +7,7 @@ use serde_json::json;
 
 use super::http as web;
 use super::lifecycle::Server;
+use super::resolve::{OwnerScope, VolumeKey};
 
 /// A volume as the server describes it.
 #[derive(Serialize, Deserialize)]
@@ -37,23 +38,29 @@ impl Server {
         web::json(self.operator().post_json("/volumes", &wish).await?).await
     }
 
-    pub(crate) async fn volumes(&self) -> Result<Vec<VolumeInfo>> {
-        let page: Page = web::json(self.operator().get("/volumes").await?).await?;
+    pub(crate) async fn volumes(&self, scope: &OwnerScope) -> Result<Vec<VolumeInfo>> {
+        let path = format!("/volumes{}", web::query(&scope.parameters()));
+        let page: Page = web::json(self.operator().get(&path).await?).await?;
         Ok(page.items)
     }
 
-    pub(crate) async fn volume(&self, name: &str) -> Result<VolumeInfo> {
-        web::json(self.operator().get(&format!("/volumes/{}", encoded(name))).await?).await
+    pub(crate) async fn volume(&self, volume: &VolumeKey) -> Result<VolumeInfo> {
+        web::json(self.operator().get(&path_of(volume)).await?).await
     }
 
     /// Says whether there was such a volume.
-    pub(crate) async fn remove_volume(&self, name: &str) -> Result<bool> {
-        match self.operator().delete(&format!("/volumes/{}", encoded(name))).await {
+    pub(crate) async fn remove_volume(&self, volume: &VolumeKey) -> Result<bool> {
+        match self.operator().delete(&path_of(volume)).await {
             Ok(()) => Ok(true),
             Err(error) if super::refused_with(&error, StatusCode::NOT_FOUND) => Ok(false),
             Err(error) => Err(error),
         }
     }
+}
+
+fn path_of(volume: &VolumeKey) -> String {
+    let owner = volume.owner.as_ref().map(|owner| web::query(&[("owner", owner)])).unwrap_or_default();
+    format!("/volumes/{}{owner}", encoded(&volume.name))
 }
 
 fn encoded(name: &str) -> impl std::fmt::Display + '_ {

@@ -30,22 +30,35 @@ pub(crate) async fn key(server: &Server, command: KeyCommand, printer: &Printer)
             let rows = keys.iter().map(row).collect();
             printer.list(&keys, &["id", "owner", "created", "expires"], rows)?;
         }
-        KeyCommand::Rm { ids } => remove(server, &ids, printer).await?,
+        KeyCommand::Rm { ids, and_sandboxes } => remove(server, &ids, and_sandboxes, printer).await?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Removes all that are there; one that is missing is an error in the end.
-async fn remove(server: &Server, ids: &[String], printer: &Printer) -> Result<()> {
-    let (mut removed, mut missing) = (Vec::new(), Vec::new());
+async fn remove(server: &Server, ids: &[String], and_sandboxes: bool, printer: &Printer) -> Result<()> {
+    let (mut removed, mut missing, mut sandboxes) = (Vec::new(), Vec::new(), Vec::new());
     for id in ids {
-        let list = if server.revoke_key(id).await? { &mut removed } else { &mut missing };
+        let gone = if and_sandboxes {
+            let gone = server.revoke_key_and_sandboxes(id).await?;
+            gone.map(|gone| sandboxes.extend(gone)).is_some()
+        } else {
+            server.revoke_key(id).await?
+        };
+        let list = if gone { &mut removed } else { &mut missing };
         list.push(id.as_str());
     }
     if printer.json() {
-        printer.value(&json!({ "removed": removed, "missing": missing }))?;
+        let mut value = json!({ "removed": removed, "missing": missing });
+        if and_sandboxes {
+            value["removedSandboxes"] = json!(sandboxes);
+        }
+        printer.value(&value)?;
     } else {
         removed.iter().try_for_each(|id| printer.line(id))?;
+        if and_sandboxes {
+            printer.remark(format!("{} sandboxes were removed", sandboxes.len()));
+        }
     }
     if missing.is_empty() {
         return Ok(());

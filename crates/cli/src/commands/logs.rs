@@ -9,7 +9,7 @@ use domain::{ProcessId, SandboxId};
 use http::StatusCode;
 
 use crate::args::LogsArgs;
-use crate::client::{LogRecord, Logs, Server, refused_with};
+use crate::client::{LogRecord, Logs, OwnerScope, Server, refused_with};
 use crate::output::{Printer, WithHint};
 
 /// The exit code when some of the output is no longer kept.
@@ -18,13 +18,19 @@ const INCOMPLETE: u8 = 3;
 const MAIN_PROCESS: &str = "entrypoint";
 
 pub(crate) async fn logs(server: &Server, args: LogsArgs, printer: &Printer) -> Result<ExitCode> {
-    let id = server.resolve(&args.id).await?;
+    let scope = args.owners.scope();
+    let id = server.resolve_in(&args.id, &scope).await?;
     let process = match &args.process {
         Some(process) => server.resolve_processes(&id, std::slice::from_ref(process)).await?.remove(0),
         None => default_process(server, &id).await?,
     };
-    let sandbox = server.open(&id).await?;
-    let logs = match sandbox.logs(&process, args.from, args.follow).await {
+    let opened = match scope {
+        OwnerScope::Own => server.open(&id).await?.logs(&process, args.from, args.follow).await,
+        OwnerScope::Owner(_) | OwnerScope::All => {
+            server.logs_as_operator(&id, &process, args.from, args.follow).await
+        }
+    };
+    let logs = match opened {
         Err(error) if refused_with(&error, StatusCode::NOT_FOUND) => {
             return Err(error).hint("`coracle ps --all` lists the processes of a sandbox");
         }

@@ -162,17 +162,24 @@ fn seconds(from: Timestamp, to: Timestamp) -> u64 {
 /// Removes what was named. One that is missing does not keep the others alive, but is an error
 /// in the end.
 pub(crate) async fn remove(server: &Server, args: RmArgs, printer: &Printer) -> Result<ExitCode> {
-    let (ids, mut missing): (Vec<String>, Vec<String>) = if args.all {
+    let scope = args.owners.scope();
+    let (ids, mut missing): (Vec<String>, Vec<String>) = if args.all && scope == OwnerScope::Own {
         let own = server.list(&[]).await?.into_iter().map(|sandbox| sandbox.id).collect();
         (own, Vec::new())
+    } else if args.all {
+        let all = server.overview(&scope).await?.into_iter().map(|report| report.id).collect();
+        (all, Vec::new())
     } else {
-        let (found, missing) = server.resolve_all(&args.ids, &OwnerScope::Own).await?;
+        let (found, missing) = server.resolve_all(&args.ids, &scope).await?;
         (found.iter().map(ToString::to_string).collect(), missing)
     };
     let mut progress = printer.progress("removing");
     let mut removed = Vec::new();
     for id in &ids {
-        let gone = server.remove(id).await?;
+        let gone = match scope {
+            OwnerScope::Own => server.remove(id).await?,
+            OwnerScope::Owner(_) | OwnerScope::All => server.remove_as_operator(id).await?,
+        };
         if gone {
             removed.push(id)
         } else {
@@ -185,6 +192,9 @@ pub(crate) async fn remove(server: &Server, args: RmArgs, printer: &Printer) -> 
         printer.value(&json!({ "removed": removed, "missing": missing }))?;
     } else {
         removed.iter().try_for_each(|id| printer.line(id))?;
+    }
+    if args.all && scope == OwnerScope::Own {
+        printer.note(format!("{} of your own sandboxes removed; other owners' stay", removed.len()));
     }
     // With `--all` somebody else may have removed one in between, which is what was wanted.
     if missing.is_empty() || args.all {

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::args::{ForkArgs, SnapshotCommand};
-use crate::client::{NewSandbox, Server, SnapshotInfo};
-use crate::output::{Printer, WithHint, span};
+use crate::client::{NewSandbox, OwnedSnapshot, OwnerScope, Server, SnapshotInfo};
+use crate::output::{Printer, WithHint, size, span};
 
 /// How often the server is asked whether a snapshot is ready: its API tells it to nobody.
 const LOOK: Duration = Duration::from_millis(20);
@@ -29,7 +29,17 @@ pub(crate) async fn snapshot(
             let ready = take(server, id.as_str(), name.as_deref(), printer).await?;
             if printer.json() { printer.value(&ready)? } else { printer.line(&ready.id)? }
         }
-        SnapshotCommand::Ls { sandbox } => {
+        SnapshotCommand::Ls { sandbox, owners } if owners.scope() != OwnerScope::Own => {
+            let scope = owners.scope();
+            let mut found = server.owned_snapshots(&scope).await?;
+            if let Some(sandbox) = &sandbox {
+                let id = server.resolve_in(sandbox, &scope).await?;
+                found.retain(|snapshot| snapshot.sandbox_id == id.as_str());
+            }
+            let rows = found.iter().map(owned_row).collect();
+            printer.list(&found, &["id", "owner", "sandbox", "name", "state", "size", "created"], rows)?;
+        }
+        SnapshotCommand::Ls { sandbox, .. } => {
             let sandbox = match &sandbox {
                 Some(sandbox) => Some(server.resolve(sandbox).await?),
                 None => None,
@@ -38,13 +48,24 @@ pub(crate) async fn snapshot(
             let rows = found.iter().map(row).collect();
             printer.list(&found, &["id", "sandbox", "name", "state", "created"], rows)?;
         }
-        SnapshotCommand::Inspect { id } => {
+        SnapshotCommand::Inspect { id, owners } if owners.scope() != OwnerScope::Own => {
+            let id = server.resolve_snapshot_in(&id, &owners.scope()).await?;
+            let found = server.owned_snapshot(&id).await?;
+            let columns = ["id", "owner", "sandbox", "name", "state", "size", "created"];
+            if printer.json() {
+                printer.value(&found)?
+            } else {
+                printer.table(&columns, vec![owned_row(&found)])?
+            }
+        }
+        SnapshotCommand::Inspect { id, .. } => {
             let id = server.resolve_snapshot(&id).await?;
             inspect(server, id.as_str(), printer).await?;
         }
-        SnapshotCommand::Rm { ids } => {
-            let (found, missing) = server.resolve_snapshots(&ids).await?;
-            remove(server, &found, missing, printer).await?;
+        SnapshotCommand::Rm { ids, owners } => {
+            let scope = owners.scope();
+            let (found, missing) = server.resolve_snapshots(&ids, &scope).await?;
+            remove(server, &found, missing, &scope, printer).await?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -56,6 +77,18 @@ fn row(snapshot: &SnapshotInfo) -> Vec<String> {
         snapshot.sandbox_id.clone(),
         snapshot.name.clone().unwrap_or_default(),
         snapshot.status.state.clone(),
+        snapshot.created_at.clone(),
+    ]
+}
+
+fn owned_row(snapshot: &OwnedSnapshot) -> Vec<String> {
+    vec![
+        snapshot.id.clone(),
+        snapshot.owner.clone(),
+        snapshot.sandbox_id.clone(),
+        snapshot.name.clone().unwrap_or_default(),
+        snapshot.state.clone(),
+        size(snapshot.size_bytes),
         snapshot.created_at.clone(),
     ]
 }
@@ -133,11 +166,16 @@ async fn remove(
     server: &Server,
     ids: &[SnapshotId],
     mut missing: Vec<String>,
+    scope: &OwnerScope,
     printer: &Printer,
 ) -> Result<()> {
     let mut removed = Vec::new();
     for id in ids {
-        let list = if server.delete_snapshot(id.as_str()).await? { &mut removed } else { &mut missing };
+        let gone = match scope {
+            OwnerScope::Own => server.delete_snapshot(id.as_str()).await?,
+            OwnerScope::Owner(_) | OwnerScope::All => server.remove_owned_snapshot(id).await?,
+        };
+        let list = if gone { &mut removed } else { &mut missing };
         list.push(id.to_string());
     }
     if printer.json() {

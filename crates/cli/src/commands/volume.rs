@@ -7,50 +7,63 @@ use domain::Bytes;
 use serde_json::json;
 
 use crate::args::VolumeCommand;
-use crate::client::{Server, VolumeInfo, refused_with};
+use crate::client::{OwnerScope, Server, VolumeInfo, VolumeKey, refused_with};
 use crate::output::{Printer, WithHint};
 
 pub(crate) async fn volume(server: &Server, command: VolumeCommand, printer: &Printer) -> Result<ExitCode> {
     match command {
-        VolumeCommand::Ls => {
-            let volumes = server.volumes().await?;
-            printer.list(&volumes, &["name", "used", "size", "sandboxes", "created"], rows(&volumes))?;
+        VolumeCommand::Ls { owners } => {
+            let volumes = server.volumes(&owners.scope()).await?;
+            let columns = ["name", "owner", "used", "size", "sandboxes", "created"];
+            printer.list(&volumes, &columns, rows(&volumes))?;
         }
         VolumeCommand::Create { name, size } => {
             let made = server.make_volume(&name, size).await?;
             if printer.json() { printer.value(&made)? } else { printer.line(&made.name)? }
         }
-        VolumeCommand::Inspect { name } => match find(server, &name).await? {
+        VolumeCommand::Inspect { name, owners } => match find(server, &name, &owners.scope()).await? {
             Some(volume) => inspect(&volume, printer)?,
             None => missing(&[&name])?,
         },
-        VolumeCommand::Rm { names } => remove(server, &names, printer).await?,
+        VolumeCommand::Rm { names, owners } => remove(server, &names, &owners.scope(), printer).await?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// A volume by its name or, where there is none of that name, by its id or the beginning of it.
-async fn find(server: &Server, text: &str) -> Result<Option<VolumeInfo>> {
-    match server.volume(text).await {
-        Ok(volume) => Ok(Some(volume)),
-        Err(error) if refused_with(&error, http::StatusCode::NOT_FOUND) => {
-            match server.resolve_volume(text).await? {
-                Some(name) => server.volume(&name).await.map(Some),
-                None => Ok(None),
-            }
+async fn find(server: &Server, text: &str, scope: &OwnerScope) -> Result<Option<VolumeInfo>> {
+    if let Some(exact) = exact(text, scope) {
+        match server.volume(&exact).await {
+            Err(error) if refused_with(&error, http::StatusCode::NOT_FOUND) => {}
+            found => return found.map(Some),
         }
-        Err(error) => Err(error),
+    }
+    match server.resolve_volume(text, scope).await? {
+        Some(volume) => server.volume(&volume).await.map(Some),
+        None => Ok(None),
     }
 }
 
 /// Removes a volume that is named as [`find`] takes it; gives its name if it was there.
-async fn remove_one(server: &Server, text: &str) -> Result<Option<String>> {
-    if server.remove_volume(text).await? {
-        return Ok(Some(text.to_owned()));
+async fn remove_one(server: &Server, text: &str, scope: &OwnerScope) -> Result<Option<String>> {
+    if let Some(exact) = exact(text, scope)
+        && server.remove_volume(&exact).await?
+    {
+        return Ok(Some(exact.name));
     }
-    match server.resolve_volume(text).await? {
-        Some(name) if server.remove_volume(&name).await? => Ok(Some(name)),
+    match server.resolve_volume(text, scope).await? {
+        Some(volume) if server.remove_volume(&volume).await? => Ok(Some(volume.name)),
         _ => Ok(None),
+    }
+}
+
+/// The volume whose name is the text, if it is known whose it is.
+fn exact(text: &str, scope: &OwnerScope) -> Option<VolumeKey> {
+    let name = text.to_owned();
+    match scope {
+        OwnerScope::Own => Some(VolumeKey { name, owner: None }),
+        OwnerScope::Owner(owner) => Some(VolumeKey { name, owner: Some(owner.clone()) }),
+        OwnerScope::All => None,
     }
 }
 
@@ -58,7 +71,7 @@ fn rows(volumes: &[VolumeInfo]) -> Vec<Vec<String>> {
     let row = |volume: &VolumeInfo| {
         let used = volume.used_bytes.map_or_else(|| "?".to_owned(), |used| Bytes(used).to_string());
         let (size, users) = (Bytes(volume.size_bytes).to_string(), volume.sandboxes.len().to_string());
-        vec![volume.name.clone(), used, size, users, volume.created_at.clone()]
+        vec![volume.name.clone(), volume.owner.clone(), used, size, users, volume.created_at.clone()]
     };
     volumes.iter().map(row).collect()
 }
@@ -85,10 +98,10 @@ fn inspect(volume: &VolumeInfo, printer: &Printer) -> Result<()> {
 }
 
 /// Removes all that are there; one that is missing is an error in the end.
-async fn remove(server: &Server, names: &[String], printer: &Printer) -> Result<()> {
+async fn remove(server: &Server, names: &[String], scope: &OwnerScope, printer: &Printer) -> Result<()> {
     let (mut removed, mut absent) = (Vec::new(), Vec::new());
     for name in names {
-        match remove_one(server, name).await? {
+        match remove_one(server, name, scope).await? {
             Some(name) => removed.push(name),
             None => absent.push(name.as_str()),
         }

@@ -11,11 +11,16 @@ use serde_json::{Value, json};
 
 use super::sandboxes::{age, expiry, labels_text};
 use crate::args::{EventsArgs, TopArgs, UsageArgs};
-use crate::client::{EventsFrom, Hour, Report, Sample, SandboxRef, Server, UsedImage};
+use crate::client::{EventsFrom, Hour, OwnerScope, Report, Sample, SandboxRef, Server, UsedImage};
 use crate::output::{Printer, WithHint, exact_span, size};
 
-pub(crate) async fn inspect(server: &Server, sandbox: &SandboxRef, printer: &Printer) -> Result<ExitCode> {
-    let id = &server.resolve(sandbox).await?;
+pub(crate) async fn inspect(
+    server: &Server,
+    sandbox: &SandboxRef,
+    scope: &OwnerScope,
+    printer: &Printer,
+) -> Result<ExitCode> {
+    let id = &server.resolve_in(sandbox, scope).await?;
     let Some(report) = server.report(id).await? else {
         return Err(anyhow!("there is no such sandbox as `{id}`")).hint("`coracle ls` lists the sandboxes");
     };
@@ -230,6 +235,13 @@ pub(crate) async fn events(server: &Server, args: &EventsArgs, printer: &Printer
         let text = |name: &str| data[name].as_str().unwrap_or_default().to_owned();
         if event.kind == "missed" {
             printer.warn(format!("events {} to {} are no longer remembered", data["after"], data["through"]));
+            continue;
+        }
+        if event.kind == "operator" {
+            let (owner, subject) = (text("owner"), text("subject"));
+            let act = format!("{} by the operator", text("operator"));
+            let (id, time, kind) = (&data["id"], text("time"), text("kind"));
+            printer.line(format_args!("{id} {time} {owner} {kind} {subject} {act}"))?;
             continue;
         }
         let why = data["cause"].as_str().map(|cause| format!(" ({cause})")).unwrap_or_default();

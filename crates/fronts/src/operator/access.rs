@@ -5,6 +5,7 @@ use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::Response;
 use domain::Owner;
+use service::{ActKind, Service, ThingKind};
 
 use super::Front;
 use crate::answer;
@@ -20,9 +21,50 @@ pub(super) struct Operator;
 /// Whose affairs the caller may see: the operator everybody's, others their own.
 pub(super) struct Scope(pub(super) Option<Owner>);
 
-/// Whose affairs the caller asks for: with `owner=NAME` that owner's, with `mine=true` the caller's
-/// own, else all that [`Scope`] shows. Another owner's are shown to the operator alone.
-pub(super) struct Selected(pub(super) Option<Owner>);
+/// Whose affairs the caller asks for: with `owner=NAME` that owner's, with `owner=*` everybody's, with
+/// `mine=true` the caller's own. Another owner's are shown to the operator alone.
+pub(super) struct Selected {
+    caller: Owner,
+    chosen: Option<Choice>,
+}
+
+enum Choice {
+    One(Owner),
+    All,
+}
+
+impl Selected {
+    /// The one owner, or `None` for everybody: what [`Scope`] shows if nothing was chosen.
+    pub(super) fn owner(&self) -> Option<&Owner> {
+        match &self.chosen {
+            Some(Choice::One(owner)) => Some(owner),
+            Some(Choice::All) => None,
+            None if self.is_operator() => None,
+            None => Some(&self.caller),
+        }
+    }
+
+    /// As [`Selected::owner`], but the caller's own if nothing was chosen.
+    pub(super) fn owner_or_own(&self) -> Option<&Owner> {
+        if self.chosen.is_none() { Some(&self.caller) } else { self.owner() }
+    }
+
+    pub(super) fn is_operator(&self) -> bool {
+        self.caller == Owner::single()
+    }
+
+    /// Records that the operator listed what is not only the operator's own.
+    pub(super) fn record_list(&self, service: &Service, thing: ThingKind) {
+        match &self.chosen {
+            Some(Choice::All) => service.record_list_of_all(thing),
+            Some(Choice::One(owner)) if self.is_operator() => {
+                service.record_look(owner, ActKind::Listed, thing, "*");
+            }
+            // What the server shows the operator of itself, as metrics do, is not an act.
+            Some(Choice::One(_)) | None => {}
+        }
+    }
+}
 
 impl Front {
     /// Whose request it is. Who may open the operators' socket needs no key.
@@ -63,25 +105,23 @@ impl FromRequestParts<Front> for Selected {
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut Parts, front: &Front) -> Result<Self, Response> {
-        let caller = front.owner(parts).map_err(refuse)?;
-        let is_operator = caller == Owner::single();
-        let mut selected = if is_operator { None } else { Some(caller.clone()) };
+        let mut selected = Self { caller: front.owner(parts).map_err(refuse)?, chosen: None };
         for (name, value) in form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes()) {
-            match &*name {
-                "mine" if value == "true" => selected = Some(caller.clone()),
-                "owner" => {
-                    let owner = Owner::parse(&value).map_err(|error| {
-                        answer::error(StatusCode::BAD_REQUEST, "INVALID_OWNER", &error.to_string())
-                    })?;
-                    if !is_operator && owner != caller {
-                        return Err(operators_only());
-                    }
-                    selected = Some(owner);
-                }
-                _ => {}
+            let choice = match &*name {
+                "mine" if value == "true" => Choice::One(selected.caller.clone()),
+                "owner" if value == "*" => Choice::All,
+                "owner" => Choice::One(Owner::parse(&value).map_err(|error| {
+                    answer::error(StatusCode::BAD_REQUEST, "INVALID_OWNER", &error.to_string())
+                })?),
+                _ => continue,
+            };
+            let own = matches!(&choice, Choice::One(owner) if *owner == selected.caller);
+            if !own && !selected.is_operator() {
+                return Err(operators_only());
             }
+            selected.chosen = Some(choice);
         }
-        Ok(Self(selected))
+        Ok(selected)
     }
 }
 

@@ -13,8 +13,8 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use domain::Owner;
 use serde::Serialize;
-use serde_json::json;
-use service::{Events, LifeEvent, Told, Trouble};
+use serde_json::{Value, json};
+use service::{Events, LifeEvent, OperatorEvent, Told, Trouble};
 
 use super::access::{Caller, Scope};
 use super::{Front, time};
@@ -102,6 +102,9 @@ fn ready(events: &mut Events) -> Option<Bytes> {
 fn frame(told: &[Told]) -> Bytes {
     let text = told.iter().map(|told| match told {
         Told::Event(event) => format!("id: {}\nevent: phase\ndata: {}\n\n", event.id, json!(shown(event))),
+        Told::Operator(event) => {
+            format!("id: {}\nevent: operator\ndata: {}\n\n", event.id, shown_act(event))
+        }
         Told::Missed { after, through } => {
             format!("event: missed\ndata: {}\n\n", json!({"after": after, "through": through}))
         }
@@ -119,6 +122,18 @@ fn shown(event: &LifeEvent) -> Shown<'_> {
         cause: event.cause.map(domain::Cause::name),
         restart: event.restart().map(domain::OnDeath::name),
     }
+}
+
+/// What the operator did with something of this owner's.
+fn shown_act(event: &OperatorEvent) -> Value {
+    json!({
+        "id": event.id,
+        "time": time(event.time),
+        "owner": event.owner.as_str(),
+        "operator": event.act.kind.name(),
+        "kind": event.act.thing.name(),
+        "subject": event.act.subject,
+    })
 }
 
 impl Wish {

@@ -6,7 +6,7 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection};
 use axum::extract::{Path, State};
-use axum::http::StatusCode;
+use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use domain::Owner;
 use jiff::Timestamp;
@@ -65,13 +65,27 @@ pub(super) async fn issue(
     }
 }
 
-/// `DELETE /coracle/v1/keys/{id}`: refuses the key from now on.
+/// `DELETE /coracle/v1/keys/{id}`: refuses the key from now on. With `sandboxes=true` the sandboxes of
+/// its owner go as well if the owner has no other key that is valid; the answer names them.
 pub(super) async fn revoke(
     State(front): State<Front>,
     _: Operator,
     id: Result<Path<String>, PathRejection>,
+    uri: Uri,
 ) -> Response {
     let id = id.map(|Path(id)| id).unwrap_or_default();
+    let query = uri.query().unwrap_or_default();
+    let wanted = |(name, value): (_, _)| name == "sandboxes" && value == "true";
+    if form_urlencoded::parse(query.as_bytes()).any(wanted) {
+        return match front.service.revoke_key_and_sandboxes(&id).await {
+            Ok(Some(removed)) => {
+                let removed: Vec<&str> = removed.iter().map(|id| id.as_str()).collect();
+                Json(json!({ "removedSandboxes": removed })).into_response()
+            }
+            Ok(None) => answer::error(StatusCode::NOT_FOUND, "KEY_NOT_FOUND", "there is no such key"),
+            Err(error) => failed(&error),
+        };
+    }
     match front.service.revoke_key(&id).await {
         Ok(true) => StatusCode::NO_CONTENT.into_response(),
         Ok(false) => answer::error(StatusCode::NOT_FOUND, "KEY_NOT_FOUND", "there is no such key"),

@@ -10,6 +10,7 @@ mod operations;
 mod processes;
 mod restart;
 mod sandboxes;
+mod snapshots;
 mod usage;
 mod volumes;
 
@@ -47,10 +48,13 @@ pub(crate) fn table() -> Vec<(&'static str, MethodRouter<Front>)> {
         ("/version", get(version)),
         ("/metrics", get(measurements)),
         ("/coracle/v1/sandboxes", get(sandboxes::list)),
-        ("/coracle/v1/sandboxes/{id}", get(sandboxes::inspect)),
+        ("/coracle/v1/sandboxes/{id}", get(sandboxes::inspect).delete(sandboxes::remove)),
         ("/coracle/v1/sandboxes/{id}/restart", post(restart::restart)),
         ("/coracle/v1/sandboxes/{id}/usage", get(usage::samples)),
         ("/coracle/v1/sandboxes/{id}/processes", get(processes::list)),
+        ("/coracle/v1/sandboxes/{id}/processes/{process}/logs", get(processes::logs)),
+        ("/coracle/v1/snapshots", get(snapshots::list)),
+        ("/coracle/v1/snapshots/{id}", get(snapshots::inspect).delete(snapshots::remove)),
         ("/coracle/v1/sandboxes/{id}/processes/{process}/signal", post(processes::signal)),
         ("/coracle/v1/usage", get(usage::hours)),
         ("/coracle/v1/events", get(events::events)),

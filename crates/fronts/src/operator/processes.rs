@@ -8,15 +8,17 @@ use axum::extract::rejection::{BytesRejection, PathRejection};
 use axum::extract::{Path, State};
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
-use domain::{Exit, ProcessId, SandboxId};
+use domain::{Exit, Owner, Position, ProcessId, SandboxId};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use service::{ErrorKind, ProcessTree, Reach, ServiceError, TreeFilter, TreeKind, TreeUsage};
+use service::{
+    ActKind, ErrorKind, ProcessTree, Reach, ServiceError, ThingKind, TreeFilter, TreeKind, TreeUsage,
+};
 
 use super::access::{Caller, Scope};
 use super::sandboxes::{id_of, not_found};
 use super::{Front, time};
-use crate::answer;
+use crate::{answer, records};
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -66,10 +68,63 @@ pub(super) async fn list(
     let filter = if all { TreeFilter::All } else { TreeFilter::Living };
     match front.service.process_trees(whose.as_ref(), &id, filter).await {
         Ok(trees) => {
+            record(&front, whose.as_ref(), &id, ActKind::Inspected);
             let shown: Vec<Shown> = trees.into_iter().map(Shown::of).collect();
             Json(json!({ "processes": shown })).into_response()
         }
         Err(error) => refuse(&error),
+    }
+}
+
+/// `GET /coracle/v1/sandboxes/{id}/processes/{process}/logs`: what a command has printed since the
+/// byte `cursor`, as records with offsets; with `follow=true` until it ends.
+pub(super) async fn logs(
+    State(front): State<Front>,
+    Scope(whose): Scope,
+    at: Result<Path<(String, String)>, PathRejection>,
+    uri: Uri,
+) -> Response {
+    let Some((id, process)) = process_of(at) else { return not_found() };
+    let Some((cursor, follow)) = parse_place(uri.query().unwrap_or_default()) else {
+        let message = "`cursor` is not a number, or `follow` neither true nor false";
+        return answer::error(StatusCode::BAD_REQUEST, "INVALID_CURSOR", message);
+    };
+    let owner = match front.service.inspect(whose.as_ref(), &id).await {
+        Ok((sandbox, _)) => sandbox.owner,
+        Err(error) => return refuse(&error),
+    };
+    let status = match front.service.status(&owner, &id, &process).await {
+        Ok(status) => status,
+        Err(error) => return refuse(&error),
+    };
+    record(&front, whose.as_ref(), &id, ActKind::ReadLogs);
+    let from = cursor.min(status.written);
+    match front.service.follow(&owner, &id, &process, Position(from)).await {
+        Ok(following) => {
+            let to = (!follow).then_some(status.written);
+            records::response(following, from, to, status.ended.map(|end| end.exit))
+        }
+        Err(error) => refuse(&error),
+    }
+}
+
+/// Where to begin, and whether to go on.
+fn parse_place(query: &str) -> Option<(u64, bool)> {
+    let (mut cursor, mut follow) = (0, false);
+    for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+        match &*name {
+            "cursor" => cursor = value.parse().ok()?,
+            "follow" => follow = value.parse().ok()?,
+            _ => {}
+        }
+    }
+    Some((cursor, follow))
+}
+
+/// Records what the operator, whose scope is everybody, has looked at.
+fn record(front: &Front, whose: Option<&Owner>, id: &SandboxId, kind: ActKind) {
+    if let (None, Some(sandbox)) = (whose, front.service.look(id)) {
+        front.service.record_look(&sandbox.owner, kind, ThingKind::Sandbox, id.as_str());
     }
 }
 

@@ -11,7 +11,7 @@ use domain::{Exit, SandboxId};
 use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::json;
-use service::{ErrorKind, HookReport, Sandbox, ServiceError, Usage};
+use service::{ActKind, ErrorKind, HookReport, Sandbox, ServiceError, ThingKind, Usage};
 
 use super::access::{Scope, Selected};
 use super::{Front, time};
@@ -19,12 +19,14 @@ use crate::answer;
 
 /// `GET /coracle/v1/sandboxes`: every sandbox that the caller may see, the newest first, with what
 /// it uses now unless `usage=false`.
-pub(super) async fn list(State(front): State<Front>, Selected(whose): Selected, uri: Uri) -> Response {
+pub(super) async fn list(State(front): State<Front>, selected: Selected, uri: Uri) -> Response {
+    selected.record_list(&front.service, ThingKind::Sandbox);
+    let whose = selected.owner();
     let reports: Vec<Report> = if wants_usage(&uri) {
-        let found = front.service.survey(whose.as_ref()).await;
+        let found = front.service.survey(whose).await;
         found.iter().map(|(sandbox, usage)| Report::of(sandbox, *usage)).collect()
     } else {
-        let found = front.service.overview(whose.as_ref());
+        let found = front.service.overview(whose);
         found.iter().map(|sandbox| Report::of(sandbox, None)).collect()
     };
     Json(json!({ "sandboxes": reports })).into_response()
@@ -44,11 +46,33 @@ pub(super) async fn inspect(
     let Some(id) = id_of(id) else { return not_found() };
     match front.service.inspect(whose.as_ref(), &id).await {
         Ok((sandbox, usage)) => {
+            if whose.is_none() {
+                let (kind, thing) = (ActKind::Inspected, ThingKind::Sandbox);
+                front.service.record_look(&sandbox.owner, kind, thing, id.as_str());
+            }
             // An agent that does not answer is no reason to tell nothing.
             let hooks = front.service.hooks(whose.as_ref(), &id).await.unwrap_or_default();
             let hooks = hooks.iter().map(Hook::of).collect();
             Json(Report { hooks, ..Report::of(&sandbox, usage) }).into_response()
         }
+        Err(error) => refuse(&error),
+    }
+}
+
+/// `DELETE /coracle/v1/sandboxes/{id}`: answers when it is gone. The operator removes anybody's,
+/// which is recorded; others their own.
+pub(super) async fn remove(
+    State(front): State<Front>,
+    Scope(whose): Scope,
+    id: Result<Path<String>, PathRejection>,
+) -> Response {
+    let Some(id) = id_of(id) else { return not_found() };
+    let removed = match &whose {
+        Some(owner) => front.service.destroy(owner, &id).await,
+        None => front.service.remove_any_sandbox(&id).await,
+    };
+    match removed {
+        Ok(_) => StatusCode::NO_CONTENT.into_response(),
         Err(error) => refuse(&error),
     }
 }

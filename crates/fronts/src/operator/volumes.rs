@@ -13,10 +13,10 @@ use domain::{Bytes, VolumeName};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use service::{ErrorKind, MountFault, Outcome, ServiceError, VolumeStatus};
+use service::{ActKind, ErrorKind, MountFault, Outcome, ServiceError, ThingKind, VolumeStatus};
 
 use super::Front;
-use super::access::Caller;
+use super::access::{Caller, Selected};
 use crate::answer;
 
 #[derive(Deserialize)]
@@ -44,8 +44,13 @@ struct Shown {
 }
 
 /// `GET /coracle/v1/volumes`
-pub(super) async fn list(State(front): State<Front>, Caller(owner): Caller) -> Response {
-    match front.service.volumes(&owner).await {
+pub(super) async fn list(State(front): State<Front>, selected: Selected) -> Response {
+    selected.record_list(&front.service, ThingKind::Volume);
+    let found = match selected.owner_or_own() {
+        Some(owner) => front.service.volumes(owner).await,
+        None => front.service.all_volumes().await,
+    };
+    match found {
         Ok(volumes) => {
             let items: Vec<Shown> = volumes.into_iter().map(shown).collect();
             Json(json!({ "items": items })).into_response()
@@ -76,12 +81,17 @@ pub(super) async fn create(
 /// `GET /coracle/v1/volumes/{name}`
 pub(super) async fn inspect(
     State(front): State<Front>,
-    Caller(owner): Caller,
+    selected: Selected,
     name: Result<Path<String>, PathRejection>,
 ) -> Response {
-    let Some(name) = named(name) else { return not_found() };
-    match front.service.volume(&owner, &name).await {
-        Ok(volume) => Json(shown(volume)).into_response(),
+    let (Some(name), Some(owner)) = (named(name), selected.owner_or_own()) else { return not_found() };
+    match front.service.volume(owner, &name).await {
+        Ok(volume) => {
+            if selected.is_operator() {
+                front.service.record_look(owner, ActKind::Inspected, ThingKind::Volume, name.as_str());
+            }
+            Json(shown(volume)).into_response()
+        }
         Err(error) => failed(&error),
     }
 }
@@ -89,11 +99,16 @@ pub(super) async fn inspect(
 /// `DELETE /coracle/v1/volumes/{name}`: with all it holds. 409 while a sandbox uses it.
 pub(super) async fn remove(
     State(front): State<Front>,
-    Caller(owner): Caller,
+    selected: Selected,
     name: Result<Path<String>, PathRejection>,
 ) -> Response {
-    let Some(name) = named(name) else { return not_found() };
-    match front.service.remove_volume(&owner, &name).await {
+    let (Some(name), Some(owner)) = (named(name), selected.owner_or_own()) else { return not_found() };
+    let removed = if selected.is_operator() {
+        front.service.remove_volume_as_operator(owner, &name).await
+    } else {
+        front.service.remove_volume(owner, &name).await
+    };
+    match removed {
         Ok(()) => StatusCode::NO_CONTENT.into_response(),
         Err(error) => failed(&error),
     }

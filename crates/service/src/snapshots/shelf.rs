@@ -82,6 +82,16 @@ impl Shelf {
         Some(entry.snapshot.clone())
     }
 
+    /// All of one owner's, or of everybody's, the newest first.
+    pub(crate) fn all(&self, owner: Option<&Owner>) -> Vec<Snapshot> {
+        let all = self.lock();
+        let shown = all.values().map(|entry| &entry.snapshot);
+        let shown = shown.filter(|snapshot| owner.is_none_or(|owner| snapshot.owner == *owner));
+        let mut found: Vec<Snapshot> = shown.cloned().collect();
+        found.sort_by(|one, other| (other.created, &other.id).cmp(&(one.created, &one.id)));
+        found
+    }
+
     pub(super) fn list(&self, owner: &Owner, filter: &SnapshotFilter<'_>) -> SnapshotPage {
         let passes = |snapshot: &Snapshot| {
             snapshot.owner == *owner

@@ -2,25 +2,42 @@
 
 use domain::{Owner, SandboxId};
 use rusqlite::{Connection, params};
+use serde::{Deserialize, Serialize};
 
 use super::StoreError;
 use super::columns::{CauseJson, PhaseJson};
 use super::rows::{json, wall_micros, wall_time};
-use crate::LifeEvent;
-use crate::events::REMEMBERED;
+use crate::events::{Act, OperatorEvent, REMEMBERED, Recorded};
+use crate::{ActKind, LifeEvent, ThingKind};
+
+/// What the operator did, in the column of the phase: such a row has the subject of the act in the
+/// column of the sandbox. A server that does not know it leaves the row out.
+#[derive(Serialize, Deserialize)]
+struct ActJson {
+    operator: String,
+    thing: String,
+}
 
 /// Writes events and forgets the oldest, all or nothing.
-pub(super) fn write(connection: &mut Connection, events: &[LifeEvent]) -> rusqlite::Result<()> {
+pub(super) fn write(connection: &mut Connection, events: &[Recorded]) -> rusqlite::Result<()> {
     const INSERT: &str = "INSERT OR IGNORE INTO events (id, time, owner, sandbox, phase, cause) VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
     const FORGET: &str =
         "DELETE FROM events WHERE id <= (SELECT id FROM events ORDER BY id DESC LIMIT 1 OFFSET ?1)";
     let change = connection.transaction()?;
     for event in events {
-        let cause = event.cause.map(|cause| json(&CauseJson::of(cause)));
-        let phase = json(&PhaseJson::of(event.phase));
-        let (owner, sandbox) = (event.owner.as_str(), event.sandbox.as_str());
-        let id = i64::try_from(event.id).unwrap_or(i64::MAX);
-        let values = params![id, wall_micros(event.time), owner, sandbox, phase, cause];
+        let id = i64::try_from(event.id()).unwrap_or(i64::MAX);
+        let (time, owner, subject, phase, cause) = match event {
+            Recorded::Life(event) => {
+                let cause = event.cause.map(|cause| json(&CauseJson::of(cause)));
+                (event.time, &event.owner, event.sandbox.as_str(), json(&PhaseJson::of(event.phase)), cause)
+            }
+            Recorded::Operator(event) => {
+                let Act { kind, thing, subject } = &event.act;
+                let act = ActJson { operator: kind.name().to_owned(), thing: thing.name().to_owned() };
+                (event.time, &event.owner, subject.as_str(), json(&act), None)
+            }
+        };
+        let values = params![id, wall_micros(time), owner.as_str(), subject, phase, cause];
         change.prepare_cached(INSERT)?.execute(values)?;
     }
     change.prepare_cached(FORGET)?.execute([i64::try_from(REMEMBERED).unwrap_or(i64::MAX)])?;
@@ -28,7 +45,7 @@ pub(super) fn write(connection: &mut Connection, events: &[LifeEvent]) -> rusqli
 }
 
 /// The oldest first. A row that cannot be read is left out: it is only a memory.
-pub(super) fn read(connection: &Connection) -> Result<Vec<LifeEvent>, StoreError> {
+pub(super) fn read(connection: &Connection) -> Result<Vec<Recorded>, StoreError> {
     let failed = |source| StoreError::Sqlite { action: "read the events", source };
     let sql = "SELECT id, time, owner, sandbox, phase, cause FROM events ORDER BY id";
     let mut statement = connection.prepare(sql).map_err(failed)?;
@@ -36,20 +53,35 @@ pub(super) fn read(connection: &Connection) -> Result<Vec<LifeEvent>, StoreError
         let (sandbox, phase): (String, String) = (row.get(3)?, row.get(4)?);
         let cause: Option<String> = row.get(5)?;
         let event = || {
-            Some(LifeEvent {
-                id: u64::try_from(row.get::<_, i64>(0).ok()?).ok()?,
-                time: wall_time(row.get(1).ok()?),
-                owner: Owner::named(row.get::<_, String>(2).ok()?),
+            let id = u64::try_from(row.get::<_, i64>(0).ok()?).ok()?;
+            let time = wall_time(row.get(1).ok()?);
+            let owner = Owner::named(row.get::<_, String>(2).ok()?);
+            if let Some(act) = read_act(&phase, &sandbox) {
+                return Some(Recorded::Operator(OperatorEvent { id, time, owner, act }));
+            }
+            Some(Recorded::Life(LifeEvent {
+                id,
+                time,
+                owner,
                 sandbox: SandboxId::parse(&sandbox).ok()?,
                 phase: serde_json::from_str::<PhaseJson>(&phase).ok()?.into_domain(),
                 cause: match &cause {
                     Some(cause) => Some(serde_json::from_str::<CauseJson>(cause).ok()?.into_domain()),
                     None => None,
                 },
-            })
+            }))
         };
         Ok(event())
     });
     let rows = rows.map_err(failed)?;
     rows.filter_map(|row| row.map_err(failed).transpose()).collect()
+}
+
+fn read_act(phase: &str, subject: &str) -> Option<Act> {
+    let act: ActJson = serde_json::from_str(phase).ok()?;
+    Some(Act {
+        kind: ActKind::ALL.into_iter().find(|kind| kind.name() == act.operator)?,
+        thing: ThingKind::ALL.into_iter().find(|thing| thing.name() == act.thing)?,
+        subject: subject.to_owned(),
+    })
 }

@@ -14,6 +14,7 @@ async fn next(events: &mut Events, count: usize) -> Vec<LifeEvent> {
         for told in events.next().await.expect("the server runs") {
             match told {
                 Told::Event(event) => found.push(event),
+                Told::Operator(event) => panic!("{event:?}"),
                 Told::Missed { after, through } => panic!("missed {after} to {through}"),
             }
         }

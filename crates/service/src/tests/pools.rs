@@ -107,7 +107,7 @@ async fn nobody_hears_of_a_warm_sandbox_before_it_is_taken() {
                 assert_eq!((&event.owner, &event.sandbox), (&bench.owner, &made.id));
                 event.phase
             }
-            crate::Told::Missed { .. } => panic!("{told:?}"),
+            crate::Told::Operator(_) | crate::Told::Missed { .. } => panic!("{told:?}"),
         })
         .collect();
     assert_eq!(phases, [Phase::Starting, Phase::Running]);

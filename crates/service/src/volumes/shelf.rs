@@ -148,6 +148,15 @@ impl Volumes {
         own.fold(0, |sum, entry| sum.saturating_add(entry.volume.size.0))
     }
 
+    /// Those of every owner, by owner and name.
+    pub(crate) fn all(&self) -> Vec<VolumeStatus> {
+        let mut all: Vec<VolumeStatus> = self.lock().values().map(Entry::status).collect();
+        all.sort_by(|one, other| {
+            (&one.volume.owner, &one.volume.name).cmp(&(&other.volume.owner, &other.volume.name))
+        });
+        all
+    }
+
     pub(super) fn list(&self, owner: &Owner) -> Vec<VolumeStatus> {
         let shelf = self.lock();
         let own = shelf.values().filter(|entry| entry.volume.owner == *owner);

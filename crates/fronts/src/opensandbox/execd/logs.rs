@@ -14,10 +14,11 @@ use http::{HeaderName, HeaderValue, Uri, header};
 use service::{Event, Following, ProcessStatus};
 
 use super::fault::{Fault, process_id};
-use super::{Name, Scope, records};
+use super::{Name, Scope};
 use crate::opensandbox::Front;
 use crate::opensandbox::lines::incomplete_suffix;
 use crate::opensandbox::query::Query;
+use crate::records;
 
 const CURSOR: HeaderName = HeaderName::from_static("execd-commands-tail-cursor");
 /// Which bytes of the combined output are missing in the body.

@@ -17,7 +17,6 @@ mod mode;
 mod multipart;
 mod port;
 mod pty;
-mod records;
 mod replay;
 mod run;
 mod session;

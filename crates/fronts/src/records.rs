@@ -18,9 +18,7 @@ use http::header;
 use serde::Serialize;
 use service::{Event, Following, ServiceError};
 
-use super::command::exit_code;
-
-pub(super) const CONTENT_TYPE: &str = "application/x-ndjson";
+pub(crate) const CONTENT_TYPE: &str = "application/x-ndjson";
 
 /// How much is gathered before it is sent, if it comes faster than it is taken.
 const BATCH: usize = 128 << 10;
@@ -66,7 +64,7 @@ struct Records {
 }
 
 /// The output from `from` on, up to the offset `to` or to the end of the command.
-pub(super) fn response(following: Following, from: u64, to: Option<u64>, ended: Option<Exit>) -> Response {
+pub(crate) fn response(following: Following, from: u64, to: Option<u64>, ended: Option<Exit>) -> Response {
     let records = Records { following, next: from, to, ended, lines: Vec::new(), over: false };
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], Body::from_stream(records.lines())).into_response()
 }
@@ -145,5 +143,13 @@ impl Records {
     fn write(&mut self, record: &Record<'_>) {
         serde_json::to_writer(&mut self.lines, record).expect("records hold only text and numbers");
         self.lines.push(b'\n');
+    }
+}
+
+/// The exit code as records have it: -1 if there was none.
+fn exit_code(exit: Exit) -> i32 {
+    match exit {
+        Exit::Code(code) => code,
+        Exit::Signal(_) | Exit::Oom | Exit::Deadline | Exit::Lost => -1,
     }
 }
