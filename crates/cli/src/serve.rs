@@ -159,6 +159,8 @@ struct Part {
     ready: Receiver,
     /// Whether it said that it is ready.
     up: bool,
+    /// Whether its end of the pipe is closed, so that it says nothing any more.
+    silent: bool,
     /// Where it gets new settings.
     updates: Sender,
 }
@@ -197,7 +199,7 @@ async fn supervise(
                 let pause = server.next_pause().await;
                 server = start_server(&config, identity, &listeners, announce, pause)?;
             }
-            _ = server.ready.readable(), if !server.up => {
+            _ = server.ready.readable(), if !server.up && !server.silent => {
                 if server.came_up() {
                     announce = Announce::No;
                     manager.ready();
@@ -266,7 +268,12 @@ impl Part {
 
     /// Whether the part has become ready, also if it has ended since.
     fn came_up(&mut self) -> bool {
-        self.up |= self.ready.try_read(&mut [0]).is_ok_and(|length| length == 1);
+        match self.ready.try_read(&mut [0]) {
+            Ok(0) => self.silent = true,
+            Ok(_) => self.up = true,
+            // It may come later.
+            Err(_) => {}
+        }
         self.up
     }
 
@@ -295,7 +302,7 @@ async fn start_launcher(config: &Config, identity: &ServerIdentity, pause: Durat
         return Err(anyhow!("the launcher could not start"))
             .hint("its reason stands above; `coracle doctor` says what this host lacks");
     }
-    Ok(Part { name: "launcher", child, born: Instant::now(), pause, ready, up: true, updates })
+    Ok(Part { name: "launcher", child, born: Instant::now(), pause, ready, up: true, silent: false, updates })
 }
 
 /// Starts the launcher after `former` has died, as often as it takes. Meanwhile sandboxes go on
@@ -329,7 +336,7 @@ fn start_server(
     let (tell, updated) = (tell.into_blocking_fd()?, updated.into_blocking_fd()?);
     let passed = [memfd(&handover)?, tell, updated, lock, operators, network];
     let child = start("__server", &passed)?;
-    Ok(Part { name: "server", child, born: Instant::now(), pause, ready, up: false, updates })
+    Ok(Part { name: "server", child, born: Instant::now(), pause, ready, up: false, silent: false, updates })
 }
 
 /// Starts ourselves in another role, with descriptors whose numbers are its arguments.
