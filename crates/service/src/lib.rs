@@ -428,10 +428,9 @@ impl Service {
     /// Returns when it runs. One that has died is restarted, which the answer tells.
     pub async fn resume(&self, owner: &Owner, id: &SandboxId) -> Result<Resumed, ServiceError> {
         let handle = self.0.find(owner, id)?;
-        let resumed = if handle.is_dead() {
-            self.0.restart(&handle).await
-        } else {
-            self.0.order(&handle, Command::Resume).await.map(Resumed::from)
+        let resumed = match self.0.order(&handle, Command::Resume).await {
+            Err(_) if handle.is_dead() => self.0.restart(&handle).await,
+            resumed => resumed.map(Resumed::from),
         };
         resumed.inspect_err(self.0.failed("resume", owner, Some(id)))
     }

@@ -112,6 +112,13 @@ impl Member {
         assert_eq!(self.sandbox.logs(id), whole, "lines of a command were lost or doubled");
     }
 
+    /// It runs, and its file is as it was.
+    pub(super) fn check_files(&mut self) {
+        assert_eq!(self.sandbox.state().as_deref(), Some("Running"), "{}", self.sandbox.id);
+        let content = self.content.clone();
+        self.check_file(&content, true);
+    }
+
     /// The file is as it was or as it was to be, and as it was to be if that was said.
     fn check_file(&mut self, new: &[u8], done: bool) {
         let path = format!("files/download?path={FILE}");

@@ -27,9 +27,18 @@ pub(super) enum Operation {
 pub(super) enum Told {
     Created(Option<String>),
     Ran(Ran),
-    Wrote { content: Vec<u8>, done: bool },
-    Paused { resumed: bool },
-    Deleted { done: bool },
+    Wrote {
+        content: Vec<u8>,
+        done: bool,
+    },
+    /// `restarted` if the sandbox had died before it was resumed.
+    Paused {
+        resumed: bool,
+        restarted: bool,
+    },
+    Deleted {
+        done: bool,
+    },
 }
 
 impl Operation {
@@ -60,7 +69,7 @@ impl Told {
             Self::Created(id) => id.is_some(),
             Self::Ran(ran) => ran.code == Some(0),
             Self::Wrote { done, .. } | Self::Deleted { done } => *done,
-            Self::Paused { resumed } => *resumed,
+            Self::Paused { resumed, restarted } => *resumed && !*restarted,
         }
     }
 }
@@ -105,7 +114,9 @@ pub(super) fn content(round: usize) -> Vec<u8> {
 fn pause(client: &mut Client, id: &str) -> Told {
     let mut ask = |action: &str| {
         let answer = client.request("POST", &format!("/v1/sandboxes/{id}/{action}"), "", &[]);
-        answer.is_ok_and(|answer| answer.status == 202)
+        answer.ok().filter(|answer| answer.status == 202)
     };
-    Told::Paused { resumed: ask("pause") && ask("resume") }
+    let resumed = ask("pause").and_then(|_paused| ask("resume"));
+    let restarted = resumed.as_ref().is_some_and(|answer| answer.header("coracle-restarted").is_some());
+    Told::Paused { resumed: resumed.is_some(), restarted }
 }

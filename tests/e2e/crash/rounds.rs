@@ -251,6 +251,11 @@ fn follow_up(fleet: &mut Fleet, told: &Told, mut member: Member, dead: bool) {
         (Told::Deleted { .. }, None) => {}
         (Told::Deleted { done: true }, Some(state)) => panic!("{id} was deleted and is {state}"),
         (told, None) => panic!("{id} is forgotten after {told:?}"),
+        // A resume of one that had died already starts it again.
+        (Told::Paused { restarted: true, .. }, Some(_)) if dead => {
+            member.check_files();
+            fleet.delete(&id);
+        }
         (_, Some(_)) if dead => fleet.bury(&id),
         (told, Some(_)) => {
             member.check_works();

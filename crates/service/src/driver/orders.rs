@@ -43,8 +43,9 @@ impl Driver {
             return Ok(Outcome::AlreadySo);
         }
         if matches!(self.phase(), Phase::Failed(_)) {
-            // It died while the order was on its way.
-            return self.restart().await.map(|resumed| resumed.outcome);
+            // It died while the order was on its way. Whether it restarts is not decided here.
+            let (id, phase) = (self.handle.id.clone(), self.phase());
+            return Err(ServiceError::Denied { id, request: Request::Resume, phase });
         }
         self.enter(Phase::Resuming);
         let (core, id) = (&self.core, &self.handle.id);

@@ -10,6 +10,7 @@ use futures_util::future::join_all;
 use super::pretend::Pretend;
 use super::{Bench, config, plain, with_entrypoint};
 use crate::clock::Clock;
+use crate::driver::Command;
 use crate::{
     Config, Create, ErrorKind, Outcome, Quota, Quotas, RETRIES, Resumed, Revival, Revived, Sandbox,
     ServiceError,
@@ -105,6 +106,17 @@ async fn resume_restarts_and_a_mere_request_does_not() {
     assert_eq!(resumed.revival, RESTARTED);
     assert_eq!(bench.service.restart(&bench.owner, &made.id).await.unwrap(), Outcome::AlreadySo.into());
     bench.service.processes(&bench.owner, &made.id).await.unwrap();
+}
+
+#[tokio::test]
+async fn who_only_wakes_what_is_paused_restarts_nothing() {
+    let bench = Bench::new().await;
+    let made = bench.create().await;
+    bench.died(&made).await;
+    let handle = bench.handle(&made);
+    let denied = bench.service.0.order(&handle, Command::Resume).await.unwrap_err();
+    assert!(matches!(denied.kind(), ErrorKind::Conflict { .. }), "{denied:?}");
+    assert!(!bench.backend.was_asked_to("restart asked"));
 }
 
 #[tokio::test]
