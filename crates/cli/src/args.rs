@@ -82,7 +82,7 @@ pub(crate) enum Command {
     Kill(KillArgs),
     /// Stop every process of a sandbox until it is resumed
     Pause(SandboxArgs),
-    /// Let a paused sandbox run again
+    /// Let a paused sandbox run again; one that has died is restarted
     Resume(SandboxArgs),
     /// Start a sandbox again that has died, with its files
     Restart(SandboxArgs),

@@ -74,7 +74,7 @@ fn count_or_none(text: &str) -> Result<u32, ParseIntError> {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum SnapshotCommand {
-    /// Keep the files of a running sandbox, and print the id of the snapshot
+    /// Keep the files of a sandbox, running or dead, and print the id of the snapshot
     Create {
         /// The sandbox: its id, its name, or the beginning of its id
         #[arg(value_name = "SANDBOX")]

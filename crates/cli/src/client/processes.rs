@@ -136,8 +136,10 @@ impl Server {
         self.api().post_json(&format!("/sandboxes/{id}/pause"), &json!({})).await.map(drop)
     }
 
-    pub(crate) async fn resume(&self, id: &SandboxId) -> Result<()> {
-        self.api().post_json(&format!("/sandboxes/{id}/resume"), &json!({})).await.map(drop)
+    /// Lets a paused sandbox go on. One that had died is restarted; then there is a text about it.
+    pub(crate) async fn resume(&self, id: &SandboxId) -> Result<Option<String>> {
+        let answer = self.api().post_json(&format!("/sandboxes/{id}/resume"), &json!({})).await?;
+        Ok(web::revival(&answer))
     }
 
     /// Starts a dead sandbox again.

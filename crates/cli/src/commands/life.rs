@@ -30,12 +30,16 @@ pub(crate) async fn pause(server: &Server, args: &SandboxArgs, printer: &Printer
 
 pub(crate) async fn resume(server: &Server, args: &SandboxArgs, printer: &Printer) -> Result<ExitCode> {
     let id = server.resolve(&args.id).await?;
-    match server.resume(&id).await {
+    let revival = match server.resume(&id).await {
         Err(error) if refused_with(&error, StatusCode::CONFLICT) => {
-            return Err(error)
-                .hint(format!("`coracle inspect {id}` shows its phase; a paused sandbox can be resumed"));
+            return Err(error).hint(format!(
+                "`coracle inspect {id}` shows its phase; a paused or dead sandbox can be resumed"
+            ));
         }
         resumed => resumed?,
+    };
+    if let Some(revival) = revival {
+        printer.remark(&revival);
     }
     if printer.json() {
         printer.value(&json!({ "id": id.as_str(), "state": "Running" }))?
