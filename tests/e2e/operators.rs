@@ -285,3 +285,41 @@ fn last_key_of_an_owner_can_take_the_sandboxes_along() {
     assert_eq!((left.as_array().map(Vec::len), &left[0]["owner"]), (Some(1), &json!("other")), "{left}");
     other.client.delete(&format!("/v1/sandboxes/{}", other.sandbox)).expect("an answer");
 }
+
+#[test]
+fn metrics_per_owner_are_bounded_and_off_by_default() {
+    let metrics = |server: &Server| {
+        let mut operator = server.client();
+        operator.set_headers(&[("OPEN-SANDBOX-API-KEY".to_owned(), OPERATOR.to_owned())]);
+        operator.get("/metrics").expect("the server answers").text()
+    };
+    let off = Start::new().env("CORACLE_API_KEY", OPERATOR).start();
+    assert!(!metrics(&off).contains("coracle_owner_"));
+    let start = Start::new().env("CORACLE_API_KEY", OPERATOR);
+    let server =
+        start.env("CORACLE_METRICS_PER_OWNER", "true").env("CORACLE_METRICS_MAX_OWNERS", "1").start();
+    let mut tenants = [Tenant::of(&server, "one"), Tenant::of(&server, "two"), Tenant::of(&server, "three")];
+    let text = metrics(&server);
+    for line in [
+        "coracle_owner_sandboxes{owner=\"one\",phase=\"running\"} 1",
+        "coracle_owner_sandboxes{owner=\"_other\",phase=\"running\"} 2",
+        "coracle_owner_creates_total{owner=\"one\"} 1",
+        "coracle_owner_creates_total{owner=\"_other\"} 2",
+        "coracle_sandboxes{phase=\"running\"} 3",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} is missing:\n{text}");
+    }
+    assert!(!text.contains("two") && !text.contains("three"), "{text}");
+    for tenant in &mut tenants {
+        tenant.client.delete(&format!("/v1/sandboxes/{}", tenant.sandbox)).expect("an answer");
+    }
+    // What a sandbox used is counted at its end at the latest, and its memory no longer.
+    let text = metrics(&server);
+    let value = |name: &str| {
+        let series = format!("coracle_owner_{name}{{owner=\"one\"}} ");
+        let line = text.lines().find_map(|line| line.strip_prefix(&series));
+        line.and_then(|value| value.parse::<f64>().ok()).unwrap_or_else(|| panic!("no {name}:\n{text}"))
+    };
+    assert!(value("cpu_seconds_total") > 0.0, "{text}");
+    assert!(value("memory_bytes") < 1.0 && value("disk_bytes") < 1.0, "{text}");
+}

@@ -9,6 +9,7 @@ mod gateway;
 mod keys;
 mod layers;
 mod log;
+mod metrics;
 mod network;
 mod output;
 mod pools;
@@ -36,6 +37,7 @@ pub(crate) use entries::{SettingChange, SettingEntry};
 pub(crate) use gateway::Gateway;
 pub(crate) use layers::{Layers, SettingSource};
 pub(crate) use log::{LogFormat, LogSettings};
+pub(crate) use metrics::MetricsSettings;
 pub(crate) use output::Output;
 pub(crate) use pools::{PoolSettings, network as network_of};
 use raw::{Amount, RawConfig, RawImages, RawLimits, RawPrepared, RawQuota};
@@ -80,6 +82,7 @@ pub(crate) struct Config {
     /// Accesses closer together than this renew a sandbox once.
     pub renewal_interval: Duration,
     pub output: Output,
+    pub metrics: MetricsSettings,
     pub log: LogSettings,
 }
 
@@ -247,6 +250,7 @@ impl Config {
             answer_timeout: time("answer_timeout", raw.answer_timeout.as_ref(), 180)?,
             renewal_interval: time("renewal_interval", raw.renewal_interval.as_ref(), 60)?,
             output: output::check(&raw.output)?,
+            metrics: metrics::check(&raw.metrics)?,
             log: log::check(raw.log)?,
             network,
             state_dir,

@@ -91,6 +91,7 @@ impl Core {
         let versions: Vec<String> =
             capabilities.host_versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
         tracing::info!(versions = versions.join(", "), "found what image `host` offers");
+        let metric_owners = config.metric_owners;
         let pools = Pools::new(&config.pools, kept.pools, clock.now().wall);
         let core = Self {
             config: RwLock::new(Arc::new(config)),
@@ -108,7 +109,7 @@ impl Core {
             troubles: Troubles::default(),
             snapshots: Shelf::default(),
             pulls: Pulls::default(),
-            history: History::new(kept.hours),
+            history: History::new(kept.hours, metric_owners),
             schedule: Schedule::default(),
             mint,
             keys: RwLock::new(Keys::new(kept.keys)),

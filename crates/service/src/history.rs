@@ -9,11 +9,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use backend::Usage;
-use domain::{Owner, SandboxId};
+use domain::{Owner, Phase, SandboxId};
 use futures_util::StreamExt;
 
 use crate::clock::Moment;
 use crate::core::Core;
+use crate::owner_metrics::{OwnerLabel, OwnerMetrics, OwnerTotals};
 
 /// How often a sample is taken.
 const EVERY: Duration = Duration::from_secs(10);
@@ -52,6 +53,15 @@ pub struct Used {
     pub memory_byte_seconds: u64,
 }
 
+impl Used {
+    pub(crate) fn add(&mut self, more: Self) {
+        self.created = self.created.saturating_add(more.created);
+        self.alive_millis = self.alive_millis.saturating_add(more.alive_millis);
+        self.cpu_micros = self.cpu_micros.saturating_add(more.cpu_micros);
+        self.memory_byte_seconds = self.memory_byte_seconds.saturating_add(more.memory_byte_seconds);
+    }
+}
+
 impl Hour {
     pub fn start(&self) -> SystemTime {
         UNIX_EPOCH + HOUR * u32::try_from(self.number).unwrap_or(u32::MAX)
@@ -67,6 +77,8 @@ struct Books {
     hours: BTreeMap<(u64, Owner), Used>,
     /// The hours that differ from what is on disk.
     changed: Vec<(u64, Owner)>,
+    /// Sums since the server started, if metrics per owner are on.
+    totals: Option<OwnerTotals>,
 }
 
 /// What one sandbox has used up to now.
@@ -79,9 +91,11 @@ struct Meter {
 }
 
 impl History {
-    pub(crate) fn new(hours: Vec<Hour>) -> Self {
+    /// Metrics per owner are kept for at most `metric_owners`; without a number there are none.
+    pub(crate) fn new(hours: Vec<Hour>, metric_owners: Option<usize>) -> Self {
+        let totals = metric_owners.map(OwnerTotals::new);
         let hours = hours.into_iter().map(|hour| ((hour.number, hour.owner), hour.used)).collect();
-        Self(Mutex::new(Books { hours, ..Books::default() }))
+        Self(Mutex::new(Books { hours, totals, ..Books::default() }))
     }
 
     /// Counts a sandbox from now on: one that was just made, or one that was found.
@@ -138,6 +152,28 @@ impl History {
         wanted.map(|((number, owner), used)| hour(*number, owner, *used)).collect()
     }
 
+    /// Metrics per owner, if they are kept. `phases` has the owner and the phase of each sandbox.
+    pub(crate) fn owner_metrics(
+        &self,
+        phases: &[(Owner, Phase)],
+    ) -> Option<BTreeMap<OwnerLabel, OwnerMetrics>> {
+        let mut books = self.lock();
+        let Books { meters, totals, .. } = &mut *books;
+        let totals = totals.as_mut()?;
+        let mut rows = totals.rows();
+        for (owner, phase) in phases {
+            let row = rows.entry(totals.label(owner)).or_default();
+            *row.phases.entry(phase.name()).or_default() += 1;
+        }
+        for meter in meters.values() {
+            let Some(usage) = meter.samples.back().map(|sample| sample.usage) else { continue };
+            let row = rows.entry(totals.label(&meter.owner)).or_default();
+            row.memory = row.memory.saturating_add(usage.memory.map_or(0, |memory| memory.0));
+            row.disk = row.disk.saturating_add(usage.disk.map_or(0, |disk| disk.0));
+        }
+        Some(rows)
+    }
+
     fn metered(&self) -> Vec<SandboxId> {
         self.lock().meters.keys().cloned().collect()
     }
@@ -160,11 +196,10 @@ impl History {
 impl Books {
     fn add(&mut self, owner: &Owner, now: Moment, used: Used) {
         let place = (number(now.wall), owner.clone());
-        let sum = self.hours.entry(place.clone()).or_default();
-        sum.created = sum.created.saturating_add(used.created);
-        sum.alive_millis = sum.alive_millis.saturating_add(used.alive_millis);
-        sum.cpu_micros = sum.cpu_micros.saturating_add(used.cpu_micros);
-        sum.memory_byte_seconds = sum.memory_byte_seconds.saturating_add(used.memory_byte_seconds);
+        self.hours.entry(place.clone()).or_default().add(used);
+        if let Some(totals) = &mut self.totals {
+            totals.add(owner, used);
+        }
         if !self.changed.contains(&place) {
             self.changed.push(place);
         }
@@ -257,6 +292,27 @@ mod tests {
         assert_eq!(history.hours(None, at(30).wall, 1), [hour(100, &owner, used)]);
         assert_eq!(history.take_changed(at(30).wall), [hour(100, &owner, used)]);
         assert!(history.take_changed(at(30).wall).is_empty());
+    }
+
+    #[test]
+    fn owner_metrics_join_totals_with_phases_and_last_samples() {
+        let history = History::new(Vec::new(), Some(1));
+        let (one, other) = (Owner::named("a"), Owner::named("b"));
+        let ids = [SandboxId::from_entropy([1; 20]), SandboxId::from_entropy([2; 20])];
+        history.begin(&ids[0], &one, at(0), true);
+        history.begin(&ids[1], &other, at(0), true);
+        let usage = |cpu: u64| Usage { disk: Some(Bytes(3)), ..using(cpu, 1000) };
+        history.count(&ids[0], at(10), usage(500));
+        history.count(&ids[0], at(20), usage(700));
+        history.count(&ids[1], at(20), usage(90));
+        history.end(&ids[1], at(25), using(100, 0));
+        let phases = [(one.clone(), Phase::Running), (one.clone(), Phase::Paused)];
+        let rows = history.owner_metrics(&phases).expect("they are kept");
+        let phases = BTreeMap::from([("running", 1), ("paused", 1)]);
+        let first = OwnerMetrics { phases, created: 1, cpu_micros: 700, memory: 1000, disk: 3 };
+        let rest = OwnerMetrics { created: 1, cpu_micros: 100, ..OwnerMetrics::default() };
+        assert_eq!(rows, BTreeMap::from([(OwnerLabel::Named(one), first), (OwnerLabel::Other, rest)]));
+        assert_eq!(History::default().owner_metrics(&[]), None, "they are off by default");
     }
 
     #[test]

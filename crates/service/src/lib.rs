@@ -29,6 +29,7 @@ mod listing;
 mod measure;
 mod names;
 mod operator;
+mod owner_metrics;
 mod pools;
 mod processes;
 mod quota;
@@ -79,6 +80,7 @@ pub use history::{Hour, Sample, Used};
 pub use hooks::{HookReport, HookRun};
 pub use images::PullState;
 pub use operator::{ActKind, ThingKind};
+pub use owner_metrics::{OwnerLabel, OwnerMetrics};
 pub use pools::{PoolReport, PoolSource};
 pub use processes::{Ended, ProcessStatus, ProcessTree, Reach, TreeFilter, TreeKind, TreeUsage};
 pub use quota::{Excess, Quota, Quotas};
@@ -129,6 +131,9 @@ pub struct Config {
     /// The longest time to live that a client may ask for.
     pub longest_timeout: Option<Duration>,
     pub output: OutputSettings,
+    /// How many owners have metrics of their own; `None` turns metrics per owner off. Read once, at
+    /// the start.
+    pub metric_owners: Option<usize>,
 }
 
 /// What is kept of the output of commands, and how long one waits for its reader.

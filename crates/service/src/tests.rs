@@ -105,6 +105,7 @@ fn config(state: &TempDir) -> Config {
         volume_size: domain::Bytes::mib(64),
         longest_timeout: Some(Duration::from_secs(86_400)),
         output: Default::default(),
+        metric_owners: None,
     }
 }
 

@@ -142,6 +142,7 @@ impl Config {
             answer_timeout,
             renewal_interval,
             output,
+            metrics,
             log,
         } = self;
         let mut entries = Entries::default();
@@ -161,6 +162,8 @@ impl Config {
         entries.add("output.kept", domain::Bytes(output.kept).to_string());
         entries.add("output.max_kept", domain::Bytes(output.max_kept).to_string());
         entries.add("output.stall_timeout", seconds(output.stall_timeout));
+        entries.add("metrics.per_owner", metrics.per_owner);
+        entries.add("metrics.max_owners", metrics.max_owners);
         self.add_limits(&mut entries);
         entries.add("require_limits", require_limits);
         entries.add("free_space_floor", free_space_floor.to_string());

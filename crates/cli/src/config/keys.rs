@@ -69,6 +69,8 @@ const SETTINGS: &[(&str, Kind)] = &[
     ("output.kept", Kind::Text),
     ("output.max_kept", Kind::Text),
     ("output.stall_timeout", Kind::Text),
+    ("metrics.per_owner", Kind::Switch),
+    ("metrics.max_owners", Kind::Count),
     ("network.default", Kind::Text),
     ("network.range", Kind::Text),
     ("network.range6", Kind::Text),

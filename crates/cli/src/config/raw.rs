@@ -44,6 +44,15 @@ pub(super) struct RawConfig {
     pub gateway: RawGateway,
     #[serde(default)]
     pub output: RawOutput,
+    #[serde(default)]
+    pub metrics: RawMetrics,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawMetrics {
+    pub per_owner: Option<bool>,
+    pub max_owners: Option<usize>,
 }
 
 #[derive(Debug, Default, Deserialize)]

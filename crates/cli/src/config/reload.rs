@@ -60,6 +60,8 @@ impl Config {
             gateway: old.gateway,
             answer_timeout: old.answer_timeout,
             renewal_interval: old.renewal_interval,
+            // Counters that run since the start.
+            metrics: old.metrics,
             // What was prepared ahead.
             network: old.network,
             prepared: old.prepared,

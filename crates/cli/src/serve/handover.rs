@@ -58,6 +58,8 @@ pub(crate) struct Handover {
     pub answer_timeout: Duration,
     pub renewal_interval: Duration,
     pub output: Output,
+    /// How many owners have metrics of their own, if any.
+    pub metric_owners: Option<usize>,
     pub log: LogSettings,
     pub announce: Announce,
 }
@@ -110,6 +112,7 @@ impl Handover {
             answer_timeout: config.answer_timeout,
             renewal_interval: config.renewal_interval,
             output: config.output,
+            metric_owners: config.metrics.owners(),
             log: config.log.clone(),
             announce,
         }

@@ -255,6 +255,7 @@ fn service_config(handover: &Handover) -> service::Config {
         volume_size: domain::Bytes(handover.volume_size),
         longest_timeout: handover.longest_timeout,
         output: handover.output.settings(),
+        metric_owners: handover.metric_owners,
     }
 }
 

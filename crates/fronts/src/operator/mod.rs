@@ -7,6 +7,7 @@ mod images;
 mod keys;
 mod names;
 mod operations;
+mod owner_metrics;
 mod processes;
 mod restart;
 mod sandboxes;
@@ -87,10 +88,14 @@ async fn version() -> Json<serde_json::Value> {
 }
 
 /// `GET /metrics`: Prometheus text. It counts everybody's sandboxes, so with keys it asks for the
-/// operator's, as `Authorization: Bearer` too.
+/// operator's, as `Authorization: Bearer` too. Metrics per owner follow if they are configured.
 async fn measurements(State(front): State<Front>, _: Operator) -> Response {
     let Some(handle) = &front.settings.metrics else {
         return answer::error(StatusCode::NOT_IMPLEMENTED, "NOT_MEASURED", "this server measures nothing");
     };
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], handle.render()).into_response()
+    let mut text = handle.render();
+    if let Some(rows) = front.service.owner_metrics() {
+        text.push_str(&owner_metrics::render(&rows));
+    }
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }

@@ -1,0 +1,109 @@
+//! Metrics per owner, for a bounded number of owners.
+//!
+//! The first owners that are seen get a row of their own and keep it while the server runs, so that
+//! no counter ever decreases. All later owners share one row.
+
+use std::collections::BTreeMap;
+
+use domain::{Owner, Phase};
+
+use crate::Service;
+use crate::history::Used;
+
+/// Whose numbers a row has.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum OwnerLabel {
+    Named(Owner),
+    /// All owners beyond the bound together.
+    Other,
+}
+
+/// The numbers of one row.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OwnerMetrics {
+    /// Sandboxes that exist, by the name of their phase.
+    pub phases: BTreeMap<&'static str, u64>,
+    /// Sandboxes created since the server started.
+    pub created: u64,
+    /// Processor time since the server started.
+    pub cpu_micros: u64,
+    /// Memory in use at the last samples, in bytes.
+    pub memory: u64,
+    /// Disk space in use at the last samples, in bytes.
+    pub disk: u64,
+}
+
+impl OwnerLabel {
+    /// The value of the label. No owner's name begins with `_`.
+    pub fn as_str(&self) -> &str {
+        match self {
+            Self::Named(owner) => owner.as_str(),
+            Self::Other => "_other",
+        }
+    }
+}
+
+/// What owners used since the server started.
+pub(crate) struct OwnerTotals {
+    max_owners: usize,
+    rows: BTreeMap<OwnerLabel, Used>,
+}
+
+impl OwnerTotals {
+    pub(crate) fn new(max_owners: usize) -> Self {
+        Self { max_owners, rows: BTreeMap::new() }
+    }
+
+    /// The row of an owner, which is reserved if it is new.
+    pub(crate) fn label(&mut self, owner: &Owner) -> OwnerLabel {
+        let named = OwnerLabel::Named(owner.clone());
+        let owners = self.rows.len() - usize::from(self.rows.contains_key(&OwnerLabel::Other));
+        let is_named = self.rows.contains_key(&named) || owners < self.max_owners;
+        let label = if is_named { named } else { OwnerLabel::Other };
+        self.rows.entry(label.clone()).or_default();
+        label
+    }
+
+    pub(crate) fn add(&mut self, owner: &Owner, used: Used) {
+        let label = self.label(owner);
+        self.rows.entry(label).or_default().add(used);
+    }
+
+    /// All rows, without what is known only of sandboxes that exist.
+    pub(crate) fn rows(&self) -> BTreeMap<OwnerLabel, OwnerMetrics> {
+        let row = |used: &Used| OwnerMetrics {
+            created: used.created,
+            cpu_micros: used.cpu_micros,
+            ..OwnerMetrics::default()
+        };
+        self.rows.iter().map(|(label, used)| (label.clone(), row(used))).collect()
+    }
+}
+
+impl Service {
+    /// Metrics per owner, if the server was configured to keep them.
+    pub fn owner_metrics(&self) -> Option<BTreeMap<OwnerLabel, OwnerMetrics>> {
+        let phases: Vec<(Owner, Phase)> =
+            self.0.registry.all().iter().map(|handle| (handle.owner.clone(), handle.phase())).collect();
+        self.0.history.owner_metrics(&phases)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owners_beyond_the_bound_share_one_row() {
+        let mut totals = OwnerTotals::new(2);
+        let created = Used { created: 1, cpu_micros: 10, ..Used::default() };
+        for owner in ["a", "b", "c", "d", "a", "c"] {
+            totals.add(&Owner::named(owner), created);
+        }
+        let rows = totals.rows();
+        let counts: Vec<(&str, u64, u64)> =
+            rows.iter().map(|(label, row)| (label.as_str(), row.created, row.cpu_micros)).collect();
+        assert_eq!(counts, [("a", 2, 20), ("b", 1, 10), ("_other", 3, 30)]);
+        assert!(Owner::parse(OwnerLabel::Other.as_str()).is_err(), "no owner can have the shared label");
+    }
+}
