@@ -9,8 +9,10 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
 
 use super::PATH;
 
@@ -19,11 +21,82 @@ const MAX_READ: u64 = 64 << 20;
 /// As the kernel has it.
 const MAX_LINKS: usize = 40;
 
-/// The files that the image `host` is made of. Nothing is kept, so that an upgrade of the host is
-/// seen at once.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A result is cached only if the files it depends on are older than this: file systems stamp two
+/// changes within one tick of the clock with the same time.
+const MIN_AGE: Duration = Duration::from_secs(2);
+
+/// Files and directories that decide what is found, beside the programs themselves. An upgrade of
+/// the host changes at least one of them.
+const DECIDING: [&str; 13] = [
+    "etc/os-release",
+    "usr/lib/os-release",
+    "usr/local/sbin",
+    "usr/local/bin",
+    "usr/sbin",
+    "usr/bin",
+    "sbin",
+    "bin",
+    "etc/alternatives",
+    "usr/lib",
+    "usr/local/lib",
+    "var/lib/dpkg/status",
+    "lib/apk/db/installed",
+];
+
+/// The files that the image `host` is made of. What was found is cached until one of the files
+/// changes that decide it, so that an upgrade of the host is seen and a create reads nothing.
+#[derive(Clone, Debug)]
 pub struct HostPrograms {
     root: PathBuf,
+    cache: Arc<Mutex<Option<CachedLookup>>>,
+}
+
+impl PartialEq for HostPrograms {
+    fn eq(&self, other: &Self) -> bool {
+        self.root == other.root
+    }
+}
+
+impl Eq for HostPrograms {}
+
+#[derive(Debug)]
+struct CachedLookup {
+    found: HostContents,
+    /// What the result depends on, as it was before it was read.
+    stamps: Vec<(PathBuf, Option<FileStamp>)>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct HostContents {
+    os_release: Option<OsRelease>,
+    python: Option<HostProgram>,
+    node: Option<HostProgram>,
+}
+
+/// Differs if a file was replaced or written to, or an entry of a directory added or removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FileStamp {
+    device: u64,
+    inode: u64,
+    size: u64,
+    modified: SystemTime,
+}
+
+impl FileStamp {
+    /// `None` if there is no such file. Links are followed.
+    fn of(path: &Path) -> Option<Self> {
+        let metadata = fs::metadata(path).ok()?;
+        Some(Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            size: metadata.size(),
+            modified: metadata.modified().ok()?,
+        })
+    }
+
+    fn is_older_than(&self, age: Duration, now: SystemTime) -> bool {
+        now.duration_since(self.modified).is_ok_and(|since| since > age)
+    }
 }
 
 /// A program that a sandbox of the image `host` can start.
@@ -45,55 +118,103 @@ pub struct OsRelease {
 
 impl HostPrograms {
     pub fn of_this_host() -> Self {
-        Self { root: PathBuf::from("/") }
+        Self { root: PathBuf::from("/"), cache: Arc::default() }
     }
 
     /// As if the host's root directory were another one.
     #[cfg(test)]
     pub(super) fn below(root: &Path) -> Self {
-        Self { root: root.to_owned() }
+        Self { root: root.to_owned(), cache: Arc::default() }
     }
 
     pub fn python(&self) -> Option<HostProgram> {
-        let path = ["python3", "python"].iter().find_map(|name| self.find(name))?;
-        Some(HostProgram { version: self.python_version(&path) })
+        self.contents().python
     }
 
     pub fn node(&self) -> Option<HostProgram> {
-        let path = ["node", "nodejs"].iter().find_map(|name| self.find(name))?;
-        let version = self.node_header(&path).or_else(|| version_in_path(&path));
-        Some(HostProgram { version: version.or_else(|| self.packaged("nodejs", &path)) })
+        self.contents().node
     }
 
     pub fn os_release(&self) -> Option<OsRelease> {
-        let text = ["etc/os-release", "usr/lib/os-release"].iter().find_map(|path| self.read(path));
-        parse_os_release(&text?)
+        self.contents().os_release
+    }
+
+    /// What is there, from the cache if nothing has changed since.
+    fn contents(&self) -> HostContents {
+        let mut cache = self.cache.lock().expect("looking up does not panic");
+        let unchanged =
+            |cached: &&CachedLookup| cached.stamps.iter().all(|(path, stamp)| FileStamp::of(path) == *stamp);
+        if let Some(cached) = cache.as_ref().filter(unchanged) {
+            return cached.found.clone();
+        }
+        let lookup = self.look_up();
+        let found = lookup.found.clone();
+        let now = SystemTime::now();
+        let is_settled = lookup
+            .stamps
+            .iter()
+            .all(|(_, stamp)| stamp.is_none_or(|stamp| stamp.is_older_than(MIN_AGE, now)));
+        *cache = is_settled.then_some(lookup);
+        found
+    }
+
+    /// Reads what is there. Each stamp is taken before the file is read: a change in between makes
+    /// the next comparison fail.
+    fn look_up(&self) -> CachedLookup {
+        let stamp = |path: PathBuf| {
+            let stamp = FileStamp::of(&path);
+            (path, stamp)
+        };
+        let mut stamps: Vec<_> = DECIDING.iter().map(|path| stamp(self.root.join(path))).collect();
+        let python = ["python3", "python"].iter().find_map(|name| self.find(name));
+        let node = ["node", "nodejs"].iter().find_map(|name| self.find(name));
+        for (entry, path) in python.iter().chain(&node) {
+            stamps.push(stamp(self.on_host(entry)));
+            stamps.push(stamp(self.on_host(path)));
+        }
+        let header = node.as_ref().and_then(|(_, path)| node_header_path(path));
+        stamps.extend(header.map(|header| stamp(self.root.join(header))));
+        let release = ["etc/os-release", "usr/lib/os-release"].iter().find_map(|path| self.read(path));
+        let found = HostContents {
+            os_release: release.and_then(|text| parse_os_release(&text)),
+            python: python.map(|(_, path)| HostProgram { version: self.python_version(&path) }),
+            node: node.map(|(_, path)| HostProgram { version: self.node_version(&path) }),
+        };
+        CachedLookup { found, stamps }
+    }
+
+    fn node_version(&self, path: &Path) -> Option<String> {
+        let version = self.node_header(path).or_else(|| version_in_path(path));
+        version.or_else(|| self.packaged("nodejs", path))
     }
 
     /// Names and versions of what is there.
     pub fn versions(&self) -> Vec<(String, String)> {
-        let system = self.os_release().map(|release| release.to_string());
+        let HostContents { os_release, python, node } = self.contents();
+        let system = os_release.map(|release| release.to_string());
         let version = |found: HostProgram| found.version.unwrap_or_else(|| "unknown".to_owned());
-        let parts =
-            [("system", system), ("python", self.python().map(version)), ("node", self.node().map(version))];
+        let parts = [("system", system), ("python", python.map(version)), ("node", node.map(version))];
         parts.into_iter().filter_map(|(name, found)| Some((name.to_owned(), found?))).collect()
     }
 
     /// The operating system and the versions of the programs that clients ask for, in one line.
     pub fn summary(&self) -> String {
-        let system = self.os_release().map(|release| release.to_string());
+        let HostContents { os_release, python, node } = self.contents();
+        let system = os_release.map(|release| release.to_string());
         let program = |name: &str, found: Option<HostProgram>| Some(found?.described(name));
-        let parts = [system, program("Python", self.python()), program("Node", self.node())];
+        let parts = [system, program("Python", python), program("Node", node)];
         let parts: Vec<String> = parts.into_iter().flatten().collect();
         if parts.is_empty() { "an unknown system".to_owned() } else { parts.join(", ") }
     }
 
-    /// The first program of this name on the path of a sandbox, after all links.
-    fn find(&self, name: &str) -> Option<PathBuf> {
+    /// The first program of this name on the path of a sandbox: its entry there, and the file after
+    /// all links.
+    fn find(&self, name: &str) -> Option<(PathBuf, PathBuf)> {
         PATH.split(':').find_map(|directory| {
-            let path = self.follow(&Path::new(directory).join(name))?;
+            let entry = Path::new(directory).join(name);
+            let path = self.follow(&entry)?;
             let found = fs::symlink_metadata(self.on_host(&path)).ok()?;
-            (found.is_file() && found.permissions().mode() & 0o111 != 0).then_some(path)
+            (found.is_file() && found.permissions().mode() & 0o111 != 0).then_some((entry, path))
         })
     }
 
@@ -162,8 +283,7 @@ impl HostPrograms {
 
     /// Node's own header, in the prefix where the program is installed.
     fn node_header(&self, path: &Path) -> Option<String> {
-        let prefix = path.parent()?.parent()?.strip_prefix("/").ok()?;
-        let header = self.read(prefix.join("include/node/node_version.h").to_str()?)?;
+        let header = self.read(node_header_path(path)?.to_str()?)?;
         let number = |part: &str| {
             let name = format!("NODE_{part}_VERSION");
             let mut words = header.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
@@ -211,6 +331,12 @@ impl std::fmt::Display for OsRelease {
         f.write_str(self.name.as_ref().unwrap_or(&self.id))?;
         self.version_id.iter().try_for_each(|version| write!(f, " {version}"))
     }
+}
+
+/// Where the header of a node program lies, below the root.
+fn node_header_path(path: &Path) -> Option<PathBuf> {
+    let prefix = path.parent()?.parent()?.strip_prefix("/").ok()?;
+    Some(prefix.join("include/node/node_version.h"))
 }
 
 /// The components of a path, the last one first.
@@ -353,6 +479,46 @@ mod tests {
         assert_eq!(node(&[program, ("var/lib/dpkg/status", database)]), known("18.19.0"));
         assert_eq!(node(&[program]), Some(None));
         assert_eq!(node(&[]), None);
+    }
+
+    /// Makes files look as if they had not changed for an hour.
+    fn age(root: &Path, paths: &[&str]) {
+        let earlier = SystemTime::now() - Duration::from_secs(3600);
+        for path in paths {
+            let file = File::open(root.join(path)).expect("it exists");
+            file.set_modified(earlier).expect("our own file");
+        }
+    }
+
+    #[test]
+    fn unchanged_host_is_not_read_again_and_an_upgrade_is_seen() {
+        let database = "Package: nodejs\nVersion: 18.19.0\n";
+        let files = [
+            ("usr/bin/python3", "\x7fELF"),
+            ("usr/bin/node", "\x7fELF"),
+            ("usr/lib/python3.13/os.py", ""),
+            ("var/lib/dpkg/status", database),
+        ];
+        let (root, programs) = root(&files);
+        let root = root.path();
+        let version = |found: Option<HostProgram>| found.and_then(|found| found.version);
+        assert_eq!(version(programs.python()).as_deref(), Some("3.13"));
+        let is_cached = || programs.cache.lock().expect("looking up does not panic").is_some();
+        assert!(!is_cached(), "files that just changed may change again unseen");
+
+        age(root, &["usr/bin", "usr/lib", "usr/bin/python3", "usr/bin/node", "var/lib/dpkg/status"]);
+        assert_eq!(version(programs.node()).as_deref(), Some("18.19.0"));
+        // No deciding file shows this change, so the old answer proves that nothing was read.
+        fs::remove_file(root.join("usr/lib/python3.13/os.py")).expect("our own file");
+        assert_eq!(version(programs.python()).as_deref(), Some("3.13"));
+
+        fs::write(root.join("var/lib/dpkg/status"), database.replace("18", "20")).expect("our own file");
+        assert_eq!(version(programs.node()).as_deref(), Some("20.19.0"), "a new package");
+        age(root, &["var/lib/dpkg/status"]);
+        programs.summary();
+        fs::rename(root.join("usr/bin/python3"), root.join("usr/bin/python3.14")).expect("our own file");
+        symlink("python3.14", root.join("usr/bin/python3")).expect("it is new");
+        assert_eq!(version(programs.python()).as_deref(), Some("3.14"), "a new program");
     }
 
     #[test]
