@@ -454,7 +454,8 @@ pub(crate) struct ExecArgs {
 }
 
 const EXEC_HELP: &str = "\
-Output is passed on byte for byte; standard input is passed on if it is not a terminal. The exit code is that of
+Output is passed on byte for byte; standard input is passed on if it is not a terminal. In a `while read` loop of
+a shell the command therefore reads the lines of the loop, as with ssh; `</dev/null` avoids it. The exit code is that of
 the command, 128 and the signal's number if a signal ended it, 124 at the timeout, 137 if memory ran out, 127 if
 there is no such program, 126 if it cannot be executed, or 125 if nothing could be started, or if the command
 succeeded but output is missing because it was not read in time. INT, TERM, HUP and QUIT are passed on to the
