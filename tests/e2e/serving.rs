@@ -194,3 +194,25 @@ fn an_ordinary_users_server_makes_sandboxes_too() {
     let mode = fs::metadata(server.state_directory()).expect("it is there").permissions().mode();
     assert_eq!(mode & 0o022, 0, "others can write to the state directory");
 }
+
+#[test]
+fn a_server_that_cannot_open_its_database_ends_with_an_error() {
+    let home = User::Same.home();
+    let server = home.path().join("state/server");
+    fs::create_dir_all(&server).expect("our own directory");
+    fs::set_permissions(home.path().join("state"), fs::Permissions::from_mode(0o711)).expect("our own");
+    fs::write(server.join("coracle.db"), "this is no database\n".repeat(500)).expect("our own directory");
+    let mut process = Start::new().spawn(home.path());
+    let pid = rustix::process::Pid::from_child(&process);
+    let (ended, waiting) = std::sync::mpsc::channel();
+    let waits = std::thread::spawn(move || {
+        let status = process.wait().expect("it is our child");
+        ended.send(status).expect("the test waits");
+    });
+    let status = waiting.recv_timeout(std::time::Duration::from_secs(60)).unwrap_or_else(|_| {
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it is our child");
+        panic!("the supervisor goes on without a server")
+    });
+    waits.join().expect("it has sent");
+    assert_eq!(status.code(), Some(1));
+}

@@ -51,6 +51,8 @@ const MAX_PIECES: usize = 4096;
 const BATCH: usize = 256 << 10;
 /// How long a client may take to say what to start, and to say goodbye.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a command may leave input unread whose client is gone.
+const ABANDONED_INPUT_TIMEOUT: Duration = Duration::from_secs(10);
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 const SIGHUP: i32 = 1;
 
@@ -313,7 +315,8 @@ impl Listener<'_> {
         while let Some(Ok(message)) = stream.next().await {
             match message {
                 Message::Binary(bytes) if bytes.first() == Some(&STDIN) && !ended_input => {
-                    if self.feed_input(bytes.slice(1..)).is_err() {
+                    // A copy: a slice would keep all that was read together with it.
+                    if self.feed_input(Bytes::copy_from_slice(&bytes[1..])).is_err() {
                         self.complain("INVALID_FRAME", "input was sent without credit".to_owned()).await;
                         return;
                     }
@@ -367,7 +370,8 @@ impl Listener<'_> {
                 Arc::clone(&undelivered),
                 self.replies.clone(),
             );
-            // It outlives this client: what was sent is delivered, and then the input is closed.
+            // It outlives this client: what was sent is delivered if the command reads it, and then the
+            // input is closed.
             tokio::spawn(deliver);
             InputQueue { pieces, undelivered }
         })
@@ -424,7 +428,11 @@ async fn deliver_input(
         let mut input: Input = front.service.input(&scope.owner, &scope.id, &process).await?;
         let mut credit = 0;
         while let Some(piece) = queue.recv().await {
-            input.send(&piece).await?;
+            tokio::select! {
+                sent = input.send(&piece) => sent?,
+                // The rest is dropped: input for which no client waits must not stay for ever.
+                () = abandoned(&replies) => return Ok(()),
+            }
             undelivered.fetch_sub(piece.len(), Ordering::Relaxed);
             credit += piece.len();
             if credit >= CREDIT_STEP {
@@ -438,6 +446,12 @@ async fn deliver_input(
         tracing::debug!(%error, "a command stopped reading its input");
         replies.send(ServerFrame::StdinClosed).await.ok();
     }
+}
+
+/// Waits until the client has been gone for longer than a command may take to read on.
+async fn abandoned(replies: &mpsc::Sender<ServerFrame>) {
+    replies.closed().await;
+    tokio::time::sleep(ABANDONED_INPUT_TIMEOUT).await;
 }
 
 #[cfg(test)]
