@@ -3,7 +3,8 @@
 //! The host at hand may have v1 groups, and a directory that imitates cgroup files would prove
 //! nothing. So Debian's kernel is booted under qemu's software emulation, with the real static
 //! binary and the end-to-end tests on its disk. The machine has no network; it reports over its
-//! serial console and switches itself off.
+//! serial console and switches itself off. At the end it is reset once and booted again from the
+//! same disk, to see what a reboot of the host leaves of a sandbox.
 //!
 //! ```text
 //!  kernel.rs: the package ─► vmlinuz, modules     disk.rs: userland, coracle, e2e ─► ext4 image

@@ -1,6 +1,7 @@
 #!/bin/busybox sh
 # Runs the limit tests, one by one, on a kernel that has cgroup v2 only, as root and as an
-# ordinary user to whom a part of the hierarchy was delegated, and reports each on the console as `VM PASS name` or `VM FAIL name`. `VM DONE` says that none was left out.
+# ordinary user to whom a part of the hierarchy was delegated, and reports each on the console as `VM PASS name` or `VM FAIL name`.
+# `VM REBOOT` says that the machine resets itself and is to be booted again; `VM DONE` says that no test was left out.
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8
 export CORACLE_BIN=/usr/bin/coracle CORACLE_TEST_ATTACKS=/usr/bin/attacks CORACLE_TEST_SLOWNESS=10
 bb=/usr/bin/busybox
@@ -39,6 +40,38 @@ only_v2() { # The point of this machine: no v1 hierarchy, and the controllers un
         $bb grep -qw "$controller" /sys/fs/cgroup/cgroup.subtree_control || return 1
     done
 }
+
+# What a reboot of the host leaves of a sandbox. The server's state is on the disk.
+state=/var/lib/coracle
+marker=/rebooting
+export CORACLE_URL=http://127.0.0.1:8080
+start_server() {
+    $CORACLE_BIN serve --listen 127.0.0.1:8080 --state-dir $state > /tmp/server.out 2> /tmp/server.log &
+    $bb timeout 120 sh -c "until $bb grep -q listening /tmp/server.out; do sleep 0.2; done"
+}
+make_sandbox() {
+    start_server || { cat /tmp/server.log; return 1; }
+    $CORACLE_BIN create --key box --timeout 1h -e GIVEN=yes > $marker &&
+        $CORACLE_BIN exec box -c 'echo kept > /root/file; busybox sync'
+}
+is_listed_as_stopped() {
+    start_server || { cat /tmp/server.log; return 1; }
+    $CORACLE_BIN --json ls | $bb tee /tmp/listed
+    $bb grep -q '"Failed"' /tmp/listed && $bb grep -q 'host rebooted; its files are kept' /tmp/listed
+}
+restarts_under_its_name() {
+    $CORACLE_BIN create --key box > /tmp/again 2> /tmp/said
+    cat /tmp/again $marker /tmp/said
+    $bb cmp /tmp/again $marker && $bb grep -q 'host rebooted' /tmp/said &&
+        $bb test "$($CORACLE_BIN exec box -c 'echo $(cat /root/file) $GIVEN')" = "kept yes"
+}
+if test -e $marker; then
+    report reboot::is_listed_as_stopped is_listed_as_stopped
+    report reboot::restarts_under_its_name restarts_under_its_name
+    echo "VM DONE"
+    $bb sync
+    $bb poweroff -f
+fi
 
 echo "VM NOTE kernel $($bb uname -r)"
 report only_cgroup_v2 only_v2
@@ -87,6 +120,10 @@ nothing_is_left() {
     test -z "$left"
 }
 report delegated::nothing_is_left nothing_is_left
-echo "VM DONE"
+
+report reboot::make_sandbox make_sandbox
 $bb sync
-$bb poweroff -f
+echo "VM REBOOT"
+# Let the console take the word, then reset at once, as when the power fails.
+sleep 1
+echo b > /proc/sysrq-trigger

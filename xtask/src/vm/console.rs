@@ -23,20 +23,33 @@ pub(crate) struct Report {
     failures: Vec<String>,
     skipped: Vec<String>,
     complete: bool,
+    /// It is about to reset itself and wants to be booted again.
+    reboot: bool,
     /// It was switched off because it took too long.
     late: bool,
     /// The last lines of all, for a machine that never came up.
     tail: Vec<String>,
 }
 
-/// Boots the machine and listens until it switches itself off or its time is over.
+/// Boots the machine, once more with the same disk if it asks for that, and listens until it
+/// switches itself off or its time is over.
 pub(crate) fn boot(
     kernel: &Path,
     initramfs: &Path,
     disk: &Path,
     only: Option<&str>,
 ) -> anyhow::Result<Report> {
-    let mut machine = start(kernel, initramfs, disk, only)?;
+    let mut report = Report::default();
+    let end = Instant::now() + DEADLINE;
+    run(start(kernel, initramfs, disk, only)?, &mut report, end)?;
+    if report.reboot && !report.late {
+        run(start(kernel, initramfs, disk, only)?, &mut report, end)?;
+    }
+    Ok(report)
+}
+
+/// Listens to a machine until it ends.
+fn run(mut machine: Child, report: &mut Report, end: Instant) -> anyhow::Result<()> {
     let console = machine.stdout.take().expect("the console is a pipe");
     let (sender, lines) = mpsc::channel();
     let reader = std::thread::spawn(move || {
@@ -46,8 +59,6 @@ pub(crate) fn boot(
             }
         }
     });
-    let mut report = Report::default();
-    let end = Instant::now() + DEADLINE;
     loop {
         match lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
             Ok(line) => report.hear(&line)?,
@@ -61,7 +72,7 @@ pub(crate) fn boot(
     machine.kill().context("could not end qemu")?;
     machine.wait().context("could not wait for qemu")?;
     reader.join().expect("the reader of the console does not panic");
-    Ok(report)
+    Ok(())
 }
 
 fn start(kernel: &Path, initramfs: &Path, disk: &Path, only: Option<&str>) -> anyhow::Result<Child> {
@@ -95,6 +106,8 @@ impl Report {
                 self.failures.push(name.to_owned());
             } else if let Some(name) = words.strip_prefix("SKIP ") {
                 self.skipped.push(name.to_owned());
+            } else if words == "REBOOT" {
+                self.reboot = true;
             } else if words == "DONE" {
                 self.complete = true;
             }
