@@ -311,7 +311,7 @@ pub(crate) struct CreateArgs {
     pub key: Option<String>,
 
     /// What becomes of it when it has died and is wanted again: it restarts with its files, or is
-    /// replaced by one with an empty disk and the same volumes [default: restart]
+    /// replaced by one with an empty disk and the same volumes [default: the snapshot's, else restart]
     #[arg(long, value_enum, value_name = "CHOICE")]
     pub on_death: Option<OnDeathChoice>,
 

@@ -5,6 +5,7 @@ use std::fmt;
 use std::time::{Duration, SystemTime};
 
 use crate::guest::Guest;
+use crate::lifecycle::OnDeath;
 use crate::quantity::Bytes;
 use crate::sandbox::{Labels, Owner, SandboxId};
 use crate::spec::{Network, Resources};
@@ -52,6 +53,8 @@ pub struct SandboxSettings {
     pub timeout: Option<Duration>,
     /// `None` is never.
     pub idle_timeout: Option<Duration>,
+    /// As its creator named it, if it did.
+    pub on_death: Option<OnDeath>,
     pub env: BTreeMap<String, String>,
     pub env_file: Option<String>,
     pub guest: Guest,
@@ -70,6 +73,7 @@ impl fmt::Debug for SandboxSettings {
             .field("resources", &self.resources)
             .field("timeout", &self.timeout)
             .field("idle_timeout", &self.idle_timeout)
+            .field("on_death", &self.on_death)
             .field("env", &self.env.keys())
             .field("env_file", &self.env_file)
             .field("guest", &self.guest)

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use domain::{Bytes, Cpus};
 
-use super::{LimitArgs, NetworkChoice, OwnerArgs, StateArgs};
+use super::{LimitArgs, NetworkChoice, OnDeathChoice, OwnerArgs, StateArgs};
 use crate::client::{SandboxRef, SnapshotRef};
 use crate::values::{self, Lifetime};
 
@@ -131,6 +131,10 @@ pub(crate) struct ForkArgs {
     #[arg(long, value_name = "TIME|never", value_parser = values::lifetime)]
     pub idle_timeout: Option<Lifetime>,
 
+    /// What becomes of each when it has died and is wanted again [default: the parent's]
+    #[arg(long, value_enum, value_name = "CHOICE")]
+    pub on_death: Option<OnDeathChoice>,
+
     #[command(flatten)]
     pub limits: LimitArgs,
 
@@ -156,7 +160,7 @@ pub(crate) struct ForkArgs {
 }
 
 const FORK_HELP: &str = "\
-A fork has the files of its parent and none of its processes. Network, limits, timeouts, variables, user and labels are the \
+A fork has the files of its parent and none of its processes. Network, limits, timeouts, --on-death, variables, user and labels are the \
 parent's unless they are named here. Mounts, volumes and the main process are only those that are named here.";
 
 #[derive(Debug, Subcommand)]

@@ -202,6 +202,7 @@ pub(crate) async fn fork(server: &Server, args: ForkArgs, printer: &Printer) -> 
         key: args.key,
         timeout: args.timeout,
         idle_timeout: args.idle_timeout,
+        on_death: args.on_death.map(Into::into),
         memory: args.limits.memory,
         cpus: args.limits.cpus,
         pids: args.limits.pids,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{FromRequestParts, State};
-use domain::{Network, Owner, SandboxSettings, Snapshot, SnapshotId, SnapshotState};
+use domain::{Network, OnDeath, Owner, SandboxSettings, Snapshot, SnapshotId, SnapshotState};
 use http::request::Parts;
 use http::{StatusCode, Uri, header};
 use serde::{Deserialize, Serialize};
@@ -64,6 +64,8 @@ struct SettingsBody {
     timeout: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     idle_timeout: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    on_death: Option<&'static str>,
     env: Vec<String>,
     user: String,
     metadata: BTreeMap<String, String>,
@@ -85,6 +87,7 @@ impl SettingsBody {
             resource_limits: limits.into_iter().filter_map(|(name, limit)| Some((name, limit?))).collect(),
             timeout: settings.timeout.map(|time| time.as_secs()),
             idle_timeout: settings.idle_timeout.map(|time| time.as_secs()),
+            on_death: settings.on_death.map(OnDeath::name),
             env: settings.env.keys().cloned().collect(),
             user: settings.guest.default_user.clone(),
             metadata: settings.labels.clone(),

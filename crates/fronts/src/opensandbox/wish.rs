@@ -547,6 +547,7 @@ mod tests {
             resources: Resources::default(),
             timeout: None,
             idle_timeout: None,
+            on_death: None,
             env: BTreeMap::new(),
             env_file: None,
             guest: Guest::root(),

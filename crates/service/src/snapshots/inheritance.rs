@@ -27,6 +27,7 @@ pub(super) fn record_settings(handle: &Handle, in_force: &Usage) -> SandboxSetti
         },
         timeout: handle.timeout,
         idle_timeout: handle.idle_timeout,
+        on_death: sandbox.spec.on_death,
         env: sandbox.spec.env,
         env_file: sandbox.spec.env_file,
         guest: sandbox.spec.guest,
@@ -58,6 +59,7 @@ pub(super) fn inherit_settings(
     limits.memory = limits.memory.or(recorded.memory);
     limits.cpus = limits.cpus.or(recorded.cpus);
     limits.pids = limits.pids.or(recorded.pids);
+    spec.on_death = spec.on_death.or(settings.on_death);
     let mut env = settings.env;
     env.append(&mut spec.env);
     spec.env = env;

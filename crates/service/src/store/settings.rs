@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use domain::SandboxSettings;
+use domain::{OnDeath, SandboxSettings};
 use serde::{Deserialize, Serialize};
 
 use super::columns::{GuestJson, NetworkJson, ResourcesJson};
@@ -19,6 +19,8 @@ pub(super) struct SettingsJson {
     timeout: Option<i64>,
     #[serde(default)]
     idle_timeout: Option<i64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    on_death: Option<String>,
     #[serde(default)]
     env: BTreeMap<String, String>,
     #[serde(default)]
@@ -39,6 +41,7 @@ impl SettingsJson {
             resources: ResourcesJson::of(&settings.resources),
             timeout: settings.timeout.map(micros),
             idle_timeout: settings.idle_timeout.map(micros),
+            on_death: settings.on_death.map(|choice| choice.name().to_owned()),
             env: settings.env.clone(),
             env_file: settings.env_file.clone(),
             guest: GuestJson::of(&settings.guest),
@@ -54,6 +57,7 @@ impl SettingsJson {
             resources: self.resources.into_domain(),
             timeout: self.timeout.map(span),
             idle_timeout: self.idle_timeout.map(span),
+            on_death: self.on_death.as_deref().and_then(OnDeath::parse),
             env: self.env,
             env_file: self.env_file,
             guest: self.guest.into_domain(),

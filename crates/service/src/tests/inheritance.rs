@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use domain::{Bytes, Cpus, Guest, Key, Network, Resources, Snapshot, SnapshotId, SnapshotState, Spec, User};
+use domain::{
+    Bytes, Cpus, Guest, Key, Network, OnDeath, Resources, Snapshot, SnapshotId, SnapshotState, Spec, User,
+};
 
 use super::{Bench, config, plain};
 use crate::clock::Clock;
@@ -31,6 +33,7 @@ fn confined() -> Create {
         env: env.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
         env_file: Some("/its/own".to_owned()),
         guest: guest(),
+        on_death: Some(OnDeath::Replace),
         ..Spec::plain()
     };
     Create {
@@ -74,6 +77,7 @@ fn check_inherited(bench: &Bench, made: &Sandbox) {
     assert_eq!(made.spec.resources, Resources { disk, ..parent.spec.resources }, "the snapshot's disk");
     assert_eq!((&made.spec.env, &made.spec.env_file), (&parent.spec.env, &parent.spec.env_file));
     assert_eq!((&made.spec.guest, &made.labels), (&guest(), &parent.labels));
+    assert_eq!(made.spec.on_death, Some(OnDeath::Replace));
     assert_eq!(made.expires, Some(made.created + HOUR));
     assert_eq!(bench.handle(made).idle_timeout, parent.idle_timeout);
 }
@@ -111,6 +115,7 @@ async fn what_the_caller_names_wins() {
     wish.labels = [("team", "red"), ("more", "x")].map(|(k, v)| (k.to_owned(), v.to_owned())).into();
     wish.timeout = Some(Duration::ZERO);
     wish.idle_timeout = Some(Duration::ZERO);
+    wish.spec.on_death = Some(OnDeath::Restart);
     let made = bench.service.create(&bench.owner, wish.clone()).await.unwrap();
     assert_eq!((made.spec.network, made.expires), (Network::On, None));
     let limits = &made.spec.resources;
@@ -118,6 +123,7 @@ async fn what_the_caller_names_wins() {
     assert_eq!((made.spec.env_file.as_deref(), &made.spec.guest), (Some("/usual"), &Guest::root()));
     assert_eq!((made.spec.env["FILE"].as_str(), made.spec.env["TOKEN"].as_str()), ("/usual", "secret value"));
     assert_eq!(made.labels, wish.labels);
+    assert_eq!(made.spec.on_death, Some(OnDeath::Restart));
     assert_eq!(bench.handle(&made).idle_timeout, None);
 }
 
