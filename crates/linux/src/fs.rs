@@ -180,7 +180,8 @@ impl Root {
     }
 
     /// Removes whatever lies at `path`, with all below it. Nothing there is no error. It takes a
-    /// bounded number of descriptors however deep the tree is.
+    /// bounded number of descriptors however deep the tree is. A mount point in the tree fails the
+    /// removal with EXDEV: nothing of a mounted filesystem is ever removed.
     pub fn remove_tree(&self, path: &Path) -> io::Result<()> {
         let (parent, name) = match self.parent(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -293,15 +294,20 @@ fn entries(directory: impl AsFd, most: usize) -> io::Result<Vec<Entry>> {
     Ok(found)
 }
 
-/// Opens a directory below `parent` to be emptied. An overlay leaves ones with mode 0, which
-/// their owner must open up first.
+/// Opens a directory below `parent` to be emptied, unless something is mounted on it. An overlay
+/// leaves ones with mode 0, which their owner must open up first.
 fn open_directory(parent: BorrowedFd<'_>, name: &CString) -> io::Result<OwnedFd> {
-    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    match rustix::fs::openat(parent, name, OFlags::RDONLY | flags, Mode::empty()) {
+    let open = |access: OFlags| {
+        let flags = access | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        // Compares mounts and not device numbers, so a bind mount counts and a subvolume does not.
+        let same_mount = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        rustix::fs::openat2(parent, name, flags, Mode::empty(), same_mount)
+    };
+    match open(OFlags::RDONLY) {
         Err(Errno::ACCESS) => {
-            let closed = rustix::fs::openat(parent, name, OFlags::PATH | flags, Mode::empty())?;
+            let closed = open(OFlags::PATH)?;
             set_mode_of(closed.as_fd(), 0o700)?;
-            Ok(rustix::fs::openat(parent, name, OFlags::RDONLY | flags, Mode::empty())?)
+            Ok(open(OFlags::RDONLY)?)
         }
         result => Ok(result?),
     }

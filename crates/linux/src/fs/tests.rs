@@ -93,6 +93,34 @@ fn removing_a_tree_removes_links_and_not_what_they_point_to() {
     assert!(place.path().join("outside/secret").exists());
 }
 
+/// The mounts are made in a namespace of one thread, which no other test sees.
+#[test]
+fn removal_stops_at_a_mount() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let (place, root) = hostile();
+    root.make_directories(Path::new("t/deep/mounted"), 0o755).unwrap();
+    let inside = std::thread::spawn(move || {
+        crate::namespaces::unshare(crate::namespaces::Namespaces::MOUNT).unwrap();
+        crate::mounts::make_private().unwrap();
+        let root = Root::open(&place.path().join("root")).unwrap();
+        let outside = place.path().join("outside");
+        for target in ["t/deep/mounted", "t"] {
+            // The same filesystem: only the mount tells them apart.
+            crate::mounts::bind(&outside, &place.path().join("root").join(target)).unwrap();
+            let error = root.remove_tree(Path::new("t")).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(Errno::XDEV.raw_os_error()), "{target}: {error}");
+            assert!(outside.join("secret").exists(), "{target}");
+        }
+        place
+    });
+    let place = inside.join().unwrap();
+    // What was not mounted on is removed elsewhere, where nothing is mounted.
+    root.remove_tree(Path::new("t")).unwrap();
+    assert!(place.path().join("outside/secret").exists());
+}
+
 #[test]
 fn a_tree_deeper_than_any_path_is_removed() {
     let (_place, root) = hostile();
