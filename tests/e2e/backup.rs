@@ -176,3 +176,30 @@ fn backup_that_is_killed_freezes_nothing() {
     let saved = coracle(&["backup", whole.to_str().expect("it is text")], &server.state_directory());
     assert!(saved.status.success(), "{}", text(&saved));
 }
+
+#[test]
+fn failed_backup_leaves_disks_as_they_were() {
+    if !testkit::is_root() {
+        return testkit::skip("an ordinary user's disks are in memory");
+    }
+    let server = Server::start();
+    let mut sandbox = server.create();
+    assert_eq!(sandbox.run("echo kept > /root/file && sync").code, Some(0));
+    // The database is copied while the disk is frozen, and not through a link.
+    let database = server.state_directory().join("server/coracle.db");
+    let aside = database.with_extension("aside");
+    fs::rename(&database, &aside).expect("we are root");
+    std::os::unix::fs::symlink(&aside, &database).expect("we are root");
+    let file = server.directory().join("all.backup");
+    let name = file.to_str().expect("it is text");
+    let failed = coracle(&["backup", name], &server.state_directory());
+    assert!(!failed.status.success() && !file.exists(), "{}", text(&failed));
+    assert!(text(&failed).contains("could not copy the database"), "{}", text(&failed));
+    assert!(!server.state_directory().join("backup.draft").exists());
+    fs::rename(&aside, &database).expect("we are root");
+    // Nothing is lost and nothing is frozen.
+    assert_eq!(sandbox.run("cat /root/file && echo new > /root/new && sync").stdout, "kept\n");
+    assert_eq!(server.create().run("echo other > /root/file && sync").code, Some(0));
+    let saved = coracle(&["backup", name], &server.state_directory());
+    assert!(saved.status.success(), "{}", text(&saved));
+}

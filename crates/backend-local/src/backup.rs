@@ -24,7 +24,6 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use linux::fs::Root;
-use linux::namespaces::{self, Namespaces};
 use linux::spawn::SingleThread;
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
@@ -155,11 +154,6 @@ pub fn write(
     // While no server runs, none may start: it would begin to write to the disks.
     let stopped = try_lock(&state.join("lock"))?;
     let is_root = rustix::process::geteuid().is_root();
-    if is_root {
-        // Disks are mounted here and nowhere else.
-        namespaces::unshare(Namespaces::MOUNT).during("make a mount namespace for", state)?;
-        linux::mounts::make_private().during("make mounts private below", state)?;
-    }
     let draft = Draft::make(state)?;
     let _images = images::hold(state).map_err(|error| BackupError::Io {
         action: "lock the images in",

@@ -1,13 +1,16 @@
 //! Mounts: detached clones with attributes of their own, and where they go. See open_tree(2),
 //! mount_setattr(2), pivot_root(2).
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::CWD;
-use rustix::mount::{MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MountPropagationFlags, MoveMountFlags,
+    OpenTreeFlags, UnmountFlags,
+};
 
 use crate::check_long;
 
@@ -125,6 +128,16 @@ pub fn mount(kind: &str, target: &Path, attributes: Attributes, options: &str) -
     }
     let options = CString::new(options).map_err(io::Error::other)?;
     rustix::mount::mount(kind, target, kind, flags, Some(options.as_c_str())).map_err(Into::into)
+}
+
+/// Mounts a device without attaching it anywhere: no path leads to its files, only the descriptor
+/// does, and it is unmounted when the last descriptor of it is closed. See fsmount(2).
+pub fn mount_detached(kind: &CStr, device: &Path, attributes: Attributes) -> io::Result<OwnedFd> {
+    let context = rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
+    rustix::mount::fsconfig_set_string(context.as_fd(), "source", device)?;
+    rustix::mount::fsconfig_create(context.as_fd())?;
+    let attributes = MountAttrFlags::from_bits_retain(u32::try_from(attributes.0).map_err(io::Error::other)?);
+    Ok(rustix::mount::fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
 }
 
 /// Shows the file or directory `source` also at `target`.

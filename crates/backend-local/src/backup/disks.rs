@@ -10,10 +10,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use linux::fs::Root;
 use linux::loopdev::LoopDevice;
+use linux::mounts::{self, Attributes};
 use linux::spawn::{self, Forked, SingleThread};
 use linux::{freeze, namespaces};
-use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::pipe::PipeFlags;
 
 use super::{BackupError, During};
@@ -108,12 +109,12 @@ pub(super) fn copy(
         let path = match device {
             Some(device) => {
                 let target = draft.join(format!("disk-{number}"));
-                let still = Still::begin(thread, &device, source, draft)?;
+                let mut frozen = FrozenDisk::freeze(thread, &device, source)?;
                 if let Some(small) = pending.take() {
                     small()?;
                 }
                 copy_image(&source.path, &target).during("copy", &source.path)?;
-                still.end()?;
+                frozen.thaw().during("thaw", &source.path)?;
                 target
             }
             None if stopped || !is_live(source) => source.path.clone(),
@@ -132,54 +133,59 @@ fn is_live(source: &Source) -> bool {
     !source.name.contains("/snapshots/")
 }
 
-/// A filesystem that stands still.
-struct Still {
-    mounted: PathBuf,
+/// A filesystem that is frozen until this is dropped.
+struct FrozenDisk {
+    /// Opened through a mount that is attached nowhere, so that nothing done to a path can reach the
+    /// files of the disk. The mount goes with the last descriptor.
     directory: File,
-    /// Closed when it goes on.
-    alive: OwnedFd,
+    /// Closed when writers may go on.
+    alive: Option<OwnedFd>,
     guard: OwnedFd,
 }
 
-impl Still {
-    fn begin(
-        thread: &SingleThread,
-        device: &LoopDevice,
-        source: &Source,
-        draft: &Path,
-    ) -> Result<Self, BackupError> {
-        let mounted = draft.join("mounted");
-        fs::create_dir_all(&mounted).during("make", &mounted)?;
+impl FrozenDisk {
+    fn freeze(thread: &SingleThread, device: &LoopDevice, source: &Source) -> Result<Self, BackupError> {
+        let path = &source.path;
         let kind = if source.name.ends_with(POOL) { c"btrfs" } else { c"ext4" };
-        let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOATIME;
-        rustix::mount::mount(device.path(), &mounted, kind, flags, None)
-            .map_err(io::Error::from)
-            .during("mount", &source.path)?;
-        let directory = File::open(&mounted).during("open", &mounted)?;
+        // The mount alone is read-only; the filesystem is the one that the server writes to.
+        let attributes =
+            Attributes::READ_ONLY.and(Attributes::NO_SUID).and(Attributes::NO_DEV).and(Attributes::NO_EXEC);
+        let mount = mounts::mount_detached(kind, &device.path(), attributes).during("mount", path)?;
+        let top = Root::from_descriptor(mount);
+        let directory = top.read(Path::new(".")).during("open", path)?;
         let (ended, alive) =
-            rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(io::Error::from).during("guard", &mounted)?;
-        let guard = match thread.fork(namespaces::Namespaces::NONE, None).during("guard", &mounted)? {
+            rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(io::Error::from).during("guard", path)?;
+        let guard = match thread.fork(namespaces::Namespaces::NONE, None).during("guard", path)? {
             Forked::Parent { pidfd, .. } => pidfd,
             Forked::Child => {
                 drop(alive);
                 spawn::exit_now(i32::from(keep_guard(&ended, &directory).is_err()))
             }
         };
-        let still = Self { mounted, directory, alive, guard };
-        freeze::freeze(&still.directory).during("freeze", &source.path)?;
-        Ok(still)
+        // From here on every way out thaws, a failed freeze included.
+        let frozen = Self { directory, alive: Some(alive), guard };
+        freeze::freeze(&frozen.directory).during("freeze", path)?;
+        Ok(frozen)
     }
 
     /// Lets writers go on.
-    fn end(self) -> Result<(), BackupError> {
-        let Self { mounted, directory, alive, guard } = self;
-        freeze::thaw(&directory).during("thaw", &mounted)?;
-        drop(alive);
-        spawn::wait(guard.as_fd()).during("wait for the guard of", &mounted)?;
-        drop(directory);
-        rustix::mount::unmount(&mounted, UnmountFlags::DETACH)
-            .map_err(io::Error::from)
-            .during("unmount", &mounted)
+    fn thaw(&mut self) -> io::Result<()> {
+        let thawed = freeze::thaw(&self.directory);
+        if let Some(alive) = self.alive.take() {
+            drop(alive);
+            spawn::wait(self.guard.as_fd())?;
+        }
+        thawed
+    }
+}
+
+impl Drop for FrozenDisk {
+    fn drop(&mut self) {
+        if self.alive.is_some()
+            && let Err(error) = self.thaw()
+        {
+            tracing::error!(%error, "could not thaw a disk; the next start of the server does");
+        }
     }
 }
 
