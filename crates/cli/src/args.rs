@@ -100,11 +100,11 @@ pub(crate) enum Command {
         #[command(flatten)]
         owners: OwnerArgs,
     },
-    /// Show what the sandboxes use, again and again
+    /// Show live resource usage
     Top(TopArgs),
     /// Show what was used, by the hour or sample by sample
     Usage(UsageArgs),
-    /// Print what becomes of sandboxes
+    /// Show lifecycle events
     Events(EventsArgs),
     /// Remove sandboxes
     Rm(RmArgs),

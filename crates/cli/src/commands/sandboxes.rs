@@ -194,7 +194,7 @@ pub(crate) async fn remove(server: &Server, args: RmArgs, printer: &Printer) -> 
         removed.iter().try_for_each(|id| printer.line(id))?;
     }
     if args.all && scope == OwnerScope::Own {
-        printer.note(format!("{} of your own sandboxes removed; other owners' stay", removed.len()));
+        printer.remark(format!("{} of your own sandboxes removed; other owners' stay", removed.len()));
     }
     // With `--all` somebody else may have removed one in between, which is what was wanted.
     if missing.is_empty() || args.all {

@@ -258,6 +258,7 @@ async fn make(
             break;
         }
         let sandbox = server.create(wish).await?;
+        sandbox.revival.iter().for_each(|revival| printer.warn(revival));
         if !printer.json() {
             printer.line(&sandbox.id)?;
         }

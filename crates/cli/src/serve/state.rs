@@ -133,11 +133,8 @@ fn check_owners(directory: &Path) -> Result<()> {
             let (path, uid) = (path.display(), facts.uid());
             let message =
                 format!("`{path}` belongs to uid {uid}, and this server runs as uid {}", own.as_raw());
-            let fix = format!(
-                "make everything in it yours first: `chown -R {} {}`",
-                own.as_raw(),
-                directory.display()
-            );
+            // Not for all that is in it: the files of images and disks have owners of their own.
+            let fix = format!("make it yours first: `chown {} {path}`", own.as_raw());
             return Err(anyhow!(message)).hint(fix);
         }
     }
