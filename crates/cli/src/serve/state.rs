@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use backend_local::identity::{self, Examined, IdentityError, ServerIdentity};
 use linux::fs::Root;
-use rustix::fs::{FileType, FlockOperation};
+use rustix::fs::{FileType, FlockOperation, Gid, Uid};
 
 use crate::config::Config;
 use crate::output::WithHint;
@@ -166,11 +166,14 @@ pub(crate) fn server_dir(state_dir: &Path) -> PathBuf {
 /// A server that was taken over may have put something there. Links are not followed, and what has
 /// another owner than the directory, or a second name somewhere else, is left alone.
 fn give(directory: &Path, uid: u32) -> std::io::Result<()> {
-    let former = fs::symlink_metadata(directory)?.uid();
+    // The directory above is root's own; this one may be a link that somebody else made.
+    let above = Root::open(directory.parent().unwrap_or(Path::new("/")))?;
+    let directory = above.directory(Path::new(directory.file_name().unwrap_or_default()))?;
+    let former = rustix::fs::fstat(&directory)?.st_uid;
     if former != uid {
-        give_below(&Root::open(directory)?, former, uid, MAX_SERVER_DEPTH)?;
+        give_below(&directory, former, uid, MAX_SERVER_DEPTH)?;
         // Last: a repair that is broken off is repeated.
-        std::os::unix::fs::chown(directory, Some(uid), Some(uid))?;
+        rustix::fs::fchown(&directory, Some(Uid::from_raw(uid)), Some(Gid::from_raw(uid)))?;
     }
     Ok(())
 }
@@ -252,5 +255,21 @@ mod tests {
             assert_eq!(owner(&ours), 4711, "{}", ours.display());
         }
         assert_eq!(owner(&outside), 0);
+    }
+
+    #[test]
+    fn server_directory_that_is_a_link_is_refused() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let state = TempDir::new().unwrap();
+        let (own, outside) = (state.path().join("server"), state.path().join("outside"));
+        fs::create_dir(&outside).unwrap();
+        fs::write(outside.join("file"), "x").unwrap();
+        std::os::unix::fs::symlink(&outside, &own).unwrap();
+        assert!(give(&own, 4711).is_err());
+        for path in [outside.join("file"), outside] {
+            assert_eq!(fs::metadata(path).unwrap().uid(), 0);
+        }
     }
 }
