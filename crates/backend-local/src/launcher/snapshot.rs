@@ -12,7 +12,8 @@
 
 use std::fs::File;
 use std::io;
-use std::path::PathBuf;
+use std::path::Component::ParentDir;
+use std::path::{Path, PathBuf};
 
 use domain::Bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -294,6 +295,12 @@ impl Launcher {
             }
             None => made_of.trees.into_iter().map(Tree::from).collect(),
         };
+        if made_of.record.is_none() && !are_of_store(&self.settings.image_state, &trees) {
+            let message =
+                format!("the record of image `{}` names layers that are not images' here", made_of.image);
+            let hint = Some("import the image again under the same name".to_owned());
+            return Err(Refusal { kind: RefusalKind::NoImage, message, hint });
+        }
         if let Some(gone) = trees.iter().flat_map(|tree| &tree.lowers).find(|lower| !lower.is_dir()) {
             tracing::warn!(image = made_of.image, layer = %gone.display(), "a layer of an image is gone");
             let hint = Some("import the image again under the same name".to_owned());
@@ -366,6 +373,24 @@ impl Root {
     }
 }
 
+/// Whether trees that a record names by their paths lie in the store of images. A record may have
+/// come with a backup, and a sandbox must not be shown another directory of the host. Layers that
+/// are gone pass here: they show nothing.
+fn are_of_store(state: &Path, trees: &[Tree]) -> bool {
+    let store = state.join("images");
+    let Ok(root) = linux::fs::Root::open(&store) else { return false };
+    let of_store = |lower: &PathBuf| {
+        let opened = lower.strip_prefix(&store).ok().map(|path| root.directory(path));
+        match opened {
+            Some(Err(error)) => error.kind() == io::ErrorKind::NotFound,
+            Some(Ok(_)) => true,
+            None => !lower.exists(),
+        }
+    };
+    let is_plain = |path: &Path| path.is_absolute() && !path.components().any(|part| part == ParentDir);
+    trees.iter().all(|tree| is_plain(Path::new(&tree.mount_point)) && tree.lowers.iter().all(of_store))
+}
+
 /// Waits until the kernel has stopped every command of a group.
 fn wait_until_still(events: &PathBuf) -> io::Result<()> {
     let events = File::open(events)?;
@@ -418,4 +443,27 @@ fn disk_refusal(error: &VolumeError) -> Refusal {
         _ => (RefusalKind::Step("volume".to_owned()), error.to_string()),
     };
     Refusal { kind, message, hint }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trees_outside_of_the_store_are_refused() {
+        let state = tempfile::TempDir::new().unwrap();
+        let layer = state.path().join("images/layers/0/tree");
+        std::fs::create_dir_all(&layer).unwrap();
+        std::os::unix::fs::symlink("/etc", layer.join("link")).unwrap();
+        let accepts = |mount_point: &str, lower: PathBuf| {
+            are_of_store(state.path(), &[Tree { mount_point: mount_point.to_owned(), lowers: vec![lower] }])
+        };
+        assert!(accepts("/", layer.clone()));
+        assert!(accepts("/", "/no/such/place".into()));
+        for lower in ["/".into(), "/etc".into(), layer.join("link"), layer.join("../../../..")] {
+            assert!(!accepts("/", lower.clone()), "{}", lower.display());
+        }
+        assert!(!accepts("/../up", layer));
+    }
 }
