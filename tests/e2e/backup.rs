@@ -153,7 +153,7 @@ fn backup_that_is_killed_freezes_nothing() {
     if !testkit::is_root() {
         return testkit::skip("an ordinary user's disks are in memory");
     }
-    let server = Server::start();
+    let mut server = Server::start();
     let mut sandbox = server.create();
     assert_eq!(sandbox.run("head -c 50000000 /dev/urandom > /root/much && sync").code, Some(0));
     for round in 0..5 {
@@ -175,6 +175,51 @@ fn backup_that_is_killed_freezes_nothing() {
     let whole = server.directory().join("whole.backup");
     let saved = coracle(&["backup", whole.to_str().expect("it is text")], &server.state_directory());
     assert!(saved.status.success(), "{}", text(&saved));
+    // A start removes what a killed backup left.
+    let draft = server.state_directory().join("backup.draft");
+    fs::create_dir(&draft).expect("it was removed");
+    fs::write(draft.join("disk-0"), "a copy of a disk").expect("our own directory");
+    assert!(server.terminate().success());
+    server.start_again(&Start::new());
+    assert!(!draft.exists());
+}
+
+#[test]
+fn restored_server_with_secrets_honours_old_tokens() {
+    if !testkit::is_root() {
+        return testkit::skip("an ordinary user's disks are in memory");
+    }
+    let server = Server::start();
+    let named = server.create_with(&json!({"extensions": {"coracle.key": "work"}}));
+    let file = server.directory().join("all.backup");
+    let name = file.to_str().expect("it is text");
+    let secret = server.state_directory().join("server/secret");
+    // The server could lay out a link or another name of a file that only root may read.
+    let aside = secret.with_extension("aside");
+    fs::rename(&secret, &aside).expect("we are root");
+    for make in [
+        |target: &Path, link: &Path| std::os::unix::fs::symlink(target, link),
+        |target: &Path, link: &Path| fs::hard_link(target, link),
+    ] {
+        make(&aside, &secret).expect("we are root");
+        let refused = coracle(&["backup", name, "--with-secrets"], &server.state_directory());
+        assert!(!refused.status.success() && !file.exists(), "{}", text(&refused));
+        fs::remove_file(&secret).expect("we are root");
+    }
+    fs::rename(&aside, &secret).expect("we are root");
+    let saved = coracle(&["backup", name, "--with-secrets"], &server.state_directory());
+    assert!(saved.status.success(), "{}", text(&saved));
+    let other = User::Same.home();
+    let state = other.path().join("state");
+    let restored = coracle(&["restore", name], &state);
+    assert!(restored.status.success(), "{}", text(&restored));
+    let facts = fs::metadata(state.join("server/secret")).expect("it was saved");
+    assert_eq!((facts.uid(), facts.mode() & 0o7777), (0, 0o600));
+    let after = Start::new().start_in(other);
+    let again = after.create_with(&json!({"extensions": {"coracle.key": "work"}}));
+    assert_eq!(again.id, named.id);
+    let mut with_old_token = named.another(after.client());
+    assert_eq!(with_old_token.run("echo yes").stdout, "yes\n");
 }
 
 #[test]

@@ -19,8 +19,8 @@ mod restore;
 mod tree;
 
 use std::fs::{self, File, OpenOptions};
-use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::io::{self, Read};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use linux::fs::Root;
@@ -38,6 +38,8 @@ const DRAFT: &str = "backup.draft";
 const LOCK: &str = "backup.lock";
 /// What must stay free on the filesystem of the state directory.
 const SPARE_SPACE: u64 = 64 << 20;
+/// A secret is a few dozen bytes.
+const MAX_SECRET: u64 = 4 << 10;
 
 /// What to put into a backup.
 pub struct BackupRequest<'a> {
@@ -107,6 +109,8 @@ pub enum BackupError {
     HostSubvolumes(PathBuf),
     #[error("the server of this state directory is just starting")]
     Starting,
+    #[error("`{0}` was not made by the server of this state directory")]
+    ForeignSecret(PathBuf),
     #[error("could not copy the database")]
     Database(#[source] AnyError),
     #[error("`{path}` is not a backup, or damaged: {why}")]
@@ -131,6 +135,9 @@ impl BackupError {
             Self::Damaged { .. } => Some("nothing was changed; use another backup"),
             Self::NotEmpty(_) => Some("choose another directory with --state-dir, or move this one away"),
             Self::OtherUser(_) => Some("restore it as the user who made it"),
+            Self::ForeignSecret(_) => {
+                Some("find out who put it there; without --with-secrets it is not read")
+            }
             Self::Io { .. } | Self::Database(_) => None,
         }
     }
@@ -209,11 +216,14 @@ fn write_archive(
     archive.begin("server").map_err(failed)?;
     let database = draft.path.join("coracle.db");
     if database.exists() {
-        archive.add_file("server/coracle.db", &database).map_err(failed)?;
+        let file = File::open(&database).during("open", &database)?;
+        let size = file.metadata().during("measure", &database)?.len();
+        archive.add_private("server/coracle.db", size, file.take(size)).map_err(failed)?;
     }
-    let secret = state.join("server/secret");
-    if request.with_secrets && secret.is_file() {
-        archive.add_file("server/secret", &secret).map_err(failed)?;
+    if request.with_secrets
+        && let Some(secret) = read_secret(state)?
+    {
+        archive.add_private("server/secret", secret.len() as u64, secret.as_slice()).map_err(failed)?;
     }
     archive.begin("records").map_err(failed)?;
     for name in ["identity", "boxes", "snapshots"] {
@@ -238,6 +248,28 @@ fn write_archive(
         not_saved: if is_root { Vec::new() } else { draft.sandboxes()? },
     };
     archive.finish(manifest).map_err(failed)
+}
+
+/// The server's secret, if there is one. The directory belongs to the server, which faces the network;
+/// a link in it must not make us save another file of this host.
+fn read_secret(state: &Path) -> Result<Option<Vec<u8>>, BackupError> {
+    let path = state.join("server/secret");
+    let open = || -> io::Result<(u32, File)> {
+        let directory = Root::open(state)?.directory(Path::new("server"))?;
+        let owner = rustix::fs::fstat(&directory)?.st_uid;
+        Ok((owner, directory.read(Path::new("secret"))?))
+    };
+    let (owner, file) = match open() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened.during("open", &path)?,
+    };
+    let facts = file.metadata().during("measure", &path)?;
+    if !facts.is_file() || facts.uid() != owner || facts.nlink() != 1 || facts.len() > MAX_SECRET {
+        return Err(BackupError::ForeignSecret(path));
+    }
+    let mut secret = Vec::new();
+    file.take(MAX_SECRET).read_to_end(&mut secret).during("read", &path)?;
+    Ok(Some(secret))
 }
 
 /// What a backup is called until it is whole.
@@ -317,13 +349,6 @@ fn check_space(
     sources: &[disks::Source],
     is_root: bool,
 ) -> Result<(), BackupError> {
-    let check = |path: &Path, needed: u64| {
-        let status =
-            rustix::fs::statvfs(path).map_err(io::Error::from).during("measure the space of", path)?;
-        let free = status.f_bavail.saturating_mul(status.f_frsize);
-        let path = path.to_owned();
-        if free < needed { Err(BackupError::NoSpace { path, free, needed }) } else { Ok(()) }
-    };
     let copied: u64 = sources.iter().filter(|_| is_root).map(|source| source.bytes).sum();
     let images = images::stored_bytes(request.state_dir).map_err(|error| BackupError::Io {
         action: "measure the images in",
@@ -331,18 +356,31 @@ fn check_space(
         source: io::Error::other(error),
     })?;
     let beside = if disks::can_share(&draft.path) { 0 } else { copied };
-    check(&draft.path, beside.saturating_add(SPARE_SPACE))?;
+    require_space(&draft.path, beside.saturating_add(SPARE_SPACE))?;
     let parent = request.target.parent().filter(|parent| !parent.as_os_str().is_empty());
     // What compresses well takes less, but nobody knows how much before it is done.
-    check(parent.unwrap_or(Path::new(".")), copied.saturating_add(images).saturating_add(SPARE_SPACE))
+    let parent = parent.unwrap_or(Path::new("."));
+    require_space(parent, copied.saturating_add(images).saturating_add(SPARE_SPACE))
 }
 
-/// Waits until no backup has disks frozen, for a launcher that is about to mount them.
+/// Refuses to go on if the filesystem of `path` has less than this free.
+fn require_space(path: &Path, needed: u64) -> Result<(), BackupError> {
+    let status = rustix::fs::statvfs(path).map_err(io::Error::from).during("measure the space of", path)?;
+    let free = status.f_bavail.saturating_mul(status.f_frsize);
+    let path = path.to_owned();
+    if free < needed { Err(BackupError::NoSpace { path, free, needed }) } else { Ok(()) }
+}
+
+/// Waits until no backup has disks frozen, for a launcher that is about to mount them, and removes
+/// what a killed backup left. No other backup begins while the file that is returned is open.
 pub(crate) fn wait_for_backup(state: &Path) -> io::Result<File> {
     let options =
         OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(state.join(LOCK));
     let file = options?;
     rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
+    if let Err(error) = Root::open(state)?.remove_tree(Path::new(DRAFT)) {
+        tracing::warn!(%error, "could not remove the files of a killed backup; the next start retries");
+    }
     Ok(file)
 }
 

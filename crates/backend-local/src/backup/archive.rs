@@ -137,6 +137,13 @@ impl<'a> ArchiveWriter<'a> {
         self.builder.append_pax_extensions(pairs)
     }
 
+    /// Adds a file that only its owner may read, and that belongs to root until a server is given it.
+    pub(super) fn add_private(&mut self, name: &str, size: u64, content: impl Read) -> io::Result<()> {
+        let mut header = entry(EntryType::Regular, 0o600);
+        header.set_size(size);
+        self.add(header, Path::new(name), content)
+    }
+
     /// Adds a file of the host, without its holes.
     pub(super) fn add_file(&mut self, name: &str, path: &Path) -> io::Result<()> {
         self.add_open_file(Path::new(name), &mut File::open(path)?)

@@ -14,7 +14,7 @@ use tar::{Archive, Entry, EntryType};
 
 use super::archive::{MANIFEST, MARK, SummingReader, VERSION};
 use super::tree::{ATTRIBUTES, IN_ARCHIVE, within};
-use super::{BackupError, During, Manifest, Part, Report, sync_parent};
+use super::{BackupError, During, Manifest, Part, Report, SPARE_SPACE, require_space, sync_parent};
 use crate::identity;
 
 /// What may be at the top of a state directory that is restored.
@@ -122,7 +122,11 @@ fn unpack(source: &File, file: &Path, draft: &Path, report: Report<'_>) -> Resul
             if !known {
                 return Err(damaged(format!("it holds `{name}`")));
             }
-            restoring.place(&mut entry, &path).map_err(|error| damaged(format!("`{name}`: {error}")))?;
+            let placement = Placement::of(&path).map_err(&damaged)?;
+            let size = stored_size(&mut entry).map_err(|error| damaged(format!("`{name}`: {error}")))?;
+            require_space(draft, size.saturating_add(SPARE_SPACE))?;
+            let placed = restoring.place(&mut entry, &path, placement);
+            placed.map_err(|error| damaged(format!("`{name}`: {error}")))?;
         }
     }
     let manifest = manifest.ok_or_else(|| damaged("its end is missing".to_owned()))?;
@@ -158,6 +162,54 @@ fn check(
     Ok(())
 }
 
+/// What an entry may be depends on where it lies: the server trusts its own directories, and opens
+/// what is in them as root.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Placement {
+    /// Directories and files of the server, which belong to root and are closed to everybody else.
+    Private,
+    /// The top directory of a layer, with the owner and mode that it has in the image.
+    LayerTop,
+    /// Within a layer: links, owners and modes are those of the image.
+    Layer,
+}
+
+impl Placement {
+    fn of(path: &Path) -> Result<Self, String> {
+        let parts: Option<Vec<&OsStr>> = path
+            .components()
+            .map(|part| if let Component::Normal(name) = part { Some(name) } else { None })
+            .collect();
+        let Some(parts) = parts else { return Err(format!("it holds the path `{}`", path.display())) };
+        let is = |index: usize, name: &str| parts.get(index).is_some_and(|part| *part == name);
+        let base = parts.get(1).is_some_and(|part| part.as_encoded_bytes().starts_with(b"base-"));
+        // A layer is `images/layers/<digest>/<tree>`, the base `images/base-<version>`.
+        let depth_of_top = match (is(0, "images"), is(1, "layers"), base) {
+            (true, true, _) => 4,
+            (true, _, true) => 2,
+            _ => return Ok(Self::Private),
+        };
+        Ok(match parts.len().cmp(&depth_of_top) {
+            std::cmp::Ordering::Less => Self::Private,
+            std::cmp::Ordering::Equal => Self::LayerTop,
+            std::cmp::Ordering::Greater => Self::Layer,
+        })
+    }
+}
+
+/// How many bytes an entry takes up, without holes. The archive cannot yield more for it.
+fn stored_size<R: Read>(entry: &mut Entry<'_, R>) -> io::Result<u64> {
+    if entry.header().entry_type() != EntryType::GNUSparse {
+        return Ok(entry.size());
+    }
+    for extension in entry.pax_extensions()?.into_iter().flatten() {
+        if extension?.key_bytes() == b"size" {
+            return Err(io::Error::other("it has two sizes"));
+        }
+    }
+    entry.header().entry_size()
+}
+
 struct Restoring {
     root: Root,
     /// The times of directories, which change as they are filled.
@@ -167,9 +219,19 @@ struct Restoring {
 
 impl Restoring {
     /// Puts one entry in its place. Paths lead through no links, so nothing is written elsewhere.
-    fn place<R: Read>(&mut self, entry: &mut Entry<'_, R>, path: &Path) -> io::Result<()> {
+    fn place<R: Read>(
+        &mut self,
+        entry: &mut Entry<'_, R>,
+        path: &Path,
+        placement: Placement,
+    ) -> io::Result<()> {
         let header = entry.header();
-        let (mode, uid, gid) = (header.mode()?, id(header.uid()?)?, id(header.gid()?)?);
+        let (mode, uid, gid) = match placement {
+            Placement::Private => (0o700, 0, 0),
+            Placement::LayerTop | Placement::Layer => {
+                (header.mode()?, id(header.uid()?)?, id(header.gid()?)?)
+            }
+        };
         let mtime = i64::try_from(header.mtime()?).unwrap_or(0);
         let kind = header.entry_type();
         if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
@@ -189,6 +251,13 @@ impl Restoring {
             EntryType::Regular | EntryType::GNUSparse => {
                 let (directory, name) = self.parent_of(path)?;
                 entry.unpack(within(&directory, name))?;
+                if placement != Placement::Layer {
+                    self.own(path, 0, 0)?;
+                    self.root.set_mode(path, 0o600)?;
+                }
+            }
+            other if placement != Placement::Layer => {
+                return Err(io::Error::other(format!("unexpected kind {other:?} outside of a layer")));
             }
             EntryType::Symlink => {
                 let target = entry.link_name_bytes().ok_or_else(missing)?.into_owned();
@@ -197,7 +266,11 @@ impl Restoring {
             }
             EntryType::Link => {
                 let target = entry.link_name_bytes().ok_or_else(missing)?.into_owned();
-                self.root.hard_link(Path::new(OsStr::from_bytes(&target)), path)?;
+                let target = Path::new(OsStr::from_bytes(&target));
+                if Placement::of(target) != Ok(Placement::Layer) {
+                    return Err(io::Error::other("it is another name of a file outside of a layer"));
+                }
+                self.root.hard_link(target, path)?;
             }
             EntryType::Char => {
                 self.root.make_whiteout(path)?;
@@ -209,7 +282,7 @@ impl Restoring {
             }
             other => return Err(io::Error::other(format!("unexpected kind {other:?}"))),
         }
-        self.set_attributes(path, &attributes)
+        if placement == Placement::Private { Ok(()) } else { self.set_attributes(path, &attributes) }
     }
 
     fn own(&self, path: &Path, uid: u32, gid: u32) -> io::Result<()> {
@@ -265,3 +338,6 @@ fn id(number: u64) -> io::Result<u32> {
 fn missing() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "it has no name")
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,114 @@
+//! An archive that somebody else has made must not lead out of the directory that is restored.
+#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+use std::os::unix::fs::MetadataExt;
+
+use tar::Header;
+use tempfile::TempDir;
+
+use super::super::archive::{self, ArchiveWriter};
+use super::*;
+
+/// One entry of a made-up archive: its path, kind and content or link target.
+type MadeEntry<'a> = (&'a str, EntryType, &'a str);
+
+fn write_archive(file: &Path, entries: &[MadeEntry<'_>]) {
+    let mut report = |_: u64| {};
+    let mut writer = ArchiveWriter::new(File::create(file).unwrap(), None, &mut report).unwrap();
+    writer.begin("records").unwrap();
+    for (path, kind, content) in entries {
+        let mut header: Header = archive::entry(*kind, 0o4777);
+        header.set_uid(if rustix::process::geteuid().is_root() { 4711 } else { 0 });
+        match kind {
+            EntryType::Symlink | EntryType::Link => {
+                writer.add_link(header, Path::new(path), Path::new(content)).unwrap();
+            }
+            _ => {
+                header.set_size(content.len() as u64);
+                writer.add(header, Path::new(path), content.as_bytes()).unwrap();
+            }
+        }
+    }
+    let manifest = Manifest {
+        version: VERSION,
+        of_root: rustix::process::geteuid().is_root(),
+        with_secrets: false,
+        parts: Vec::new(),
+        checksum: String::new(),
+        not_saved: Vec::new(),
+    };
+    writer.finish(manifest).unwrap();
+}
+
+/// Unpacks a made-up archive to `draft` below a directory.
+fn unpack_made(place: &TempDir, entries: &[MadeEntry<'_>]) -> Result<Manifest, BackupError> {
+    let (file, draft) = (place.path().join("made"), place.path().join("draft"));
+    write_archive(&file, entries);
+    fs::create_dir(&draft).unwrap();
+    unpack(&File::open(&file).unwrap(), &file, &draft, &mut |_| {})
+}
+
+#[test]
+fn links_and_devices_outside_of_layers_are_refused() {
+    let bad: [&[MadeEntry<'_>]; 11] = [
+        &[("server", EntryType::Symlink, "/etc")],
+        &[("server/secret", EntryType::Symlink, "/etc/shadow")],
+        &[("images", EntryType::Symlink, "/")],
+        &[("images/layers", EntryType::Symlink, "/")],
+        &[("images/layers/0", EntryType::Symlink, "/")],
+        &[("images/layers/0/tree", EntryType::Symlink, "/")],
+        &[("images/base-1", EntryType::Symlink, "/")],
+        &[("disk", EntryType::Symlink, "/")],
+        &[("boxes/1", EntryType::Fifo, "")],
+        &[("identity", EntryType::Regular, "x"), ("images/layers/0/tree/x", EntryType::Link, "identity")],
+        &[("images/names/x", EntryType::Char, "")],
+    ];
+    for entries in bad {
+        let place = TempDir::new().unwrap();
+        let refused = unpack_made(&place, entries);
+        assert!(matches!(refused, Err(BackupError::Damaged { .. })), "{entries:?}: {refused:?}");
+    }
+}
+
+#[test]
+fn paths_with_dots_are_refused() {
+    for path in ["images/layers/0/tree/../../../../server", "/images/base-1/x", "../images/base-1/x"] {
+        assert!(Placement::of(Path::new(path)).is_err(), "{path}");
+    }
+}
+
+#[test]
+fn private_files_are_closed_and_layers_stay_as_they_are() {
+    let place = TempDir::new().unwrap();
+    unpack_made(
+        &place,
+        &[
+            ("server/coracle.db", EntryType::Regular, "x"),
+            ("boxes", EntryType::Directory, ""),
+            ("images/layers/0/bytes", EntryType::Regular, "1"),
+            ("images/layers/0/tree", EntryType::Directory, ""),
+            ("images/layers/0/tree/tool", EntryType::Regular, "x"),
+            ("images/layers/0/tree/link", EntryType::Symlink, "/etc"),
+            ("images/layers/0/tree/again", EntryType::Link, "images/layers/0/tree/tool"),
+        ],
+    )
+    .unwrap();
+    let facts = |path: &str| {
+        let facts = fs::symlink_metadata(place.path().join("draft").join(path)).unwrap();
+        (facts.uid(), facts.mode() & 0o7777)
+    };
+    let own = rustix::process::geteuid().as_raw();
+    let other = if own == 0 { 4711 } else { own };
+    for (path, mode) in [
+        ("server", 0o700),
+        ("server/coracle.db", 0o600),
+        ("boxes", 0o700),
+        ("images/layers/0", 0o700),
+        ("images/layers/0/bytes", 0o600),
+    ] {
+        assert_eq!(facts(path), (own, mode), "{path}");
+    }
+    for path in ["images/layers/0/tree", "images/layers/0/tree/tool", "images/layers/0/tree/again"] {
+        assert_eq!(facts(path), (other, 0o4777), "{path}");
+    }
+}
