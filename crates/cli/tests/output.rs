@@ -50,7 +50,7 @@ fn tls_is_refused_with_a_hint() {
 
 #[test]
 fn a_copy_needs_exactly_one_end_in_a_sandbox() {
-    check(&["cp", "a", "b"], 1, "error: one of the two ends must be in a sandbox, as in `ID:/PATH`\n");
+    check(&["cp", "a", "b"], 1, "error: one of the two ends must be in a sandbox, as in `SANDBOX:/PATH`\n");
     let inside = "abcdefghijklmnopqrst:/a";
     check(&["cp", inside, inside], 1, "error: one of the two ends must be on this host\n");
 }
@@ -95,7 +95,7 @@ fn programs_are_told_of_errors_in_json() {
     check(
         &["--json", "cp", "a", "b"],
         1,
-        "{\"error\":\"one of the two ends must be in a sandbox, as in `ID:/PATH`\",\"caused_by\":[]}\n",
+        "{\"error\":\"one of the two ends must be in a sandbox, as in `SANDBOX:/PATH`\",\"caused_by\":[]}\n",
     );
 }
 
@@ -130,7 +130,7 @@ fn an_image_is_imported_listed_and_removed() {
     check(
         &["image", "rm", "tools:1", "--state-dir", state],
         1,
-        "error: there is no such image as `tools:1`\nhint: `coracle image ls` lists the images\n",
+        "error: there is no image `tools:1` here\nhint: `coracle image ls` lists the images\n",
     );
 }
 

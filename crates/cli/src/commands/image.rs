@@ -9,7 +9,7 @@ mod shown;
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use backend_local::images::{self, Below, Existing, ImageError, Import, Imported, Source, Unpacker};
 use linux::spawn::SingleThread;
 use serde_json::json;
@@ -18,7 +18,7 @@ use self::shown::Shown;
 use crate::args::{ImageCommand, StateArgs};
 use crate::client::Server;
 use crate::config::Config;
-use crate::output::{Printer, size};
+use crate::output::{Printer, WithHint, size};
 
 /// Does what a command asks, on the server or on the state directory. With the usual address
 /// (`is_default`) it is not an error that no server answers.
@@ -135,7 +135,12 @@ fn inspect(state_dir: &Path, name: &str, printer: &Printer) -> Result<()> {
 /// Removes one after the other; the first that cannot be removed ends it.
 fn remove(state_dir: &Path, names: &[String], printer: &Printer) -> Result<()> {
     for name in names {
-        images::remove(state_dir, name)?;
+        match images::remove(state_dir, name) {
+            Err(error @ ImageError::Unknown(_)) => {
+                return Err(anyhow!(error.to_string())).hint("`coracle image ls` lists the images");
+            }
+            removed => drop(removed?),
+        }
         if !printer.json() {
             printer.line(name)?;
         }
