@@ -254,6 +254,13 @@ fn kill(pid: u32) {
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it lives");
 }
 
+/// The name of a server's packet filter.
+fn table_of(server: &Server) -> String {
+    let identity = std::fs::read(server.state_directory().join("identity")).expect("it has started");
+    let identity: serde_json::Value = serde_json::from_slice(&identity).expect("it is JSON");
+    format!("coracle-{}", identity["instance"].as_str().expect("a name"))
+}
+
 #[test]
 fn links_and_the_table_go_when_nobody_needs_them() {
     if !testkit::needs_root() {
@@ -261,7 +268,8 @@ fn links_and_the_table_go_when_nobody_needs_them() {
     }
     let _world = World::make();
     let mut server = start().env("CORACLE_INSTANCE", "net-remains").start();
-    let table = || filter::table_exists("coracle-net-remains").expect("it can be looked for");
+    let name = table_of(&server);
+    let table = || filter::table_exists(&name).expect("it can be looked for");
     let prepared = {
         e2e::eventually("some are prepared", || world::links().len() >= 16);
         world::links().len()
@@ -291,7 +299,8 @@ fn a_table_that_a_dead_server_left_goes_with_the_next() {
     let how = || Start::new().env("CORACLE_INSTANCE", "net-stale").env("CORACLE_NETWORK_RESOLVERS", WORLD);
     let mut server = how().env("CORACLE_NETWORK_DEFAULT", "on").start();
     server.create().delete();
-    let table = || filter::table_exists("coracle-net-stale").expect("it can be looked for");
+    let name = table_of(&server);
+    let table = || filter::table_exists(&name).expect("it can be looked for");
     assert!(table());
     server.kill();
     e2e::eventually("prepared links die with their launcher", || world::links().is_empty());

@@ -254,6 +254,9 @@ pub enum BackendError {
     /// An image could not be fetched or unpacked.
     #[error("image `{image}` could not be pulled: {message}")]
     Pull { image: String, message: String, hint: Option<String> },
+    /// What a client sends could not be read to its end.
+    #[error("could not read the upload: {0}")]
+    Upload(std::io::Error),
     #[error("there is no such sandbox")]
     Gone,
     /// No room for another sandbox now; later there may be.
@@ -289,7 +292,7 @@ impl BackendError {
             Self::Exhausted(_) => {
                 Some("the disk or the ids of this host are used up; remove sandboxes or free some")
             }
-            Self::Gone | Self::Io { .. } => None,
+            Self::Gone | Self::Upload(_) | Self::Io { .. } => None,
         }
     }
 }

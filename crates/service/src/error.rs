@@ -310,7 +310,9 @@ fn kind_of_backend(error: &BackendError) -> ErrorKind {
     match error {
         BackendError::Unsupported { .. } => ErrorKind::Unsupported,
         BackendError::Pull { .. } => ErrorKind::Pull,
-        BackendError::NoImage { .. } | BackendError::TooMuch { .. } => ErrorKind::Invalid,
+        BackendError::NoImage { .. } | BackendError::TooMuch { .. } | BackendError::Upload(_) => {
+            ErrorKind::Invalid
+        }
         BackendError::Mount { fault, .. } => ErrorKind::Mount(*fault),
         BackendError::Gone => ErrorKind::NotFound,
         BackendError::Exhausted(_) => exhausted(),

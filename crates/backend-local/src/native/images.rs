@@ -229,10 +229,7 @@ async fn spool(mut archive: ArchiveStream<'_>, path: &Path, room: u64) -> Result
     loop {
         let read = tokio::time::timeout(STALL_TIMEOUT, archive.read(&mut buffer)).await;
         let stalled = |_elapsed| io::Error::from(io::ErrorKind::TimedOut);
-        let read = read
-            .map_err(stalled)
-            .flatten()
-            .map_err(|source| BackendError::Io { action: "read the archive from the client", source })?;
+        let read = read.map_err(stalled).flatten().map_err(BackendError::Upload)?;
         if read == 0 {
             return file.flush().await.map_err(failed);
         }
