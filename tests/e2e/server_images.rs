@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 const OPERATOR: &str = "the-operators-own-key";
 
 fn keyed() -> Server {
-    Start::new().env("CORACLE_API_KEY", OPERATOR).start()
+    // The server removes its sandboxes when the test ends, which could not without the key.
+    Start::new().env("CORACLE_API_KEY", OPERATOR).env("CORACLE_ON_STOP", "remove").start()
 }
 
 fn client(server: &Server, key: &str) -> Client {
