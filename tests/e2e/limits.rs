@@ -132,8 +132,12 @@ fn a_paused_sandbox_uses_no_processor_and_resumes_where_it_was() {
     sandbox.start(&format!("exec -a {mark} bash -c 'while :; do :; done' {mark}"));
     // While it executes the loop, a process has no command line for a moment.
     let busy = || host::processes_with(&mark).into_iter().find(|pid| ticks(*pid) > 5);
-    e2e::eventually("the loop works", || busy().is_some());
-    let pid = busy().expect("it has worked just now");
+    let mut found = None;
+    e2e::eventually("the loop works", || {
+        found = busy();
+        found.is_some()
+    });
+    let pid = found.expect("it was just found");
     assert_eq!(sandbox.lifecycle("pause"), 202);
     e2e::eventually("it is paused", || sandbox.state().as_deref() == Some("Paused"));
     let stopped_at = ticks(pid);
