@@ -45,8 +45,7 @@ fn killing_in_the_middle_of_claims_gives_no_sandbox_to_two() {
     let state = parts.server.state_directory();
     let answer = parts.server.client().delete("/v1/pools/crash").expect("the server answers");
     assert_eq!(answer.status, 204, "{}", answer.text());
-    let launcher = parts.pid(Victim::Launcher);
-    assert_eq!(remains::volumes(launcher, &state), Vec::<String>::new());
+    remains::wait_for_no_volumes(parts.pid(Victim::Launcher), &state);
     parts.remember();
     assert!(parts.server.terminate().success(), "the server did not end in peace");
     assert_eq!(parts.survivors(), Vec::<String>::new());

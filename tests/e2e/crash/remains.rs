@@ -20,16 +20,19 @@ impl Remains {
         let words = [state.display().to_string(), format!("/coracle/{instance}")];
         let mut files = BTreeSet::new();
         collect(state, 3, &mut files);
-        let filter = linux::netlink::filter::table_exists(&format!("coracle-{instance}")).unwrap_or(false);
+        let filter = linux::netlink::filter::table_exists(&filter_table(state)).expect("filters can be read");
         Self { host: Host::look(state).mentioning(&words), filter, files }
     }
 
-    /// A look after everything has ended: the kernel lets go of disks a moment later.
+    /// A look after everything has ended. The kernel releases disks and removes network namespaces
+    /// with their links some time after the last process that used them is gone. A link that is still
+    /// there now would be missed at the end of the test.
     pub(crate) fn at_rest(state: &Path, instance: &str) -> Self {
         let mut look = Self::look(state, instance);
-        e2e::eventually("the disks are let go", || {
+        e2e::eventually("disks and links are released", || {
             look = Self::look(state, instance);
-            look.host.loop_devices.is_empty() && look.host.mounts.is_empty()
+            let host = &look.host;
+            host.loop_devices.is_empty() && host.mounts.is_empty() && host.links.is_empty()
         });
         look
     }
@@ -54,6 +57,13 @@ impl Remains {
     }
 }
 
+/// The packet filter of a server is named after the identity of its state directory.
+fn filter_table(state: &Path) -> String {
+    let file = fs::read(state.join("identity")).expect("a state directory has an identity");
+    let identity: serde_json::Value = serde_json::from_slice(&file).expect("the identity is JSON");
+    format!("coracle-{}", identity["instance"].as_str().expect("the instance is a text"))
+}
+
 /// Volumes that belong to a sandbox, and snapshots of them, in the mount namespace of the launcher.
 pub(crate) fn volumes(launcher: u32, state: &Path) -> Vec<String> {
     let below = state.strip_prefix("/").expect("a state directory is absolute");
@@ -61,6 +71,17 @@ pub(crate) fn volumes(launcher: u32, state: &Path) -> Vec<String> {
     let entries = fs::read_dir(&pool).into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
     names.filter(|name| !name.starts_with("prepared-")).collect()
+}
+
+/// Waits until no sandbox has a volume. A create that was cut off is undone in the background, so its
+/// volume may be there for a moment after the sandbox has left the list.
+pub(super) fn wait_for_no_volumes(launcher: u32, state: &Path) {
+    let mut left = Vec::new();
+    let empty = e2e::happens(|| {
+        left = volumes(launcher, state);
+        left.is_empty()
+    });
+    assert!(empty, "volumes are left: {left:?}");
 }
 
 /// The rows of the database, of sandboxes and of snapshots.

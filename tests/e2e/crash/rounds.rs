@@ -280,8 +280,7 @@ pub(super) fn check_nothing_is_left(mut parts: Parts, fleet: &Fleet, instance: &
     let state = parts.server.state_directory();
     fleet.listed().iter().for_each(|id| fleet.delete(id));
     assert!(fleet.listed().is_empty());
-    let launcher = parts.pid(Victim::Launcher);
-    assert_eq!(remains::volumes(launcher, &state), Vec::<String>::new());
+    remains::wait_for_no_volumes(parts.pid(Victim::Launcher), &state);
     e2e::eventually("no sandbox is left as a process", || parts.born().is_empty());
     // Those whose launcher died became the supervisor's.
     e2e::eventually("the supervisor has its two parts alone", || {
