@@ -8,7 +8,14 @@ use std::time::{Duration, Instant};
 pub(crate) struct Report {
     stages: Vec<Stage>,
     skipped: Vec<String>,
+    /// The panics of failed tests, a few lines each.
+    panics: Vec<String>,
+    /// How many more lines belong to the newest panic.
+    panic_lines: usize,
 }
+
+/// A panic is repeated with so many lines after its first: the message, but not the stack.
+const MAX_PANIC_LINES: usize = 6;
 
 #[derive(Debug)]
 struct Stage {
@@ -44,6 +51,24 @@ impl Report {
         self.skipped.push(what_and_why.to_owned());
     }
 
+    /// Looks for a skip or a panic in a line that a test printed. Panics are repeated at the end,
+    /// because a run that is shown by its last lines would hide why it failed.
+    pub(crate) fn read_test_line(&mut self, line: &str) {
+        // Tests print this through `testkit`.
+        if let Some(skipped) = line.strip_prefix("SKIPPED ") {
+            self.skip_said(skipped);
+        }
+        if line.starts_with("thread '") && line.contains(" panicked at ") {
+            self.panics.push(line.to_owned());
+            self.panic_lines = MAX_PANIC_LINES;
+        } else if line.starts_with("stack backtrace:") || line.starts_with("note: ") || line.is_empty() {
+            self.panic_lines = 0;
+        } else if let (1.., Some(panic)) = (self.panic_lines, self.panics.last_mut()) {
+            self.panic_lines -= 1;
+            panic.push_str(&format!("\n  {line}"));
+        }
+    }
+
     /// Prints times, failures and skips, and says whether everything that ran passed.
     pub(crate) fn finish(&self) -> bool {
         say(format_args!("\n{}", self.summary()));
@@ -56,10 +81,14 @@ impl Report {
             let verdict = if stage.passed { "passed" } else { "FAILED" };
             text.push_str(&format!("{:<12} {verdict} in {:.1} s\n", stage.name, stage.took.as_secs_f64()));
         }
+        let failed = self.stages.iter().filter(|stage| !stage.passed).count();
+        // Tests that expect a panic print one too.
+        for panic in self.panics.iter().filter(|_| failed > 0) {
+            text.push_str(&format!("{panic}\n"));
+        }
         for skipped in &self.skipped {
             text.push_str(&format!("SKIPPED {skipped}\n"));
         }
-        let failed = self.stages.iter().filter(|stage| !stage.passed).count();
         text.push_str(&match (failed, self.skipped.len()) {
             (0, 0) => "everything passed".to_owned(),
             (0, skipped) => format!("everything that ran passed, {skipped} skipped"),
@@ -109,5 +138,16 @@ mod tests {
         report.stage("second", |_| anyhow::bail!("broken"));
         assert!(!report.finish());
         assert!(report.summary().ends_with("1 of 2 stages FAILED"));
+    }
+
+    #[test]
+    fn panics_of_failed_tests_are_repeated_without_their_stacks() {
+        let mut report = Report::default();
+        let output = "test a ... FAILED\n---- a stdout ----\n\nthread 'a' (7) panicked at src/a.rs:1:2:\n\
+            left behind: [\n    1,\n]\nstack backtrace:\n   0: rust_begin_unwind\n";
+        output.lines().for_each(|line| report.read_test_line(line));
+        report.stage("tests", |_| anyhow::bail!("failed"));
+        let expected = "thread 'a' (7) panicked at src/a.rs:1:2:\n  left behind: [\n      1,\n  ]\n1 of 1";
+        assert!(report.summary().contains(expected), "{}", report.summary());
     }
 }

@@ -24,12 +24,7 @@ pub(crate) fn test() -> Result<bool> {
     report.stage("cargo test", |report| {
         run_watched(
             cargo(&["test", "--workspace", "--locked", "--no-fail-fast"]).env("CORACLE_BIN", &binary),
-            |line| {
-                // Tests say so themselves; see `testkit`.
-                if let Some(skipped) = line.strip_prefix("SKIPPED ") {
-                    report.skip_said(skipped);
-                }
-            },
+            |line| report.read_test_line(line),
         )
     });
     report.stage("SDK tests", |report| sdk::test(&binary, report));

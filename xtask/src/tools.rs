@@ -1,6 +1,6 @@
 //! Programs that the chores start, and where things are.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -26,23 +26,26 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     if status.success() { Ok(()) } else { bail!("{shown} failed ({status})") }
 }
 
-/// As [`run`], showing `watch` each line of standard error beside passing it on.
+/// Runs a command like [`run`], passes its output on and shows each line of it to `watch`.
 pub(crate) fn run_watched(command: &mut Command, mut watch: impl FnMut(&str)) -> Result<()> {
     let shown = shown(command);
-    let mut child =
-        command.stderr(Stdio::piped()).spawn().with_context(|| format!("could not start {shown}"))?;
-    let lines = BufReader::new(child.stderr.take().expect("it is a pipe")).split(b'\n');
-    let (sender, said) = mpsc::channel();
-    thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("could not start {shown}"))?;
+    let (sender, lines) = mpsc::channel();
+    send_lines(child.stdout.take().expect("it is a pipe"), sender.clone());
+    send_lines(child.stderr.take().expect("it is a pipe"), sender);
     let mut ended = None;
     loop {
-        match said.recv_timeout(PATIENCE) {
+        match lines.recv_timeout(PATIENCE) {
             Ok(line) => {
                 let line = String::from_utf8_lossy(&line);
                 say(format_args!("{line}"));
                 watch(&line);
             }
-            // What it has left running may hold the pipe for ever.
+            // Processes that the command left running may keep its pipes open for ever.
             Err(RecvTimeoutError::Timeout) if ended.is_some() => break,
             Err(RecvTimeoutError::Timeout) => {
                 ended = child.try_wait().with_context(|| format!("could not wait for {shown}"))?;
@@ -52,6 +55,12 @@ pub(crate) fn run_watched(command: &mut Command, mut watch: impl FnMut(&str)) ->
     }
     let status = child.wait().with_context(|| format!("could not wait for {shown}"))?;
     if status.success() { Ok(()) } else { bail!("{shown} failed ({status})") }
+}
+
+/// Reads lines in a thread of its own, which ends with the stream or with the receiver.
+fn send_lines(stream: impl Read + Send + 'static, sender: mpsc::Sender<Vec<u8>>) {
+    let lines = BufReader::new(stream).split(b'\n');
+    thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
 }
 
 /// Runs a command to its end and returns what it printed.
