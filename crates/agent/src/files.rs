@@ -71,6 +71,10 @@ impl Work<'_> {
                 changes::make_directory(&self.resolve(path)?, attributes)?;
                 self.done()
             }
+            FileOperation::MakeLink { path, target } => {
+                changes::make_link(&self.resolve(path)?, target)?;
+                self.done()
+            }
             FileOperation::SetAttributes { path, attributes } => {
                 let path = self.resolve(path)?;
                 attributes::Wanted::new(attributes)?.apply(&path)?;

@@ -226,6 +226,19 @@ impl Service {
         self.change(owner, id, actor, operation).await
     }
 
+    /// Makes a symbolic link with its parents; a file or link of its name is replaced.
+    pub async fn make_link(
+        &self,
+        owner: &Owner,
+        id: &SandboxId,
+        actor: impl Into<Actor<'_>> + Send,
+        path: &str,
+        target: &str,
+    ) -> Result<(), ServiceError> {
+        let operation = FileOperation::MakeLink { path: path.to_owned(), target: target.to_owned() };
+        self.change(owner, id, actor, operation).await
+    }
+
     pub async fn set_attributes(
         &self,
         owner: &Owner,

@@ -68,6 +68,12 @@ pub enum FileOperation {
         path: String,
         attributes: Attributes,
     },
+    /// Makes a symbolic link, with parents; a file or link of its name is replaced. `target` is only
+    /// text, and nothing need be there.
+    MakeLink {
+        path: String,
+        target: String,
+    },
     SetAttributes {
         path: String,
         attributes: Attributes,

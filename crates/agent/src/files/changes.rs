@@ -5,11 +5,11 @@ use std::path::Path;
 
 use rustix::fs::{CWD, RenameFlags};
 use rustix::io::Errno;
-use wire::Fault;
 use wire::files::Attributes;
+use wire::{Fault, FaultKind};
 
 use super::attributes::Wanted;
-use super::{Named, copy, make_parents};
+use super::{Named, copy, make_parents, temporary_name};
 use crate::fault;
 
 /// Renames, or copies where renaming cannot: to another filesystem, and a directory that comes
@@ -71,4 +71,20 @@ pub(super) fn make_directory(path: &Path, attributes: &Attributes) -> Result<(),
         }
     }
     if new { wanted.apply(path) } else { Ok(()) }
+}
+
+/// Makes a symbolic link in the place of a file or link that may be there; a directory stays. It gets
+/// its name by a rename, so the old one is there until the new one is.
+pub(super) fn make_link(path: &Path, target: &str) -> Result<(), Fault> {
+    if target.is_empty() || target.contains('\0') {
+        return Err(fault::plain(FaultKind::Invalid, "make link", target));
+    }
+    make_parents(path)?;
+    let draft = temporary_name(path)?;
+    std::os::unix::fs::symlink(target, &draft).named("make link", path)?;
+    let placed = std::fs::rename(&draft, path).named("make link", path);
+    if placed.is_err() {
+        std::fs::remove_file(&draft).ok();
+    }
+    placed
 }

@@ -279,6 +279,28 @@ fn facts_about_files_are_told() {
 }
 
 #[test]
+fn links_are_made_with_their_parents_and_replace_all_but_directories() {
+    let agent = TestAgent::with_trees(Trees::Runners);
+    let link = |path: &str, target: &str| {
+        agent.file_reply(FileOperation::MakeLink { path: path.to_owned(), target: target.to_owned() })
+    };
+    let points_to = |path: &str| agent.stat(path).link_target.unwrap_or_default();
+    assert_eq!(link("new/bin/tool", "../lib/tool.js"), Reply::Ok);
+    assert_eq!(points_to("new/bin/tool"), "../lib/tool.js");
+    assert_eq!(link("new/bin/tool", "/nowhere"), Reply::Ok);
+    assert_eq!(points_to("new/bin/tool"), "/nowhere");
+    agent.write("file", &[b"old"]);
+    assert_eq!((link("file", "new"), points_to("file").as_str()), (Reply::Ok, "new"));
+    for (path, target) in [("new", "file"), ("empty", "")] {
+        assert!(matches!(link(path, target), Reply::Fault(_)), "{path}");
+    }
+    assert_eq!(agent.stat("new").kind, FileKind::Directory);
+    let left = std::fs::read_dir(agent.home()).unwrap().filter_map(Result::ok);
+    let drafts = left.filter(|entry| entry.file_name().to_string_lossy().starts_with(".coracle-"));
+    assert_eq!(drafts.count(), 0, "a draft was left behind");
+}
+
+#[test]
 fn a_path_that_begins_at_home_follows_the_sandboxes_own() {
     let agent = TestAgent::with_config(Trees::Runners, |config| {
         let home = format!("{}/its own", config.default_directory);

@@ -31,6 +31,9 @@ pub(crate) struct FileInfo {
     /// Permission bits, their octal digits written as a decimal number.
     #[serde(default)]
     pub mode: u32,
+    /// Where a link leads.
+    #[serde(default)]
+    pub link_target: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -91,6 +94,12 @@ impl Sandbox {
     pub(crate) async fn make_directory(&self, path: &str, permissions: u32) -> Result<()> {
         let body = json!({ path: { "mode": written_mode(permissions) } });
         self.api.post_json("/directories", &body).await.map(drop)
+    }
+
+    /// Makes a symbolic link in the place of a file or link that may be there.
+    pub(crate) async fn make_link(&self, path: &str, target: &str) -> Result<()> {
+        let body = json!({ path: { "target": target } });
+        self.api.post_json("/files/links", &body).await.map(drop)
     }
 
     pub(crate) async fn download(&self, path: &str) -> Result<Download> {
@@ -157,7 +166,7 @@ mod tests {
     fn modes_are_octal_digits_in_decimal() {
         assert_eq!(written_mode(0o100_644), 644);
         assert_eq!(written_mode(0o755), 755);
-        let info = FileInfo { path: String::new(), kind: Kind::File, mode: 4755 };
+        let info = FileInfo { path: String::new(), kind: Kind::File, mode: 4755, link_target: None };
         assert_eq!(info.permissions(), 0o755);
     }
 

@@ -1,9 +1,9 @@
 //! `cp`: files and directories, into a sandbox and out of it.
 //!
 //! A destination that ends in a slash or is a directory receives the source under its own name,
-//! as with cp(1). Symbolic links are not followed and not copied; each is reported. What comes
-//! out of a sandbox is named by whoever lives there, so every name is checked before a path of
-//! this host is made of it.
+//! as with cp(1). Symbolic links are copied as links and not followed, except one that is itself named
+//! as the source on this host. What comes out of a sandbox is named by programs inside, so every name
+//! is checked before a path of this host is made of it.
 
 mod incoming;
 mod outgoing;
@@ -12,13 +12,13 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use domain::{Network, SandboxId};
 use http::StatusCode;
 
 use crate::args::CpArgs;
 use crate::client::{Kind, NewSandbox, Sandbox, SandboxRef, Server, refused_with};
-use crate::output::Printer;
+use crate::output::{Printer, WithHint};
 use crate::values::{Lifetime, Place};
 
 pub(crate) async fn copy(server: &Server, args: CpArgs, printer: &Printer) -> Result<ExitCode> {
@@ -49,10 +49,25 @@ pub(crate) async fn copy(server: &Server, args: CpArgs, printer: &Printer) -> Re
             copied?;
         }
         (Place::Standard | Place::Local(_), Place::Standard | Place::Local(_)) => {
+            if let Some((sandbox, path)) =
+                [&args.source, &args.destination].into_iter().find_map(relative_path)
+            {
+                return Err(anyhow!("the path in the sandbox must be absolute, and `{path}` is not")).hint(
+                    format!("write `{sandbox}:/{path}`; a file of this host is written `./{sandbox}:{path}`"),
+                );
+            }
             bail!("one of the two ends must be in a sandbox, as in `SANDBOX:/PATH`")
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Sandbox and path of a text such as `work:x`, which is the name of a local file by its form, but
+/// was most likely meant as a path in a sandbox if nothing else in the command is.
+fn relative_path(place: &Place) -> Option<(&str, &str)> {
+    let Place::Local(local) = place else { return None };
+    let (sandbox, path) = local.to_str()?.split_once(':')?;
+    (!sandbox.is_empty() && !sandbox.contains('/') && !path.starts_with('/')).then_some((sandbox, path))
 }
 
 /// How long a sandbox that is made to read the files of a dead one lives at most.

@@ -31,8 +31,8 @@ const LIFECYCLE: &[Operation] = &[
     operation("DELETE /sandboxes/{id}", "Remove a sandbox", "", "", "204 404 409 500"),
     operation("PATCH /sandboxes/{id}/metadata", "Change its labels", "", "Labels", "200 404 409"),
     operation("POST /sandboxes/{id}/renew-expiration", "Move its expiry", "", "Renew", "200 404 409"),
-    operation("POST /sandboxes/{id}/pause", "Pause it", "", "", "202 404 409 500"),
-    operation("POST /sandboxes/{id}/resume", "Resume it", "", "", "202 404 409 500"),
+    operation("POST /sandboxes/{id}/pause", "Pause it", "", "", "202 404 409 500 501"),
+    operation("POST /sandboxes/{id}/resume", "Resume it", "", "", "202 404 409 500 501"),
     operation("POST /sandboxes/{id}/snapshots", "Take a snapshot", "", "CreateSnapshot?", "202 404 409 500"),
     operation(
         "GET /snapshots",
@@ -184,6 +184,7 @@ const FILES: &[Operation] = &[
         "",
         "200 206 400 404 409 416 500 503",
     ),
+    operation("POST /files/links", "Make symbolic links", "", "Links", ON_FILES),
     operation("POST /directories", "Make directories", "", "Permissions", ON_FILES),
     operation("DELETE /directories", "Remove directories", "path*", "", ON_FILES),
     operation("GET /directories/list", "List a directory", "path! depth:int", "", ON_FILES),

@@ -1,9 +1,16 @@
 //! From a sandbox to this host.
+//!
+//! The sandbox chooses names and links, so everything is made beneath the descriptor of the
+//! destination, which follows no link: a link that was copied does not lead a later file elsewhere.
 
+use std::ffi::OsString;
+use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
+use linux::fs::Root;
+use rustix::io::Errno;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 
 use super::base_name;
@@ -28,11 +35,13 @@ pub(super) async fn to_local(
         (true, None) => bail!("`{path}` has no name that a copy could have"),
         (false, _) => destination.to_owned(),
     };
-    match found.kind {
-        Kind::File => file(sandbox, &found, &target, printer).await,
-        Kind::Directory => directory(sandbox, path, &target, printer).await,
-        Kind::Symlink | Kind::Other => bail!("`{path}` is neither file nor directory"),
+    if found.kind == Kind::Directory {
+        return directory(sandbox, path, &target, printer).await;
     }
+    let name = target.file_name().with_context(|| format!("`{}` is not a file name", target.display()))?;
+    let above = target.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let destination = Destination::open(above)?;
+    destination.receive_entry(sandbox, &found, Path::new(name), printer).await
 }
 
 async fn existing(sandbox: &Sandbox, path: &str) -> Result<FileInfo> {
@@ -44,23 +53,18 @@ async fn existing(sandbox: &Sandbox, path: &str) -> Result<FileInfo> {
 }
 
 async fn directory(sandbox: &Sandbox, source: &str, target: &Path, printer: &Printer) -> Result<()> {
-    make(target).await?;
+    let about = || format!("could not make `{}`", target.display());
+    tokio::fs::create_dir_all(target).await.with_context(about)?;
+    let destination = Destination::open(target)?;
     for entry in sandbox.walk(source).await? {
-        let local = target.join(relative(source, &entry.path)?);
-        match entry.kind {
-            Kind::Directory => make(&local).await?,
-            Kind::File => file(sandbox, &entry, &local, printer).await?,
-            Kind::Symlink | Kind::Other => {
-                printer.warn(format_args!("`{}` is neither file nor directory, left out", entry.path));
-            }
+        let local = relative(source, &entry.path)?;
+        if entry.kind == Kind::Other {
+            printer.warn(format_args!("`{}` is not a file, directory or link, left out", entry.path));
+        } else {
+            destination.receive_entry(sandbox, &entry, &local, printer).await?;
         }
     }
     Ok(())
-}
-
-async fn make(directory: &Path) -> Result<()> {
-    let about = || format!("could not make `{}`", directory.display());
-    tokio::fs::create_dir_all(directory).await.with_context(about)
 }
 
 /// The part of `path` below `source`. Whoever lives in the sandbox chose the names, so anything
@@ -75,26 +79,90 @@ fn relative(source: &str, path: &str) -> Result<PathBuf> {
     Ok(below.to_owned())
 }
 
-/// Fetches one file under a temporary name, so that a broken copy never looks whole.
-async fn file(sandbox: &Sandbox, source: &FileInfo, target: &Path, printer: &Printer) -> Result<()> {
-    let about = || format!("could not write `{}`", target.display());
-    let name = target.file_name().with_context(|| format!("`{}` is not a file name", target.display()))?;
-    let mut hidden = std::ffi::OsString::from(".");
-    hidden.push(name);
-    hidden.push(format!(".coracle-{}", std::process::id()));
-    let partial = target.with_file_name(hidden);
-    let mut out = tokio::fs::File::create_new(&partial).await.with_context(about)?;
-    let received = async {
-        receive(sandbox, &source.path, &mut out, printer).await?;
-        let permissions = std::fs::Permissions::from_mode(source.permissions());
-        out.set_permissions(permissions).await.with_context(about)?;
-        tokio::fs::rename(&partial, target).await.with_context(about)
-    };
-    let outcome = received.await;
-    if outcome.is_err() {
-        tokio::fs::remove_file(&partial).await.ok();
+/// A directory of this host beneath which a copy is made.
+struct Destination {
+    root: Root,
+    path: PathBuf,
+}
+
+impl Destination {
+    /// The user named this directory, so links in its own path are followed.
+    fn open(path: &Path) -> Result<Self> {
+        let root = Root::open(path).with_context(|| format!("could not open `{}`", path.display()))?;
+        Ok(Self { root, path: path.to_owned() })
     }
-    outcome
+
+    /// Copies one entry of the sandbox to `local`.
+    async fn receive_entry(
+        &self,
+        sandbox: &Sandbox,
+        entry: &FileInfo,
+        local: &Path,
+        printer: &Printer,
+    ) -> Result<()> {
+        match (entry.kind, &entry.link_target) {
+            (Kind::Directory, _) => self.explain(local, self.root.make_directories(local, 0o777)),
+            (Kind::File, _) => self.receive_file(sandbox, entry, local, printer).await,
+            (Kind::Symlink, Some(target)) => self.make_link(local, Path::new(target)),
+            (Kind::Symlink, None) => bail!("the server does not say where the link `{}` leads", entry.path),
+            (Kind::Other, _) => bail!("`{}` is not a file, directory or link", entry.path),
+        }
+    }
+
+    /// Fetches one file under a temporary name, so that a broken copy never looks whole.
+    async fn receive_file(
+        &self,
+        sandbox: &Sandbox,
+        source: &FileInfo,
+        local: &Path,
+        printer: &Printer,
+    ) -> Result<()> {
+        let partial = partial_name(local);
+        let created = self.root.create(&partial, 0o600);
+        let mut out = tokio::fs::File::from_std(self.explain(local, created)?);
+        let received = async {
+            receive(sandbox, &source.path, &mut out, printer).await?;
+            let permissions = std::fs::Permissions::from_mode(source.permissions());
+            self.explain(local, out.set_permissions(permissions).await)?;
+            self.explain(local, self.root.rename(&partial, local))
+        };
+        self.or_remove(&partial, received.await)
+    }
+
+    /// Makes a link with the same target, in the place of a file or link that may be there.
+    fn make_link(&self, local: &Path, target: &Path) -> Result<()> {
+        let partial = partial_name(local);
+        self.explain(local, self.root.symlink(target, &partial))?;
+        let placed = self.explain(local, self.root.rename(&partial, local));
+        self.or_remove(&partial, placed)
+    }
+
+    fn or_remove(&self, partial: &Path, outcome: Result<()>) -> Result<()> {
+        if outcome.is_err() {
+            self.root.remove_file(partial).ok();
+        }
+        outcome
+    }
+
+    fn explain<T>(&self, local: &Path, outcome: io::Result<T>) -> Result<T> {
+        let is_link = outcome.as_ref().is_err_and(|error| Errno::from_io_error(error) == Some(Errno::LOOP));
+        let outcome =
+            outcome.with_context(|| format!("could not write `{}`", self.path.join(local).display()));
+        match outcome {
+            Err(error) if is_link => {
+                Err(error).hint("a symbolic link is in the way, and links are not followed")
+            }
+            outcome => outcome,
+        }
+    }
+}
+
+/// A name beside `path` for what is not yet whole.
+fn partial_name(path: &Path) -> PathBuf {
+    let mut hidden = OsString::from(".");
+    hidden.push(path.file_name().unwrap_or_default());
+    hidden.push(format!(".coracle-{}", std::process::id()));
+    path.with_file_name(hidden)
 }
 
 async fn receive(
@@ -120,7 +188,110 @@ async fn receive(
 
 #[cfg(test)]
 mod tests {
+    use domain::SandboxId;
+    use serde_json::json;
+    use tokio::io::AsyncReadExt;
+    use tokio::net::{TcpListener, TcpStream};
+
     use super::*;
+    use crate::client::Server;
+
+    /// Answers as a server would whose sandbox lists `entries` below `/d`; each file holds `stolen`.
+    async fn hostile_sandbox(entries: serde_json::Value) -> Sandbox {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
+        let address = listener.local_addr().expect("it is bound").to_string();
+        let endpoint = json!({ "endpoint": address, "headers": {} }).to_string();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                answer(stream, &endpoint, &entries).await;
+            }
+        });
+        let server = Server::new(&format!("http://{address}"), None).expect("an address");
+        let id = SandboxId::parse("abcdefghijklmnopqrst").expect("an id");
+        server.open(&id).await.expect("it answers")
+    }
+
+    async fn answer(mut stream: TcpStream, endpoint: &str, entries: &serde_json::Value) {
+        let mut request = Vec::new();
+        while !request.ends_with(b"\r\n\r\n") {
+            match stream.read_u8().await {
+                Ok(byte) => request.push(byte),
+                Err(_closed) => return,
+            }
+        }
+        let request = String::from_utf8_lossy(&request);
+        let body = if request.contains("/endpoints/") {
+            endpoint.to_owned()
+        } else if request.contains("/files/info") {
+            json!({ "/d": { "path": "/d", "type": "directory" } }).to_string()
+        } else if request.contains("/directories/list") {
+            entries.to_string()
+        } else {
+            "stolen".to_owned()
+        };
+        let head = format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
+        stream.write_all((head + &body).as_bytes()).await.ok();
+    }
+
+    fn link(path: &str, target: &str) -> serde_json::Value {
+        json!({ "path": path, "type": "symlink", "link_target": target })
+    }
+
+    async fn copied(entries: serde_json::Value, destination: &Path) -> Result<()> {
+        let sandbox = hostile_sandbox(entries).await;
+        to_local(&sandbox, "/d", destination, &Printer::new(false).quiet()).await
+    }
+
+    #[tokio::test]
+    async fn nothing_is_written_through_a_link_of_the_same_copy() {
+        let place = tempfile::tempdir().expect("a temporary directory");
+        let outside = place.path().join("outside");
+        std::fs::create_dir(&outside).expect("our own directory");
+        let led = outside.to_str().expect("it is UTF-8");
+        let below = [
+            json!({ "path": "/d/way/file", "type": "file", "mode": 644 }),
+            json!({ "path": "/d/way/sub", "type": "directory" }),
+            link("/d/way/link", "/"),
+            json!({ "path": "/d/way", "type": "directory" }),
+        ];
+        for (number, entry) in below.into_iter().enumerate() {
+            for (way, target) in [("absolute", led), ("relative", "../outside")] {
+                let destination = place.path().join(format!("{way}{number}"));
+                let entries = json!([link("/d/way", target), entry]);
+                let refused = copied(entries, &destination).await.expect_err("a link is in the way");
+                assert!(format!("{refused:#}").contains("could not write"), "{refused:#}");
+                assert_eq!(std::fs::read_dir(&outside).expect("our own").count(), 0, "{entry}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn links_are_copied_as_links_and_files_take_their_place() {
+        let place = tempfile::tempdir().expect("a temporary directory");
+        let destination = place.path().join("d");
+        let precious = place.path().join("precious");
+        std::fs::write(&precious, "mine").expect("our own file");
+        let entries = json!([
+            json!({ "path": "/d/bin", "type": "directory" }),
+            link("/d/bin/tool", "../lib/tool.js"),
+            link("/d/gone", "/no/such"),
+            link("/d/out", precious.to_str().expect("it is UTF-8")),
+            json!({ "path": "/d/out", "type": "file", "mode": 644 }),
+        ]);
+        for _ in 0..2 {
+            copied(entries.clone(), place.path()).await.expect("it is copied");
+        }
+        let led = |path: &str| std::fs::read_link(destination.join(path)).expect("it is a link");
+        assert_eq!(
+            (led("bin/tool"), led("gone")),
+            (PathBuf::from("../lib/tool.js"), PathBuf::from("/no/such"))
+        );
+        // The file was put in the place of the link, and not where it led.
+        assert_eq!(std::fs::read_to_string(&precious).expect("our own file"), "mine");
+        assert_eq!(std::fs::read_to_string(destination.join("out")).expect("it was copied"), "stolen");
+        let names = std::fs::read_dir(&destination).expect("our own").filter_map(Result::ok);
+        assert_eq!(names.count(), 3, "something was left behind");
+    }
 
     #[test]
     fn names_below_the_source_keep_their_path() {

@@ -54,12 +54,22 @@ async fn directory(sandbox: &Sandbox, source: &Path, target: &str, printer: &Pri
                 pending.push((path, inside));
             } else if kind.is_file() {
                 file(sandbox, &path, &entry.metadata().await.with_context(about)?, &inside, printer).await?;
+            } else if kind.is_symlink() {
+                link(sandbox, &path, &inside).await?;
             } else {
-                printer.warn(format_args!("`{}` is neither file nor directory, left out", path.display()));
+                printer.warn(format_args!("`{}` is not a file, directory or link, left out", path.display()));
             }
         }
     }
     Ok(())
+}
+
+/// Makes a link with the same target inside; what it leads to is not copied.
+async fn link(sandbox: &Sandbox, source: &Path, inside: &str) -> Result<()> {
+    let about = || format!("could not read the link `{}`", source.display());
+    let target = tokio::fs::read_link(source).await.with_context(about)?;
+    let target = target.to_str().with_context(|| format!("the link `{}` is not UTF-8", source.display()))?;
+    sandbox.make_link(inside, target).await.with_context(|| format!("could not make the link `{inside}`"))
 }
 
 async fn file(

@@ -24,6 +24,7 @@ pub(super) fn table() -> Vec<(&'static str, MethodRouter<Front>)> {
         ("/files/info", get(info)),
         ("/files/search", get(search)),
         ("/files/mv", post(rename)),
+        ("/files/links", post(make_links)),
         ("/files/permissions", post(set_permissions)),
         ("/files/replace", post(replace)),
         ("/files/upload", post(upload::upload)),
@@ -44,6 +45,9 @@ struct InfoBody {
     owner: String,
     group: String,
     mode: u32,
+    /// Where a link leads; an addition of this server.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    link_target: Option<String>,
 }
 
 impl InfoBody {
@@ -62,6 +66,7 @@ impl InfoBody {
             owner: info.owner,
             group: info.group,
             mode: to_decimal(info.mode),
+            link_target: info.link_target,
         }
     }
 }
@@ -204,6 +209,23 @@ async fn rename(
 ) -> Result<StatusCode, Fault> {
     for MoveBody { src, dest } in moves {
         front.service.move_file(&actor.owner, &actor.id, actor.by(), &src, &dest, false).await?;
+    }
+    Ok(StatusCode::OK)
+}
+
+#[derive(Deserialize)]
+struct LinkBody {
+    target: String,
+}
+
+/// `POST /files/links`: symbolic links; a route that only this server has, for `coracle cp`.
+async fn make_links(
+    State(front): State<Front>,
+    actor: Actor,
+    Wish(links): Wish<BTreeMap<String, LinkBody>>,
+) -> Result<StatusCode, Fault> {
+    for (path, LinkBody { target }) in links {
+        front.service.make_link(&actor.owner, &actor.id, actor.by(), &path, &target).await?;
     }
     Ok(StatusCode::OK)
 }
