@@ -195,6 +195,41 @@ fn an_ordinary_users_server_makes_sandboxes_too() {
     assert_eq!(mode & 0o022, 0, "others can write to the state directory");
 }
 
+/// The official SDKs always send limits. Those that are their defaults do not keep an ordinary user
+/// from making sandboxes, and the report says that nothing enforces them.
+#[test]
+fn sdk_default_limits_do_not_refuse_an_ordinary_users_sandbox() {
+    let user = if testkit::is_root() { ORDINARY } else { User::Same };
+    let server = how(user).start();
+    let held = server.client().get("/coracle/v1/capabilities").expect("the server answers").json();
+    if held["limits"].to_string().contains("memory") {
+        return testkit::skip("this ordinary user has a delegated control group");
+    }
+    let limits = json!({"cpu": "1", "memory": "2Gi"});
+    let sandbox = server.create_with(&json!({"resourceLimits": limits}));
+    let path = format!("/coracle/v1/sandboxes/{}", sandbox.id);
+    let report = server.client().get(&path).expect("the server answers").json();
+    assert!(report["weaker"].to_string().contains("memory"), "{report}");
+    let named = json!({
+        "image": {"uri": "host"}, "timeout": 600, "entrypoint": ["tail", "-f", "/dev/null"],
+        "resourceLimits": {"cpu": "1", "memory": "1Gi"},
+    });
+    let refused = server.client().post("/v1/sandboxes", &named).expect("the server answers");
+    assert!(refused.status >= 400 && refused.text().contains("limit on memory"), "{}", refused.text());
+    let strict = Start::new().as_user(user).start();
+    let all = json!({
+        "image": {"uri": "host"}, "timeout": 600, "entrypoint": ["tail", "-f", "/dev/null"],
+        "resourceLimits": limits,
+    });
+    let refused = strict.client().post("/v1/sandboxes", &all).expect("the server answers");
+    assert!(refused.status >= 400 && refused.text().contains("limit on memory"), "{}", refused.text());
+    let log = strict.log();
+    assert!(
+        log.contains("every sandbox is refused") && log.contains("CORACLE_REQUIRE_LIMITS=false"),
+        "{log}"
+    );
+}
+
 #[test]
 fn a_server_that_cannot_open_its_database_ends_with_an_error() {
     let home = User::Same.home();

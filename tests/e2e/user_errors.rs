@@ -92,7 +92,7 @@ fn create_errors_begin_with_what_the_user_did() {
 #[test]
 fn quota_that_can_never_be_met_is_no_reason_to_delete() {
     let config = tempfile::NamedTempFile::new().expect("the temporary directory can be written");
-    std::fs::write(config.path(), "[owners.\"*\"]\nmemory = \"256Mi\"\n").expect("our own file");
+    std::fs::write(config.path(), "[owners.default]\nmemory = \"256Mi\"\n").expect("our own file");
     let path = config.path().to_str().expect("it is UTF-8");
     let server = Start::new().argument("--config").argument(path).start();
     let output = coracle(&server, &["create", "--memory", "512m"]);

@@ -124,6 +124,8 @@ pub struct Config {
     pub quotas: Quotas,
     /// The limits of a sandbox that names none, as quotas count them.
     pub usual: Resources,
+    /// Whether a sandbox is refused if one of its default limits cannot be enforced.
+    pub require_limits: bool,
     /// Pools that no client can change.
     pub pools: Vec<Pool>,
     /// The size of a volume that names none.
@@ -504,6 +506,12 @@ impl Service {
 
     pub fn capabilities(&self) -> &Capabilities {
         &self.0.capabilities
+    }
+
+    /// Whether a sandbox may run without this limit, by its name in [`Capabilities::limits`]: the
+    /// host cannot enforce it, and the operator does not insist on default limits.
+    pub fn may_lack_limit(&self, limit: &str) -> bool {
+        !self.0.config().require_limits && !self.0.capabilities.limits.iter().any(|held| held == limit)
     }
 
     /// How many sandboxes there are in each phase, by its name.

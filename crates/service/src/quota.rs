@@ -17,13 +17,15 @@ pub struct Quota {
 #[derive(Clone, Debug, Default)]
 pub struct Quotas {
     pub named: BTreeMap<Owner, Quota>,
-    /// Of everybody who is not named.
+    /// Of every owner who is not named, except the operator: who sets the quotas is limited only by
+    /// a quota of its own.
     pub others: Quota,
 }
 
 impl Quotas {
     pub(crate) fn of(&self, owner: &Owner) -> Quota {
-        self.named.get(owner).copied().unwrap_or(self.others)
+        let unnamed = if *owner == Owner::single() { Quota::default() } else { self.others };
+        self.named.get(owner).copied().unwrap_or(unnamed)
     }
 }
 
@@ -131,5 +133,15 @@ mod tests {
         let others = Quota { sandboxes: Some(1), ..Quota::default() };
         let quotas = Quotas { named: BTreeMap::from([(Owner::named("a"), own)]), others };
         assert_eq!((quotas.of(&Owner::named("a")), quotas.of(&Owner::named("b"))), (own, others));
+    }
+
+    #[test]
+    fn the_operator_is_limited_only_by_a_quota_of_its_own() {
+        let others = Quota { sandboxes: Some(1), ..Quota::default() };
+        let quotas = Quotas { others, ..Quotas::default() };
+        assert_eq!(quotas.of(&Owner::single()), Quota::default());
+        let own = Quota { sandboxes: Some(2), ..Quota::default() };
+        let quotas = Quotas { named: BTreeMap::from([(Owner::single(), own)]), ..quotas };
+        assert_eq!(quotas.of(&Owner::single()), own);
     }
 }

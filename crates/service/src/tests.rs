@@ -101,12 +101,18 @@ fn config(state: &TempDir) -> Config {
         volumes_per_owner: 3,
         quotas: Quotas::default(),
         usual: Resources::default(),
+        require_limits: true,
         pools: Vec::new(),
         volume_size: domain::Bytes::mib(64),
         longest_timeout: Some(Duration::from_secs(86_400)),
         output: Default::default(),
         metric_owners: None,
     }
+}
+
+/// A quota of the operator, who is not limited by that of the others.
+fn operators_quota(quota: crate::Quota) -> Quotas {
+    Quotas { named: std::collections::BTreeMap::from([(Owner::single(), quota)]), ..Quotas::default() }
 }
 
 fn plain() -> Create {

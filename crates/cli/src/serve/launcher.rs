@@ -28,7 +28,7 @@ pub(crate) fn launcher(arguments: &[String]) -> Result<ExitCode> {
         Signals::watch(&[signals::TERMINATE, signals::INTERRUPT]).context("could not watch for signals")?;
     let launcher = Launcher::open(handover.settings())?;
     if let Some(reason) = launcher.shortfall() {
-        tracing::warn!(reason, "not all limits can be held; `coracle doctor` says how to get them");
+        warn_of_missing_limits(reason, handover.require_limits);
     }
     let serving = Loop::open(launcher, stop.into_descriptor()).context("could not listen")?;
     let mut ready = std::fs::File::from(ready);
@@ -43,4 +43,21 @@ pub(crate) fn launcher(arguments: &[String]) -> Result<ExitCode> {
     serving.run().context("the launcher's loop broke")?;
     drop(lock);
     Ok(ExitCode::SUCCESS)
+}
+
+/// Says at the start what users would otherwise learn from the first create that is refused.
+fn warn_of_missing_limits(reason: &str, required: bool) {
+    if required {
+        tracing::warn!(
+            reason,
+            "limits cannot be enforced, so every sandbox is refused; start the server in a delegated control \
+             group (`systemd-run --user --scope -p Delegate=yes coracle serve`), as root, or with \
+             CORACLE_REQUIRE_LIMITS=false"
+        );
+    } else {
+        tracing::warn!(
+            reason,
+            "not all limits can be enforced, so sandboxes run without them; `coracle doctor` says how to get them"
+        );
+    }
 }

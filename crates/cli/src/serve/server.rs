@@ -251,6 +251,7 @@ fn service_config(handover: &Handover) -> service::Config {
             pids: Some(handover.limits.pids),
             disk: Some(domain::Bytes(handover.limits.disk)),
         },
+        require_limits: handover.require_limits,
         pools: handover.pools.iter().map(PoolSettings::pool).collect(),
         volume_size: domain::Bytes(handover.volume_size),
         longest_timeout: handover.longest_timeout,

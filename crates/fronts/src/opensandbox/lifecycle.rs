@@ -36,6 +36,7 @@ pub(super) async fn create(
     JsonBody(body): JsonBody<CreateBody>,
 ) -> Result<(StatusCode, HeaderMap, Json<SandboxBody>), Problem> {
     let Wish { mut create, name, credentials } = wish::parse(body, front.settings.default_network)?;
+    wish::drop_sdk_limits(&mut create.spec.resources, |limit| front.service.may_lack_limit(limit));
     let restored = create.spec.snapshot.is_some();
     // A snapshot that is missing is no error yet: a name may lead to a sandbox that exists.
     let snapshot = create.spec.snapshot.as_ref().and_then(|id| front.service.snapshot(&owner, id).ok());

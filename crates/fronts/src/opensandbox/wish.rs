@@ -43,6 +43,10 @@ const EGRESS_VARIABLES: [&str; 11] = [
     "POLICY_FILE",
 ];
 
+/// The limits that the official SDKs send when their user names none.
+const SDK_CPUS: Cpus = Cpus(1000);
+const SDK_MEMORY: Bytes = Bytes(2 << 30);
+
 /// A sandbox to be made, or to be found by the client's own name for it.
 #[derive(Debug)]
 pub(super) struct Wish {
@@ -99,6 +103,16 @@ pub(super) fn parse(body: CreateBody, default: Network) -> Result<Wish, Problem>
     let pool = extensions.pool;
     let create = Create { origin: ORIGIN, spec, labels, notes, timeout, idle_timeout, pool, defaulted };
     Ok(Wish { create, name: extensions.name, credentials })
+}
+
+/// Treats limits that are exactly the defaults of the official SDKs as not named, where the sandbox may
+/// run without them. The SDKs always send limits, so on a host that cannot enforce any they could
+/// otherwise create no sandbox at all. What is not enforced is still reported with the sandbox.
+pub(super) fn drop_sdk_limits(resources: &mut Resources, may_lack: impl Fn(&str) -> bool) {
+    if resources.cpus == Some(SDK_CPUS) && resources.memory == Some(SDK_MEMORY) {
+        resources.cpus = resources.cpus.filter(|_| !may_lack("cpus"));
+        resources.memory = resources.memory.filter(|_| !may_lack("memory"));
+    }
 }
 
 /// Whoever names a pool leaves to it the image, whatever is named here, and may leave out more.
@@ -456,6 +470,27 @@ mod tests {
             ["snapshotId", "platform", "timeout", "env", "metadata", "lifecycle", "networkPolicy", "volumes"];
         let nulls = nulls.into_iter().map(|name| (name.to_owned(), Value::Null));
         assert_eq!(create(Value::Object(nulls.collect())).unwrap().timeout, None);
+    }
+
+    #[test]
+    fn sdk_default_limits_are_dropped_only_where_a_sandbox_may_lack_them() {
+        let sent = |limits: Value| create(json!({"resourceLimits": limits})).unwrap().spec.resources;
+        let defaults = || sent(json!({"cpu": "1", "memory": "2Gi"}));
+        let dropped = |mut resources: Resources, lacking: &[&str]| {
+            drop_sdk_limits(&mut resources, |limit| lacking.contains(&limit));
+            resources
+        };
+        assert_eq!(dropped(defaults(), &[]), defaults());
+        assert_eq!(dropped(defaults(), &["cpus", "memory"]), Resources::default());
+        let memory = Resources { memory: Some(Bytes(2 << 30)), ..Resources::default() };
+        assert_eq!(dropped(defaults(), &["cpus", "disk"]), memory);
+        for named in [
+            json!({"cpu": "1", "memory": "1Gi"}),
+            json!({"cpu": "2", "memory": "2Gi"}),
+            json!({"memory": "2Gi"}),
+        ] {
+            assert_eq!(dropped(sent(named.clone()), &["cpus", "memory"]), sent(named));
+        }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use wire::process::{Exit, ProcessStatus};
 
 use super::pretend::{Pretend, ended, running};
 use super::revival::replacing;
-use super::{Bench, config, plain};
+use super::{Bench, config, operators_quota, plain};
 use crate::clock::Clock;
 use crate::{Acquired, Config, ErrorKind, Outcome, Service, ServiceError};
 
@@ -407,8 +407,7 @@ async fn the_dead_that_cannot_be_removed_cost_no_living_one_its_place() {
 #[tokio::test]
 async fn what_the_dead_of_an_owner_may_use_is_free_for_its_others() {
     let (backend, state) = (Pretend::new(), tempfile::tempdir().unwrap());
-    let others = crate::Quota { sandboxes: Some(2), ..crate::Quota::default() };
-    let quotas = crate::Quotas { others, ..crate::Quotas::default() };
+    let quotas = operators_quota(crate::Quota { sandboxes: Some(2), ..crate::Quota::default() });
     let bench = Bench::configured(Config { quotas, ..config(&state) }, backend, state).await;
     let stranger = bench.service.create(&Owner::named("stranger"), plain()).await.unwrap();
     bench.kill(&stranger).await;

@@ -7,9 +7,9 @@ use domain::{
     Bytes, Cpus, Guest, Key, Network, OnDeath, Resources, Snapshot, SnapshotId, SnapshotState, Spec, User,
 };
 
-use super::{Bench, config, plain};
+use super::{Bench, config, operators_quota, plain};
 use crate::clock::Clock;
-use crate::{Create, Defaulted, NAMES, Quota, Quotas, Sandbox, Service, ServiceError, Usage};
+use crate::{Create, Defaulted, NAMES, Quota, Sandbox, Service, ServiceError, Usage};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -170,7 +170,7 @@ async fn a_pool_does_not_loosen_what_the_snapshot_records() {
 async fn inherited_limits_count_in_the_quota() {
     let state = tempfile::tempdir().unwrap();
     let quota = Quota { memory: Some(Bytes::mib(500)), ..Quota::default() };
-    let config = crate::Config { quotas: Quotas { others: quota, ..Quotas::default() }, ..config(&state) };
+    let config = crate::Config { quotas: operators_quota(quota), ..config(&state) };
     let backend = super::pretend::Pretend::new();
     let service = Service::start(config, backend.clone() as _).await.unwrap();
     let bench = Bench { service, backend, state, owner: domain::Owner::single() };

@@ -15,9 +15,9 @@ use wire::Request;
 
 use super::pretend::{ABSENT, Pretend};
 use super::restart::snapshot_of;
-use super::{Bench, config, plain, with_entrypoint};
+use super::{Bench, config, operators_quota, plain, with_entrypoint};
 use crate::clock::Clock;
-use crate::{Config, Create, ErrorKind, PoolSource, Quota, Quotas, Sandbox, ServiceError};
+use crate::{Config, Create, ErrorKind, PoolSource, Quota, Sandbox, ServiceError};
 
 fn pool(name: &str, level: usize) -> Pool {
     Pool {
@@ -352,8 +352,7 @@ async fn a_burst_up_to_the_hard_limit_is_never_refused_for_warm_ones() {
 #[tokio::test]
 async fn who_is_over_quota_leaves_the_warm_one_where_it_is() {
     let (backend, state) = (Pretend::new(), tempfile::tempdir().unwrap());
-    let others = Quota { sandboxes: Some(1), ..Quota::default() };
-    let quotas = Quotas { others, ..Quotas::default() };
+    let quotas = operators_quota(Quota { sandboxes: Some(1), ..Quota::default() });
     let config = Config { pools: vec![pool("p", 2)], quotas, ..config(&state) };
     let bench = Bench::configured(config, backend, state).await;
     bench.until_warm("p", 2).await;

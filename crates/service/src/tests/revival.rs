@@ -8,12 +8,11 @@ use domain::{Bytes, Cause, Cpus, Files, Key, OnDeath, Phase, Resources, Spec};
 use futures_util::future::join_all;
 
 use super::pretend::Pretend;
-use super::{Bench, config, plain, with_entrypoint};
+use super::{Bench, config, operators_quota, plain, with_entrypoint};
 use crate::clock::Clock;
 use crate::driver::Command;
 use crate::{
-    Config, Create, ErrorKind, Outcome, Quota, Quotas, RETRIES, Resumed, Revival, Revived, Sandbox,
-    ServiceError,
+    Config, Create, ErrorKind, Outcome, Quota, RETRIES, Resumed, Revival, Revived, Sandbox, ServiceError,
 };
 
 const RESTARTED: Option<Revival> = Some(Revival { how: Revived::Restarted, cause: Cause::AgentDied });
@@ -253,14 +252,14 @@ async fn who_comes_back_by_name_is_evicted_last() {
 #[tokio::test]
 async fn the_dead_cost_their_owner_a_place_and_a_disk_and_nothing_that_runs() {
     let (backend, state) = (Pretend::new(), tempfile::tempdir().unwrap());
-    let others = Quota {
+    let quota = Quota {
         sandboxes: Some(3),
         memory: Some(Bytes::mib(100)),
         cpus: Some(Cpus(2000)),
         ..Quota::default()
     };
     let usual = Resources { memory: Some(Bytes::mib(60)), cpus: Some(Cpus(500)), ..Resources::default() };
-    let quotas = Quotas { others, ..Quotas::default() };
+    let quotas = operators_quota(quota);
     let config = Config { quotas, usual, ..config(&state) };
     let bench = Bench::configured(config, backend, state).await;
     let made = bench.made_and_died("a").await;

@@ -6,11 +6,10 @@ use std::sync::Arc;
 use domain::{Bytes, Owner, Resources, SandboxId, Snapshot, SnapshotId, SnapshotState, Spec};
 
 use super::pretend::Pretend;
-use super::{Bench, config, plain};
+use super::{Bench, config, operators_quota, plain};
 use crate::clock::Clock;
 use crate::{
-    Create, ErrorKind, Quota, Quotas, Sandbox, Service, ServiceError, SnapshotFilter, SnapshotPage,
-    SnapshotProblem,
+    Create, ErrorKind, Quota, Sandbox, Service, ServiceError, SnapshotFilter, SnapshotPage, SnapshotProblem,
 };
 
 impl Bench {
@@ -162,7 +161,7 @@ async fn an_owner_has_so_many_and_no_more() {
 async fn what_snapshots_hold_counts_in_the_quota_on_disk() {
     let quota = Quota { disk: Some(Bytes::mib(25)), ..Quota::default() };
     let state = tempfile::tempdir().unwrap();
-    let quotas = Quotas { others: quota, ..Quotas::default() };
+    let quotas = operators_quota(quota);
     let config = crate::Config { quotas, ..config(&state) };
     let backend = Pretend::new();
     let service = Service::start(config, Arc::clone(&backend) as _).await.unwrap();
@@ -267,8 +266,8 @@ async fn a_restart_removes_strangers_and_finishes_what_was_being_deleted() {
 }
 
 fn on_quota(mib: u64, state: &tempfile::TempDir) -> crate::Config {
-    let others = Quota { disk: Some(Bytes::mib(mib)), ..Quota::default() };
-    crate::Config { quotas: Quotas { others, ..Quotas::default() }, ..config(state) }
+    let quota = Quota { disk: Some(Bytes::mib(mib)), ..Quota::default() };
+    crate::Config { quotas: operators_quota(quota), ..config(state) }
 }
 
 fn of_ten() -> Create {

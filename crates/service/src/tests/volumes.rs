@@ -4,9 +4,9 @@ use domain::volume::{Absent, Claim, Lifetime};
 use domain::{Access, Bytes, Mount, Owner, Source, VolumeName};
 
 use super::pretend::Pretend;
-use super::{Bench, config, plain};
+use super::{Bench, config, operators_quota, plain};
 use crate::clock::Clock;
-use crate::{Config, Create, ErrorKind, MountFault, Outcome, Quota, Quotas, ServiceError};
+use crate::{Config, Create, ErrorKind, MountFault, Outcome, Quota, ServiceError};
 
 fn name(text: &str) -> VolumeName {
     VolumeName::parse(text).unwrap()
@@ -131,8 +131,8 @@ async fn a_removal_that_failed_is_finished_after_a_restart() {
 #[tokio::test]
 async fn volumes_count_into_the_quota_on_disk_and_have_one_size() {
     let state = tempfile::tempdir().unwrap();
-    let others = Quota { disk: Some(Bytes::mib(100)), ..Quota::default() };
-    let config = Config { quotas: Quotas { others, ..Quotas::default() }, ..config(&state) };
+    let quota = Quota { disk: Some(Bytes::mib(100)), ..Quota::default() };
+    let config = Config { quotas: operators_quota(quota), ..config(&state) };
     let bench = Bench::configured(config, Pretend::new(), state).await;
     let create = |size: u64| bench.service.create_volume(&bench.owner, &VOLUME, Some(Bytes::mib(size)));
     static VOLUME: std::sync::LazyLock<VolumeName> = std::sync::LazyLock::new(|| name("data"));
