@@ -1,6 +1,7 @@
 //! The end-to-end tests: a module per subject, all against the real binary.
 
 mod backup;
+mod command_line;
 mod contexts;
 mod crash;
 mod diagnostics;

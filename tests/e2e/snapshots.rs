@@ -223,6 +223,7 @@ fn an_ordinary_users_server_says_that_it_cannot() {
     let path = format!("/v1/sandboxes/{}/snapshots", source.id);
     let refused = server.client().post(&path, &json!({})).unwrap();
     assert_eq!(code(&refused), (409, "SNAPSHOT::UNSUPPORTED_RUNTIME".to_owned()));
+    assert!(refused.text().contains("disks are in memory here"), "{}", refused.text());
     assert_eq!(server.client().get("/v1/snapshots").unwrap().json()["items"], json!([]));
 }
 

@@ -293,9 +293,9 @@ impl From<NetworkChoice> for domain::Network {
 
 #[derive(Debug, Args)]
 pub(crate) struct CreateArgs {
-    /// The image to run in
-    #[arg(long, default_value = "host")]
-    pub image: String,
+    /// The image to run in [default: host]
+    #[arg(long)]
+    pub image: Option<String>,
 
     /// Take it from this pool; image and limits are then the pool's unless limits are named here
     #[arg(long, value_name = "NAME")]
@@ -345,6 +345,37 @@ pub(crate) struct CreateArgs {
     /// The main process, if there is to be one
     #[arg(trailing_var_arg = true, value_name = "CMD")]
     pub entrypoint: Vec<String>,
+}
+
+impl CreateArgs {
+    /// The options that were given and that shape a new sandbox, as they are written.
+    pub(crate) fn named_settings(&self) -> Vec<&'static str> {
+        let limits = &self.limits;
+        let all = [
+            ("--image", self.image.is_some()),
+            ("--pool", self.pool.is_some()),
+            ("--snapshot", self.snapshot.is_some()),
+            ("--on-death", self.on_death.is_some()),
+            ("--timeout", self.timeout.is_some()),
+            ("--idle-timeout", self.idle_timeout.is_some()),
+            ("--memory", limits.memory.is_some()),
+            ("--cpus", limits.cpus.is_some()),
+            ("--pids", limits.pids.is_some()),
+            ("--disk", limits.disk.is_some()),
+            ("--network", self.network.is_some()),
+            ("--env", !self.env.is_empty()),
+            ("--label", !self.labels.is_empty()),
+            ("--volume", !self.volumes.is_empty()),
+            ("CMD", !self.entrypoint.is_empty()),
+        ];
+        all.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect()
+    }
+
+    /// The volumes that were named; directories of the host are none.
+    pub(crate) fn volume_names(&self) -> Vec<String> {
+        let name = |volume: &serde_json::Value| volume["pvc"]["claimName"].as_str().map(str::to_owned);
+        self.volumes.iter().filter_map(name).collect()
+    }
 }
 
 #[derive(Debug, Args)]

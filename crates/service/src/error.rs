@@ -261,6 +261,19 @@ impl ServiceError {
         matches!(self, Self::Backend { source, .. } if matches!(**source, BackendError::NoImage { .. }))
     }
 
+    /// What this owner could do about it. Images are the operator's, so another owner can neither
+    /// list nor fetch them.
+    pub fn hint_for(&self, owner: &Owner) -> Option<&str> {
+        let source = match self {
+            Self::Backend { source, .. } | Self::Image { source, .. } => Some(&**source),
+            _ => None,
+        };
+        if matches!(source, Some(BackendError::NoImage { .. })) && *owner != Owner::single() {
+            return Some("image `host` is always there; the operator of this server can provide others");
+        }
+        self.hint()
+    }
+
     /// What somebody could do about it.
     pub fn hint(&self) -> Option<&str> {
         match self {
@@ -269,6 +282,12 @@ impl ServiceError {
             | Self::Image { source, .. }
             | Self::VolumeWork { source, .. } => source.hint(),
             Self::FilesLost { .. } => Some("delete it and create another"),
+            // Without a number it is the agent of a sandbox with one user that refused.
+            Self::File(FileError { fault: FileFault::Permission, errno: None, operation, .. })
+                if operation == "become user" =>
+            {
+                Some("this sandbox has no other user than root; run the server as root to have others")
+            }
             Self::NoRestarts => Some(
                 "leave `on_death` out or name `replace`, or run the server as root, whose disks outlive sandboxes",
             ),
@@ -286,6 +305,10 @@ impl ServiceError {
                 Some("delete sandboxes, snapshots or volumes that are not needed")
             }
             Self::OverQuota { .. } => Some("delete sandboxes that are not needed"),
+            Self::BeyondQuota { excess, .. } if excess.what == "memory" || excess.what == "cpus" => Some(
+                "name a smaller limit (SDKs ask for 1 core and 2Gi unless `resource` is given), or have the operator \
+                 raise the quota of this owner",
+            ),
             Self::BeyondQuota { .. } => {
                 Some("name a smaller limit, or have the operator raise the quota of this owner")
             }
@@ -370,6 +393,43 @@ mod tests {
         let error = ServiceError::Invalid(format!("a\nb\u{1b}[31m{}", "x".repeat(100_000)));
         let text = chain(&error);
         assert!(text.chars().count() <= LOGGED && !text.contains(char::is_control), "{text}");
+    }
+
+    #[test]
+    fn memory_beyond_the_quota_has_a_hint_at_what_sdks_ask_for() {
+        let beyond =
+            |what| ServiceError::BeyondQuota { owner: Owner::named("a"), excess: Excess::new(what, 2, 1) };
+        let hints_at_sdks =
+            |what| beyond(what).hint().is_some_and(|hint| hint.contains("unless `resource` is given"));
+        assert!(hints_at_sdks("memory") && hints_at_sdks("cpus") && !hints_at_sdks("disk"));
+    }
+
+    #[test]
+    fn user_of_a_sandbox_that_has_only_root_is_named_alone() {
+        let error = FileError {
+            fault: FileFault::Permission,
+            errno: None,
+            operation: "become user".to_owned(),
+            path: "1000".to_owned(),
+        };
+        let error = ServiceError::File(error);
+        assert_eq!(error.to_string(), "could not become user `1000`");
+        assert!(error.hint().is_some_and(|hint| hint.contains("no other user than root")));
+    }
+
+    #[test]
+    fn only_the_operator_is_sent_to_the_list_of_images() {
+        let hint = Some("`coracle image ls` lists what is here".to_owned());
+        let source = Box::new(BackendError::NoImage { message: "no image `x`".to_owned(), hint });
+        let id = SandboxId::from_entropy([1; 20]);
+        let error = ServiceError::Backend { backend: "b", action: "create", id, source };
+        assert!(error.hint_for(&Owner::single()).is_some_and(|hint| hint.contains("image ls")));
+        let told = error.hint_for(&Owner::named("tenant")).unwrap_or_default();
+        assert!(told.contains("the operator") && !told.contains("image ls"), "{told}");
+        assert_eq!(
+            ServiceError::TooManyPulls.hint_for(&Owner::named("tenant")),
+            ServiceError::TooManyPulls.hint()
+        );
     }
 
     #[test]

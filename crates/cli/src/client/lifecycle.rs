@@ -63,6 +63,12 @@ pub(crate) struct SandboxInfo {
     /// What the server said about one that had died under the same name, at a create.
     #[serde(skip)]
     pub revival: Option<String>,
+    /// Whether a create found it by its name, so that nothing else in the request had an effect.
+    #[serde(skip)]
+    pub existing: bool,
+    /// Whether network `auto` became `off` at a create.
+    #[serde(skip)]
+    pub lacks_network: bool,
     #[serde(flatten)]
     pub rest: BTreeMap<String, serde_json::Value>,
 }
@@ -119,7 +125,9 @@ impl Server {
     pub(crate) async fn create(&self, wish: &NewSandbox) -> Result<SandboxInfo> {
         let answer = self.0.post_json("/sandboxes", &wish.body()).await?;
         let (stand_in, revival) = (web::stand_in(&answer), web::revival(&answer));
-        Ok(SandboxInfo { stand_in, revival, ..web::json(answer).await? })
+        let existing = answer.headers().contains_key("coracle-existing");
+        let lacks_network = answer.headers().contains_key("coracle-network");
+        Ok(SandboxInfo { stand_in, revival, existing, lacks_network, ..web::json(answer).await? })
     }
 
     /// What the server says about a sandbox.
@@ -156,6 +164,11 @@ impl Server {
             Err(error) if super::refused_with(&error, StatusCode::NOT_FOUND) => Ok(false),
             Err(error) => Err(error),
         }
+    }
+
+    /// Whether requests carry a key, so that the server may have several owners.
+    pub(crate) fn has_key(&self) -> bool {
+        self.0.headers().contains_key(KEY_HEADER)
     }
 
     pub(super) fn api(&self) -> &Api {

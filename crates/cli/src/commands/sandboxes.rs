@@ -9,17 +9,20 @@ use serde_json::json;
 
 use crate::args::{CreateArgs, LsArgs, ReleaseArgs, RmArgs};
 use crate::client::{NewSandbox, OwnerScope, Report, SandboxInfo, Server};
-use crate::output::{Printer, WithHint, span};
+use crate::output::{Printer, WithHint, size, span};
 
 pub(crate) async fn create(server: &Server, args: CreateArgs, printer: &Printer) -> Result<ExitCode> {
     let snapshot = match &args.snapshot {
         Some(snapshot) => Some(server.resolve_snapshot(snapshot).await?.to_string()),
         None => None,
     };
+    let settings = args.named_settings();
+    let missing = missing_volumes(server, args.volume_names()).await;
+    let network_is_default = args.network.is_none();
     let wish = NewSandbox {
         key: args.key,
         pool: args.pool,
-        image: args.image,
+        image: args.image.unwrap_or_else(|| "host".to_owned()),
         snapshot,
         timeout: args.timeout,
         idle_timeout: args.idle_timeout,
@@ -37,12 +40,44 @@ pub(crate) async fn create(server: &Server, args: CreateArgs, printer: &Printer)
     let made = server.create(&wish).await.context("could not create the sandbox")?;
     made.stand_in.iter().for_each(|stand_in| printer.warn(stand_in));
     made.revival.iter().for_each(|revival| printer.warn(revival));
+    if let (true, Some(key), false) = (made.existing, &wish.key, settings.is_empty()) {
+        let have = if settings.len() == 1 { "has" } else { "have" };
+        printer.warn(format!(
+            "the sandbox of key `{key}` exists; {} {have} no effect on it",
+            settings.join(", ")
+        ));
+    }
+    report_new_volumes(server, &missing, printer).await;
+    if made.lacks_network && network_is_default {
+        printer.remark("this sandbox has no network: this host offers none; `coracle doctor` says why");
+    }
     if printer.json() {
         printer.value(&made)?
     } else {
         printer.line(&made.id)?
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Those of the named volumes that do not exist. A server that cannot tell is asked nothing more.
+async fn missing_volumes(server: &Server, mut names: Vec<String>) -> Vec<String> {
+    if !names.is_empty() {
+        let volumes = server.volumes(&OwnerScope::Own).await;
+        names.retain(|name| volumes.as_ref().is_ok_and(|all| all.iter().all(|one| one.name != *name)));
+    }
+    names
+}
+
+/// Says which volumes a create has made, since a mistyped name makes a new one.
+async fn report_new_volumes(server: &Server, missing: &[String], printer: &Printer) {
+    if missing.is_empty() {
+        return;
+    }
+    for volume in server.volumes(&OwnerScope::Own).await.unwrap_or_default() {
+        if missing.contains(&volume.name) {
+            printer.remark(format!("volume `{}` ({}) was created", volume.name, size(volume.size_bytes)));
+        }
+    }
 }
 
 /// The sandbox of a name stays until another needs its place; `create --key` takes it again.
@@ -194,7 +229,13 @@ pub(crate) async fn remove(server: &Server, args: RmArgs, printer: &Printer) -> 
         removed.iter().try_for_each(|id| printer.line(id))?;
     }
     if args.all && scope == OwnerScope::Own {
-        printer.remark(format!("{} of your own sandboxes removed; other owners' stay", removed.len()));
+        let count = removed.len();
+        let sandboxes = if count == 1 { "sandbox" } else { "sandboxes" };
+        // A server that lets in callers without a key has no other owners.
+        match server.has_key() {
+            true => printer.remark(format!("{count} {sandboxes} of your own removed; other owners' stay")),
+            false => printer.remark(format!("{count} {sandboxes} removed")),
+        }
     }
     // With `--all` somebody else may have removed one in between, which is what was wanted.
     if missing.is_empty() || args.all {

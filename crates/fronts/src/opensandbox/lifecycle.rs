@@ -5,9 +5,9 @@ use std::time::SystemTime;
 
 use axum::Json;
 use axum::extract::State;
-use domain::{Files, Key, OnDeath, Owner, Phase};
+use domain::{Files, Key, Network, OnDeath, Owner, Phase};
 use http::{HeaderMap, HeaderValue, StatusCode, Uri};
-use service::{ErrorKind, Filter, NAMES, Outcome, RETRIES, Revival, ServiceError};
+use service::{Acquired, ErrorKind, Filter, NAMES, Outcome, RETRIES, Revival, ServiceError};
 
 use super::access::{Addressed, Caller, JsonBody};
 use super::problem::{self, Problem};
@@ -25,6 +25,11 @@ use crate::{answer, auth};
 const RESTARTED: &str = "coracle-restarted";
 /// Why it had died.
 const RESTART_CAUSE: &str = "coracle-restart-cause";
+/// Says in the answer to a create that the name led to a sandbox that exists, so that nothing else
+/// in the request had an effect.
+const EXISTING: &str = "coracle-existing";
+/// Says in the answer to a create that network `auto` became `off`.
+const NETWORK: &str = "coracle-network";
 
 /// `POST /sandboxes`: answers when a command can run. If the client goes away before, the
 /// sandbox is undone. With `Idempotency-Key` or the extension `coracle.key` a sandbox that was
@@ -56,16 +61,24 @@ pub(super) async fn create(
         ensured.map_err(|error| not_pulled(error, &owner))?;
     }
     let made = match key {
-        Some(key) => front.service.acquire(&key, create).await.map(|got| (got.sandbox, got.revival)),
-        None => front.service.create(&owner, create).await.map(|sandbox| (sandbox, None)),
+        Some(key) => front.service.acquire(&key, create).await,
+        None => {
+            let created = front.service.create(&owner, create).await;
+            created.map(|sandbox| Acquired { sandbox, fresh: true, revival: None })
+        }
     };
-    let (sandbox, revival) = made.map_err(|error| {
+    let Acquired { sandbox, fresh, revival } = made.map_err(|error| {
         let backend = matches!(error, ServiceError::Backend { .. });
         let problem = not_created(error, &owner);
         if restored && backend { not_restored(problem) } else { problem }
     })?;
     let mut headers = told_of(revival);
     headers.extend(answer::stand_in(sandbox.in_force.stand_in.as_deref()));
+    if !fresh {
+        headers.insert(EXISTING, HeaderValue::from_static("true"));
+    } else if sandbox.spec.network == Network::Auto && !front.service.capabilities().network {
+        headers.insert(NETWORK, HeaderValue::from_static("off"));
+    }
     Ok((StatusCode::ACCEPTED, headers, Json(SandboxBody::of(&sandbox, ImageShown::No))))
 }
 
@@ -105,8 +118,7 @@ fn not_created(error: ServiceError, owner: &Owner) -> Problem {
         _ => None,
     };
     let message = if told { error.told_to(owner) } else { error.to_string() };
-    let message = problem::with_hint(&error, message);
-    let problem = Problem { message, ..Problem::from(error) };
+    let problem = problem::told_to(owner, error, message);
     if has_code {
         return problem;
     }
@@ -131,8 +143,8 @@ fn not_restored(problem: Problem) -> Problem {
 
 /// Whoever named the image is told what its registry said.
 fn not_pulled(error: ServiceError, owner: &Owner) -> Problem {
-    let message = problem::with_hint(&error, error.told_to(owner));
-    Problem { message, ..Problem::from(error) }
+    let message = error.told_to(owner);
+    problem::told_to(owner, error, message)
 }
 
 /// `GET /sandboxes`

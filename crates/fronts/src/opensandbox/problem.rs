@@ -3,6 +3,7 @@
 use std::error::Error;
 
 use axum::response::{IntoResponse, Response};
+use domain::Owner;
 use http::StatusCode;
 use service::{ErrorKind, ServiceError, SnapshotProblem};
 
@@ -139,9 +140,20 @@ pub(super) fn report(error: &ServiceError) {
     }
 }
 
+/// The problem with this message for one owner, and with what that owner could do about it.
+pub(super) fn told_to(owner: &Owner, error: ServiceError, message: String) -> Problem {
+    let hint = error.hint_for(owner).map(str::to_owned);
+    let message = add_hint(message, hint.as_deref());
+    Problem { message, hint, ..Problem::from(error) }
+}
+
 /// Adds what somebody could do about it.
 pub(super) fn with_hint(error: &ServiceError, message: String) -> String {
-    match error.hint() {
+    add_hint(message, error.hint())
+}
+
+fn add_hint(message: String, hint: Option<&str>) -> String {
+    match hint {
         Some(hint) => format!("{message}; hint: {hint}"),
         None => message,
     }

@@ -13,7 +13,7 @@ use service::{Outcome, SnapshotFilter};
 
 use super::Front;
 use super::access::{Addressed, Caller, param, parse_json, read_body};
-use super::problem::Problem;
+use super::problem::{self, Problem};
 use super::query::{self, Query};
 use super::types::{Notes, Pagination, rfc3339};
 
@@ -160,7 +160,8 @@ pub(super) async fn create(
     let wish = if bytes.is_empty() { CreateSnapshot::default() } else { parse_json(&bytes)? };
     let taken = front.service.take_snapshot(&at.owner, &at.id, wish.name).await;
     let snapshot = taken.map_err(|error| {
-        let problem = Problem::from(error);
+        let message = error.told_to(&at.owner);
+        let problem = problem::told_to(&at.owner, error, message);
         // The reference has one word for what it cannot do at all.
         match problem.code {
             "SANDBOX::API_NOT_SUPPORTED" => {
