@@ -36,8 +36,7 @@ impl Who {
         let usual = *identity == Identity::Default
             || usual(&accounts, &config.default_user).is_ok_and(|(usual, _)| usual.uid == account.uid);
         if config.single_user && (account.uid != 0 || gid != 0) {
-            let subject = format!("{}: this sandbox has no other user than root", account.name);
-            return Err(fault::plain(FaultKind::Permission, "become user", &subject));
+            return Err(fault::plain(FaultKind::Permission, "become user", &account.name));
         }
         // To the calls that change an identity this number means "leave it", that is, stay root.
         if account.uid == u32::MAX || gid == u32::MAX {

@@ -48,6 +48,12 @@ fn main() -> ExitCode {
 /// that is set, `--url` by its variable included.
 fn plain_usage(mut error: clap::Error) -> clap::Error {
     use clap::error::{ContextKind, ContextValue};
+    if let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand)
+        && let Some(advice) = our_word_for(word)
+    {
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![advice.into()]));
+        error.remove(ContextKind::SuggestedSubcommand);
+    }
     if error.get(ContextKind::Usage).is_none() {
         return error;
     }
@@ -61,6 +67,15 @@ fn plain_usage(mut error: clap::Error) -> clap::Error {
     }
     error.insert(ContextKind::Usage, ContextValue::StyledStr(found.render_usage()));
     error
+}
+
+/// What other tools call by another name.
+fn our_word_for(word: &str) -> Option<&'static str> {
+    match word {
+        "delete" | "remove" => Some("`coracle rm` removes sandboxes"),
+        "stop" => Some("`coracle pause` stops the processes of a sandbox, `coracle rm` removes it"),
+        _ => None,
+    }
 }
 
 /// The roles in which we start ourselves. They are no commands for people: the agent reads

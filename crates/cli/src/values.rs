@@ -114,6 +114,9 @@ pub(crate) fn volume(text: &str) -> Result<serde_json::Value, String> {
     if source.is_empty() || !target.starts_with('/') {
         return Err(wrong("the source is missing, or the destination is not an absolute path"));
     }
+    if source.starts_with('.') || source.contains('/') && !source.starts_with('/') {
+        return Err(format!("host directories are given as absolute paths, and `{source}` is relative"));
+    }
     let (kind, backend) = if source.starts_with('/') {
         ("host", serde_json::json!({ "path": source }))
     } else {
@@ -234,6 +237,10 @@ mod tests {
         assert_eq!((&host["host"]["path"], &host["readOnly"]), (&"/srv".into(), &true.into()));
         for text in ["", "data", "data:rel", ":/data", "data:/data:rx", "a:/b:ro:ro"] {
             assert!(volume(text).is_err(), "{text}");
+        }
+        for text in ["./project:/w", "project/src:/w", "..:/w"] {
+            let refused = volume(text).expect_err("it is relative");
+            assert!(refused.contains("host directories are given as absolute paths"), "{refused}");
         }
     }
 

@@ -103,7 +103,8 @@ fn a_wrong_key_is_refused_with_a_hint() {
     assert_eq!(output.status.code(), Some(1));
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(complaint.starts_with("error: the server refused (401)"), "{complaint}");
-    assert!(complaint.ends_with("hint: set CORACLE_API_KEY to the server's key\n"), "{complaint}");
+    let hint = "set CORACLE_API_KEY to a valid key; the operator makes one with `coracle key create OWNER`";
+    assert!(complaint.ends_with(&format!("hint: {hint}\n")), "{complaint}");
 }
 
 #[test]

@@ -198,8 +198,8 @@ fn ranges(uid_base: u32) -> Check {
 fn one_user() -> Check {
     let id = rustix::process::getuid().as_raw();
     let detail = format!("one: root inside is {id} outside; entries in /etc/subuid are not used");
-    let consequence = "users other than root are not available inside, changing owners fails, and most of `/usr` \
-        is read-only";
+    let consequence = "users other than root are not available inside, changing owners fails, and existing files \
+        of `/usr` cannot be changed; new ones can be added";
     Check::weaker("users inside", detail, consequence)
         .fix("run as root: each sandbox then has 65536 ids of its own")
 }

@@ -63,7 +63,10 @@ impl Refused {
     /// What somebody could do about it.
     pub(crate) fn hint(&self) -> Option<String> {
         match self.status {
-            StatusCode::UNAUTHORIZED => Some("set CORACLE_API_KEY to the server's key".to_owned()),
+            StatusCode::UNAUTHORIZED => Some(
+                "set CORACLE_API_KEY to a valid key; the operator makes one with `coracle key create OWNER`"
+                    .to_owned(),
+            ),
             _ if self.hint.is_some() => self.hint.clone(),
             StatusCode::NOT_FOUND if self.code == NO_SANDBOX => {
                 Some("`coracle ls` lists the sandboxes".to_owned())

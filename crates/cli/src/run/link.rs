@@ -81,6 +81,10 @@ fn failure(fault: &wire::Fault) -> anyhow::Error {
     match (fault.operation.as_str(), fault.kind) {
         ("exec", FaultKind::NotFound) => NotStarted::missing(why).into(),
         ("exec", _) => NotStarted::not_executable(why).into(),
+        // Without a number it is the agent of a sandbox with one user that refused.
+        ("become user", FaultKind::Permission) if fault.errno.is_none() => {
+            anyhow!("{why}: this sandbox has no other user than root")
+        }
         _ => anyhow!(why),
     }
 }
@@ -101,5 +105,17 @@ mod tests {
         assert_eq!(code("exec", FaultKind::Permission), Some(126));
         assert_eq!(code("exec", FaultKind::Other), Some(126));
         assert_eq!(code("change directory", FaultKind::NotFound), None);
+    }
+
+    #[test]
+    fn missing_user_is_quoted_without_the_reason() {
+        let fault = wire::Fault {
+            kind: FaultKind::Permission,
+            errno: None,
+            operation: "become user".to_owned(),
+            subject: "1000".to_owned(),
+        };
+        let said = failure(&fault).to_string();
+        assert_eq!(said, "could not become user `1000`: this sandbox has no other user than root");
     }
 }
