@@ -88,6 +88,8 @@ mod tests {
     fn servers_in_the_background_are_waited_for() {
         let waited = "coracle serve --config x.toml & __wait_for_server";
         assert_eq!(wait_for_server("coracle serve --config x.toml &      # a comment"), waited);
+        let waited = "coracle serve 2>coracle.log & __wait_for_server";
+        assert_eq!(wait_for_server("coracle serve 2>coracle.log &"), waited);
         for line in ["coracle serve", "coracle serve && true", "sleep 1 &", "coracle create  # serve &"] {
             assert_eq!(wait_for_server(line), line);
         }
