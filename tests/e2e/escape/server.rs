@@ -285,3 +285,36 @@ fn a_subverted_server_cannot_make_the_launcher_do_more_than_sandboxes() {
         !server.state_directory().join("boxes").join(PLANNED).exists()
     });
 }
+
+/// The launcher finds the record and the disk of a snapshot by its id, and mounts the disk as root.
+#[test]
+fn a_subverted_server_makes_no_image_of_a_file_that_is_not_a_snapshot() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let own = server.state_directory().join("server");
+    let made_of = json!({"image": "host", "trees": [], "env": []});
+    let record = json!({"sandbox": PLANNED, "made_of": made_of, "size": 1, "disk": 1});
+    fs::write(own.join("planted.json"), record.to_string()).expect("root may write there");
+    fs::set_permissions(own.join("planted.json"), fs::Permissions::from_mode(0o644)).expect("our own file");
+    std::os::unix::fs::symlink("/etc/shadow", own.join("planted.img")).expect("root may write there");
+    let absolute = own.join("planted").to_string_lossy().into_owned();
+    let unknown = "ffffffff-ffff-4fff-bfff-ffffffffffff";
+    let commit = |name: &str, snapshot: &str| {
+        let content = json!({"commit": {"snapshot": snapshot, "name": "stolen"}});
+        asking(&server, name, &question("image", content))
+    };
+    let attacks = [
+        (commit("an-absolute-path", &absolute), "hung up"),
+        (commit("a-relative-path", "../server/planted"), "hung up"),
+        // Such a question is heard if the id is one.
+        (commit("an-unknown-id", unknown), "no snapshot"),
+    ];
+    let all: Vec<String> = attacks.iter().map(|(attack, _)| attack.clone()).collect();
+    let verdicts = from_the_server(&server, &all);
+    for (attack, words) in &attacks {
+        let verdict = &verdicts[attack];
+        assert!(verdict.starts_with("stopped: ") && verdict.contains(words), "{attack}: {verdict}");
+    }
+}

@@ -20,6 +20,8 @@ use super::record::MadeOf;
 
 const WHOLE: &str = "json";
 const DRAFT: &str = "new";
+/// A record that is being written.
+const HALF: &str = "half";
 
 /// A snapshot that is whole.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,16 +60,16 @@ impl KeptRecords {
 
     /// Writes a record that a power loss cannot take away.
     pub fn keep(&self, snapshot: &str, record: &KeptRecord) -> io::Result<()> {
-        let half = self.directory.join(format!("{snapshot}.half"));
+        let half = self.path(snapshot, HALF)?;
         let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&half)?;
         file.write_all(&serde_json::to_vec(record)?)?;
         file.sync_all()?;
-        fs::rename(&half, self.path(snapshot, WHOLE))?;
+        fs::rename(&half, self.path(snapshot, WHOLE)?)?;
         File::open(&self.directory)?.sync_all()
     }
 
     pub fn begin(&self, snapshot: &str, draft: &Draft) -> io::Result<()> {
-        fs::write(self.path(snapshot, DRAFT), serde_json::to_vec(draft)?)
+        fs::write(self.path(snapshot, DRAFT)?, serde_json::to_vec(draft)?)
     }
 
     pub fn read(&self, snapshot: &str) -> Option<KeptRecord> {
@@ -89,16 +91,16 @@ impl KeptRecords {
     }
 
     pub fn remove(&self, snapshot: &str) -> io::Result<()> {
-        remove(&self.path(snapshot, WHOLE))
+        remove(&self.path(snapshot, WHOLE)?)
     }
 
     pub fn end(&self, snapshot: &str) -> io::Result<()> {
-        remove(&self.directory.join(format!("{snapshot}.half")))?;
-        remove(&self.path(snapshot, DRAFT))
+        remove(&self.path(snapshot, HALF)?)?;
+        remove(&self.path(snapshot, DRAFT)?)
     }
 
     fn parse<T: DeserializeOwned>(&self, snapshot: &str, kind: &str) -> Option<T> {
-        serde_json::from_slice(&fs::read(self.path(snapshot, kind)).ok()?).ok()
+        serde_json::from_slice(&fs::read(self.path(snapshot, kind).ok()?).ok()?).ok()
     }
 
     fn with(&self, kind: &str) -> io::Result<BTreeSet<String>> {
@@ -115,8 +117,10 @@ impl KeptRecords {
         Ok(found)
     }
 
-    fn path(&self, snapshot: &str, kind: &str) -> PathBuf {
-        self.directory.join(format!("{snapshot}.{kind}"))
+    /// Where the record of a snapshot lies. An id that is a path would lead out of the directory.
+    fn path(&self, snapshot: &str, kind: &str) -> io::Result<PathBuf> {
+        let id = SnapshotId::parse(snapshot).map_err(io::Error::other)?;
+        Ok(self.directory.join(format!("{id}.{kind}")))
     }
 }
 
@@ -150,5 +154,22 @@ mod tests {
         assert_eq!(records.drafts().expect("listed"), BTreeSet::new());
         records.remove(ID).expect("removed");
         assert_eq!(records.list().expect("listed"), BTreeSet::new());
+    }
+
+    #[test]
+    fn an_id_that_is_a_path_has_no_record() {
+        let state = tempfile::tempdir().expect("a directory");
+        let records = KeptRecords::at(state.path());
+        fs::create_dir(records.directory()).expect("made");
+        let made_of =
+            MadeOf { image: "i".to_owned(), trees: Vec::new(), env: Vec::new(), record: None, restored: 0 };
+        let record = KeptRecord { sandbox: "s".to_owned(), made_of, size: 1, disk: 2 };
+        let planted = state.path().join("planted");
+        fs::write(planted.with_extension("json"), serde_json::to_vec(&record).expect("text")).expect("made");
+        for id in ["../planted", planted.to_str().expect("text")] {
+            assert_eq!(records.read(id), None, "{id}");
+            assert!(records.keep(id, &record).is_err() && records.remove(id).is_err(), "{id}");
+        }
+        assert!(planted.with_extension("json").exists());
     }
 }

@@ -536,10 +536,25 @@ fn names_a_sandbox(question: &Question) -> bool {
         | Question::Snapshots
         | Question::Volumes
         | Question::Resolve { .. }
-        | Question::Image(_)
         | Question::Report => return true,
+        Question::Image(question) => return names_a_snapshot(question),
     };
     SandboxId::parse(id).is_ok()
+}
+
+/// Whether the id of a snapshot in a question about images is one. Names of images are checked where
+/// they become the names of files.
+fn names_a_snapshot(question: &ImageQuestion) -> bool {
+    match question {
+        ImageQuestion::Commit { snapshot, .. } => SnapshotId::parse(snapshot).is_ok(),
+        ImageQuestion::List
+        | ImageQuestion::Find { .. }
+        | ImageQuestion::Layers { .. }
+        | ImageQuestion::Import { .. }
+        | ImageQuestion::ImportArchive { .. }
+        | ImageQuestion::Remove { .. }
+        | ImageQuestion::Collect => true,
+    }
 }
 
 pub(super) fn failed(step: &str, error: &io::Error) -> Refusal {

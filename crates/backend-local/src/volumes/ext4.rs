@@ -22,7 +22,7 @@ use linux::freeze;
 use linux::loopdev::{self, LoopDevice};
 use linux::namespaces::{self, Namespaces};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::SeekFrom;
+use rustix::fs::{OFlags, SeekFrom};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -231,7 +231,7 @@ impl Ext4 {
     /// Mounts a snapshot in a mount namespace of this process. The device goes with the namespace.
     pub(super) fn open_snapshot(&self, snapshot: &str) -> Result<PathBuf, VolumeError> {
         let image = self.snapshot(snapshot);
-        let file = OpenOptions::new().read(true).write(true).open(&image).during("open", &image)?;
+        let file = open_image(&image)?;
         namespaces::unshare(Namespaces::MOUNT).during("make a mount namespace for", &image)?;
         linux::mounts::make_private().during("make a mount namespace for", &image)?;
         let device = LoopDevice::for_file(&file).during("attach", &image)?;
@@ -253,7 +253,7 @@ impl Ext4 {
 
     fn mount(&mut self, name: &str) -> Result<PathBuf, VolumeError> {
         let image = self.image(name);
-        let file = OpenOptions::new().read(true).write(true).open(&image).during("open", &image)?;
+        let file = open_image(&image)?;
         let device = LoopDevice::for_file(&file).during("attach", &image)?;
         let target = self.directory.join("mounts").join(self.numbered.to_string());
         self.numbered += 1;
@@ -320,6 +320,19 @@ fn formatter() -> Result<PathBuf, VolumeError> {
     let places = ["/usr/sbin", "/sbin", "/usr/bin", "/usr/local/sbin"];
     let paths = places.iter().map(|place| Path::new(place).join("mkfs.ext4"));
     paths.into_iter().find(|path| path.exists()).ok_or(VolumeError::NoFormatter)
+}
+
+/// Opens an image for a loop device. What is mounted must be ours, so a link is not followed, and a
+/// device or a pipe is refused.
+fn open_image(image: &Path) -> Result<File, VolumeError> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).custom_flags(flags.bits().cast_signed());
+    let file = options.open(image).during("open", image)?;
+    if !file.metadata().during("measure", image)?.is_file() {
+        return Err(io::Error::from(io::ErrorKind::InvalidInput)).during("attach", image);
+    }
+    Ok(file)
 }
 
 /// Removes an image, and what there may be of it if it was being copied. One that is gone is no

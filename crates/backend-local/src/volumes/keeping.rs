@@ -15,7 +15,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use domain::Bytes;
+use domain::{Bytes, SnapshotId};
 use linux::btrfs::{self, Writing};
 use linux::freeze;
 
@@ -83,6 +83,11 @@ fn copy_whole(source: &Path, target: &Path) -> io::Result<()> {
     fs::rename(&draft, target)
 }
 
+/// Ids become parts of paths, so nothing that could be a path is one.
+fn check_snapshot(id: &str) -> Result<(), VolumeError> {
+    SnapshotId::parse(id).map(drop).map_err(|_| VolumeError::BadName(id.to_owned()))
+}
+
 fn draft_of(target: &Path) -> PathBuf {
     target.with_extension("new")
 }
@@ -96,6 +101,7 @@ impl Volumes {
     /// How the disk of `id` becomes the snapshot `snapshot`.
     pub fn keep(&self, id: &str, snapshot: &str) -> Result<Copying, VolumeError> {
         check_name(id)?;
+        check_snapshot(snapshot)?;
         match self {
             Self::Btrfs(pool) => {
                 pool.check_room()?;
@@ -114,6 +120,7 @@ impl Volumes {
     /// Begins a volume whose disk will be a copy of a snapshot: what there is of it, and the copy
     /// that is still to be made. [`Volumes::restored`] finishes it.
     pub fn restore(&mut self, snapshot: &str) -> Result<(Prepared, Copying), VolumeError> {
+        check_snapshot(snapshot)?;
         match self {
             Self::Btrfs(pool) => {
                 let (prepared, parent) = pool.prepare_without_disk()?;
@@ -167,6 +174,7 @@ impl Volumes {
     /// Where the files of a snapshot can be read. The caller must be a process of its own, which does
     /// this once and ends soon: where the files lie in an image, it is mounted, for that process alone.
     pub fn open_snapshot(&self, snapshot: &str) -> Result<PathBuf, VolumeError> {
+        check_snapshot(snapshot)?;
         match self {
             Self::Btrfs(pool) => Ok(pool.root().join(format!("{SNAPSHOT}{snapshot}"))),
             Self::Ext4(images) => images.open_snapshot(snapshot),

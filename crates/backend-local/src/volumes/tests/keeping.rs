@@ -87,6 +87,32 @@ fn an_image_cannot_be_restored_at_another_size() {
     });
 }
 
+#[test]
+fn only_an_image_of_our_own_is_mounted_as_a_snapshot() {
+    let dir = TempDir::new().unwrap();
+    in_launcher(|| {
+        let mut volumes = Volumes::open(dir.path(), settings(Kind::Ext4)).unwrap();
+        assigned(&mut volumes, "a");
+        keep(&volumes, "a");
+        let kept = dir.path().join("ext4/snapshots").join(format!("{SNAPSHOT}.img"));
+        let outside = dir.path().join("outside");
+        fs::rename(&kept, outside.with_extension("img")).unwrap();
+        for id in [outside.to_str().unwrap(), "../../outside"] {
+            let refused = volumes.open_snapshot(id);
+            assert!(matches!(refused, Err(VolumeError::BadName(_))), "{id}: {refused:?}");
+        }
+        std::os::unix::fs::symlink(outside.with_extension("img"), &kept).unwrap();
+        assert!(volumes.open_snapshot(SNAPSHOT).is_err(), "a link is followed");
+        fs::remove_file(&kept).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &kept, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        assert!(volumes.open_snapshot(SNAPSHOT).is_err(), "a pipe is no image");
+        fs::remove_file(&kept).unwrap();
+        fs::rename(outside.with_extension("img"), &kept).unwrap();
+        volumes.open_snapshot(SNAPSHOT).unwrap();
+        close(dir.path(), volumes);
+    });
+}
+
 /// Whoever writes numbered records and waits for each never finds a hole in a snapshot.
 #[test]
 fn a_snapshot_during_writing_holds_every_record_that_was_on_disk() {
