@@ -14,8 +14,8 @@ use tar::{Builder, EntryType, Header};
 
 use super::{Manifest, Part, Report};
 
-/// Changes when older versions could not read it.
-pub(super) const VERSION: u32 = 1;
+/// Changes when older versions could not read it. Since version 2 attributes are encoded.
+pub(super) const VERSION: u32 = 2;
 pub(super) const MARK: &str = "part:";
 pub(super) const MANIFEST: &str = "manifest.json";
 const COMPRESSION: i32 = 3;

@@ -13,7 +13,7 @@ use serde::Serialize;
 use tar::{Archive, Entry, EntryType};
 
 use super::archive::{MANIFEST, MARK, SummingReader, VERSION};
-use super::tree::{ATTRIBUTES, IN_ARCHIVE, within};
+use super::tree::{ATTRIBUTES, IN_ARCHIVE, IN_ARCHIVE_1, from_hex, within};
 use super::{BackupError, During, Manifest, Part, Report, SPARE_SPACE, require_space, sync_parent};
 use crate::identity;
 
@@ -232,7 +232,7 @@ impl Restoring {
                 (header.mode()?, id(header.uid()?)?, id(header.gid()?)?)
             }
         };
-        let mtime = i64::try_from(header.mtime()?).unwrap_or(0);
+        let mtime = header.mtime()?.cast_signed();
         let kind = header.entry_type();
         if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             self.root.make_directories(parent, 0o700)?;
@@ -295,13 +295,13 @@ impl Restoring {
         Ok((self.root.open_with(parent, OFlags::PATH | OFlags::DIRECTORY, 0)?, name))
     }
 
-    fn set_attributes(&self, path: &Path, attributes: &[(String, Vec<u8>)]) -> io::Result<()> {
+    fn set_attributes(&self, path: &Path, attributes: &[Attribute]) -> io::Result<()> {
         if attributes.is_empty() {
             return Ok(());
         }
         let file = self.root.open_with(path, OFlags::RDONLY | OFlags::NONBLOCK, 0)?;
         for (name, value) in attributes {
-            rustix::fs::fsetxattr(&file, name.as_str(), value, XattrFlags::empty())?;
+            rustix::fs::fsetxattr(&file, name.as_slice(), value, XattrFlags::empty())?;
         }
         Ok(())
     }
@@ -317,15 +317,25 @@ impl Restoring {
     }
 }
 
+/// The name and the value of an extended attribute.
+type Attribute = (Vec<u8>, Vec<u8>);
+
 /// The attributes of an entry that are kept.
-fn attributes<R: Read>(entry: &mut Entry<'_, R>) -> io::Result<Vec<(String, Vec<u8>)>> {
+fn attributes<R: Read>(entry: &mut Entry<'_, R>) -> io::Result<Vec<Attribute>> {
     let Some(extensions) = entry.pax_extensions()? else { return Ok(Vec::new()) };
     let mut found = Vec::new();
     for extension in extensions {
         let extension = extension?;
-        let name = extension.key().ok().and_then(|key| key.strip_prefix(IN_ARCHIVE));
-        if let Some(name) = name.filter(|name| name.starts_with(ATTRIBUTES)) {
-            found.push((name.to_owned(), extension.value_bytes().to_vec()));
+        let (key, value) = (extension.key_bytes(), extension.value_bytes());
+        let attribute = if let Some(name) = key.strip_prefix(IN_ARCHIVE.as_bytes()) {
+            from_hex(name).zip(from_hex(value)).ok_or_else(|| io::Error::other("an attribute is damaged"))?
+        } else if let Some(name) = key.strip_prefix(IN_ARCHIVE_1.as_bytes()) {
+            (name.to_vec(), value.to_vec())
+        } else {
+            continue;
+        };
+        if attribute.0.starts_with(ATTRIBUTES.as_bytes()) {
+            found.push(attribute);
         }
     }
     Ok(found)

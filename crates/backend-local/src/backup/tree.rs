@@ -18,8 +18,26 @@ use super::archive::{self, ArchiveWriter};
 const MAX_DEPTH: usize = 512;
 /// The attributes that are kept; layers have no others.
 pub(super) const ATTRIBUTES: &str = "user.";
-/// How attributes are named in tar archives.
-pub(super) const IN_ARCHIVE: &str = "SCHILY.xattr.";
+/// Attributes in the archive: this, then the name in hexadecimal digits; the value is written so too.
+/// Records of tar archives end at a line feed and names end at an equals sign, and both may be part of
+/// an attribute.
+pub(super) const IN_ARCHIVE: &str = "CORACLE.xattr.";
+/// How archives of version 1 name attributes, which they hold as they are.
+pub(super) const IN_ARCHIVE_1: &str = "SCHILY.xattr.";
+
+/// Bytes as hexadecimal digits.
+pub(super) fn to_hex(bytes: &[u8]) -> String {
+    let digit = |value: u8| char::from(b"0123456789abcdef"[usize::from(value & 0xf)]);
+    bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(*byte)]).collect()
+}
+
+/// The bytes that hexadecimal digits stand for; `None` if they are not pairs of such digits.
+pub(super) fn from_hex(text: &[u8]) -> Option<Vec<u8>> {
+    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|value| u8::try_from(value).ok());
+    let (pairs, rest) = text.as_chunks::<2>();
+    let bytes = pairs.iter().map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?)).collect();
+    if rest.is_empty() { bytes } else { None }
+}
 
 /// Adds what lies at `name` below `root`. Nothing there is no error.
 pub(super) fn add(archive: &mut ArchiveWriter<'_>, root: &Root, name: &str) -> io::Result<()> {
@@ -101,7 +119,8 @@ fn header(kind: EntryType, facts: &Stat) -> Header {
     let mut header = archive::entry(kind, facts.st_mode & 0o7777);
     header.set_uid(facts.st_uid.into());
     header.set_gid(facts.st_gid.into());
-    header.set_mtime(u64::try_from(facts.st_mtime).unwrap_or(0));
+    // The time of a file before 1970 is written by the archive in the same way.
+    header.set_mtime(facts.st_mtime.cast_unsigned());
     header
 }
 
@@ -114,13 +133,13 @@ fn attributes(file: impl AsFd) -> io::Result<Vec<(String, Vec<u8>)>> {
     };
     let mut found = Vec::new();
     for name in names[..length].split(|byte| *byte == 0) {
-        let Some(name) = std::str::from_utf8(name).ok().filter(|name| name.starts_with(ATTRIBUTES)) else {
+        if !name.starts_with(ATTRIBUTES.as_bytes()) {
             continue;
-        };
+        }
         let mut value = vec![0; 64 << 10];
         let length = rustix::fs::fgetxattr(&file, name, value.as_mut_slice())?;
         value.truncate(length);
-        found.push((format!("{IN_ARCHIVE}{name}"), value));
+        found.push((format!("{IN_ARCHIVE}{}", to_hex(name)), to_hex(&value).into_bytes()));
     }
     Ok(found)
 }

@@ -29,15 +29,18 @@ fn write_archive(file: &Path, entries: &[MadeEntry<'_>]) {
             }
         }
     }
-    let manifest = Manifest {
+    writer.finish(manifest()).unwrap();
+}
+
+fn manifest() -> Manifest {
+    Manifest {
         version: VERSION,
         of_root: rustix::process::geteuid().is_root(),
         with_secrets: false,
         parts: Vec::new(),
         checksum: String::new(),
         not_saved: Vec::new(),
-    };
-    writer.finish(manifest).unwrap();
+    }
 }
 
 /// Unpacks a made-up archive to `draft` below a directory.
@@ -111,4 +114,72 @@ fn private_files_are_closed_and_layers_stay_as_they_are() {
     for path in ["images/layers/0/tree", "images/layers/0/tree/tool", "images/layers/0/tree/again"] {
         assert_eq!(facts(path), (other, 0o4777), "{path}");
     }
+}
+
+/// Backs up the layer below `from`, restores it below `place`, and returns its directory there.
+fn round_trip(from: &Path, place: &TempDir) -> PathBuf {
+    let (file, draft) = (place.path().join("made"), place.path().join("draft"));
+    let mut report = |_: u64| {};
+    let mut writer = ArchiveWriter::new(File::create(&file).unwrap(), None, &mut report).unwrap();
+    writer.begin("images").unwrap();
+    super::super::tree::add(&mut writer, &Root::open(from).unwrap(), "images/layers").unwrap();
+    writer.finish(manifest()).unwrap();
+    fs::create_dir(&draft).unwrap();
+    unpack(&File::open(&file).unwrap(), &file, &draft, &mut |_| {}).unwrap();
+    draft.join("images/layers/0/tree")
+}
+
+#[test]
+fn attributes_and_early_times_are_restored_as_they_were() {
+    let (place, from) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let tree = from.path().join("images/layers/0/tree");
+    fs::create_dir_all(tree.join("directory")).unwrap();
+    fs::write(tree.join("directory/file"), "x").unwrap();
+    let attributes: [(&[u8], &[u8]); 5] = [
+        (b"user.overlay.opaque", b"y"),
+        (b"user.lines", b"one\ntwo\n\n"),
+        (b"user.a=b", b"=\0\xff"),
+        (b"user.c\nd\xfe", b"25 SCHILY.xattr.user.x=y\n"),
+        (b"user.empty", b""),
+    ];
+    let long = vec![b'\n'; 1500];
+    let early = Timespec { tv_sec: -86_400, tv_nsec: 0 };
+    let times = Timestamps { last_access: early, last_modification: early };
+    for path in ["directory/file", "directory"] {
+        let file = File::open(tree.join(path)).unwrap();
+        for (name, value) in attributes.iter().copied().chain([(b"user.long".as_slice(), long.as_slice())]) {
+            rustix::fs::fsetxattr(&file, name, value, XattrFlags::empty()).unwrap();
+        }
+        rustix::fs::futimens(&file, &times).unwrap();
+    }
+    let restored = round_trip(from.path(), &place);
+    for path in ["directory/file", "directory"] {
+        let file = File::open(restored.join(path)).unwrap();
+        for (name, value) in attributes.iter().copied().chain([(b"user.long".as_slice(), long.as_slice())]) {
+            let mut found = vec![0; 64 << 10];
+            let length = rustix::fs::fgetxattr(&file, name, found.as_mut_slice()).unwrap();
+            assert_eq!(&found[..length], value, "{path}: {}", String::from_utf8_lossy(name));
+        }
+        assert_eq!(file.metadata().unwrap().mtime(), early.tv_sec, "{path}");
+    }
+}
+
+#[test]
+fn attributes_of_version_1_are_read() {
+    let place = TempDir::new().unwrap();
+    let (file, draft) = (place.path().join("made"), place.path().join("draft"));
+    let mut report = |_: u64| {};
+    let mut writer = ArchiveWriter::new(File::create(&file).unwrap(), None, &mut report).unwrap();
+    writer.begin("images").unwrap();
+    let attribute = (format!("{IN_ARCHIVE_1}user.overlay.opaque"), b"y".to_vec());
+    writer.add_attributes(&[attribute]).unwrap();
+    let path = Path::new("images/layers/0/tree/directory");
+    writer.add(archive::entry(EntryType::Directory, 0o755), path, io::empty()).unwrap();
+    writer.finish(Manifest { version: 1, ..manifest() }).unwrap();
+    fs::create_dir(&draft).unwrap();
+    unpack(&File::open(&file).unwrap(), &file, &draft, &mut |_| {}).unwrap();
+    let directory = File::open(draft.join(path)).unwrap();
+    let mut found = [0; 8];
+    let length = rustix::fs::fgetxattr(&directory, "user.overlay.opaque", found.as_mut_slice()).unwrap();
+    assert_eq!(&found[..length], b"y");
 }
