@@ -92,15 +92,24 @@ impl Agent {
         self.feed(body);
     }
 
-    /// Takes in what the feeders of a body have sent, those who came first before the others:
-    /// what one has sent and left behind comes before the words of its successor.
+    /// Takes in what the feeders of a body have sent, in the order in which they connected: the bytes
+    /// that one has sent before it left come before those of its successor.
     pub(crate) fn feed(&mut self, body: u64) {
-        for connection in self.feeders(body) {
-            if self.feed_from(connection, body) == Fed::Stuck {
-                break;
+        loop {
+            let is_stuck =
+                self.feeders(body).into_iter().any(|feeder| self.feed_from(feeder, body) == Fed::Stuck);
+            self.pump_input(body);
+            // A feeder waits only while the process has input to take, because only then an event
+            // follows. The process may have taken all of it, or closed it, since the feeder stopped.
+            if !is_stuck || self.has_waiting_input(body) {
+                return;
             }
         }
-        self.pump_input(body);
+    }
+
+    fn has_waiting_input(&self, body: u64) -> bool {
+        let input = self.bodies.get(&body).and_then(|body| body.input.as_ref());
+        input.is_some_and(|input| !input.is_empty())
     }
 
     fn feeders(&self, body: u64) -> Vec<u64> {

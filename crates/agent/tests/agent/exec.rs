@@ -226,6 +226,29 @@ fn input_reaches_the_process_and_its_end_does_too() {
 }
 
 #[test]
+fn feeder_goes_on_however_fast_the_process_reads() {
+    const TOTAL: usize = 64 << 20;
+    both_ways(|agent| {
+        let piece = vec![b'x'; 48 << 10];
+        for round in 0..4 {
+            let name = format!("fast{round}");
+            let mut start = argv(&name, &["wc", "-c"]);
+            start.stdin = true;
+            let following = agent.start(start);
+            let mut talk = agent.ask(Request::Input { process: name });
+            assert_eq!(talk.reply(), Reply::Ok);
+            let mut sent = 0;
+            while sent < TOTAL {
+                talk.send(&Frame::Data(piece.clone().into()));
+                sent += piece.len();
+            }
+            talk.send(&Frame::End);
+            assert_eq!(following.output().stdout().trim(), sent.to_string());
+        }
+    });
+}
+
+#[test]
 fn without_input_there_is_nothing_to_read() {
     both_ways(|agent| {
         assert_eq!(agent.run(argv("empty", &["cat"])).exit(), Exit::Code(0));
