@@ -265,13 +265,7 @@ impl Launcher {
         let served = self.settings.lifetime == Lifetime::Own;
         if let Some(reason) = self.shortfall() {
             message = format!("{message}: {reason}");
-            let command = if served { "serve" } else { "run" };
-            let way = if has_legacy_controllers() {
-                "run it as root, since controllers of cgroup v1 cannot be delegated".to_owned()
-            } else {
-                format!("{DELEGATED} {command} ...`, or run it as root")
-            };
-            hint = format!("{way}; {hint}");
+            hint = format!("{}; {hint}", self.delegation_hint());
         }
         if !named.contains(&limit) {
             let without = if served {
@@ -282,6 +276,23 @@ impl Launcher {
             hint = format!("{hint}; to do without default limits, {without}");
         }
         Refusal::unsupported(message, Some(&hint))
+    }
+
+    /// Refuses to pause or resume, which takes a control group for each sandbox.
+    pub(super) fn cannot_pause(&self) -> Refusal {
+        let reason = self.shortfall().unwrap_or("the sandbox has no control group");
+        let hint = format!("{}; `coracle doctor` says what is missing for it", self.delegation_hint());
+        Refusal::unsupported(format!("this host cannot pause sandboxes: {reason}"), Some(&hint))
+    }
+
+    /// How an ordinary user can have control groups on this host.
+    fn delegation_hint(&self) -> String {
+        let command = if self.settings.lifetime == Lifetime::Own { "serve" } else { "run" };
+        if has_legacy_controllers() {
+            "run it as root, since controllers of cgroup v1 cannot be delegated".to_owned()
+        } else {
+            format!("{DELEGATED} {command} ...`, or run it as root")
+        }
     }
 
     /// RLIMIT_NPROC of commands, where no group bounds their number.

@@ -37,7 +37,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use rustix::process::Rlimit;
 
-use self::protocol::{BoxCondition, FoundBox, Used};
+use self::protocol::{BoxCondition, FoundBox, Refusal, Used};
 use self::record::Records;
 use self::snapshot::Snapshots;
 use self::stock::NetStock;
@@ -286,9 +286,13 @@ impl Launcher {
     }
 
     /// Begins to stop or continue all commands of a sandbox.
-    pub fn freeze(&self, id: &str, frozen: bool) -> io::Result<Freezing> {
-        let none = || io::Error::from(io::ErrorKind::Unsupported);
-        self.groups().ok_or_else(none)?.freeze(id, frozen)
+    pub fn freeze(&self, id: &str, frozen: bool) -> Result<Freezing, Refusal> {
+        let groups = self.groups().ok_or_else(|| self.cannot_pause())?;
+        groups.freeze(id, frozen).map_err(|error| match error.kind() {
+            // Groups of an earlier start are still searched, but new sandboxes have none.
+            io::ErrorKind::NotFound if !self.can_freeze() => self.cannot_pause(),
+            _ => serve::failed("freeze", &error),
+        })
     }
 
     pub fn was_out_of_memory(&self, id: &str) -> bool {

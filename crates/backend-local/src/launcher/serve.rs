@@ -335,7 +335,7 @@ impl Loop {
                     self.changing.push(Changing { client, number, freezing });
                     return self.look_at_change(self.changing.len() - 1);
                 }
-                Err(error) => Err(failed("freeze", &error)),
+                Err(refusal) => Err(refusal),
             },
             Question::Attach { id, mounts } => match self.launcher.begin_attach(&id, &mounts) {
                 Ok(attaching) => return self.mounting.push(Mounting { client, number, attaching }),

@@ -206,9 +206,19 @@ pub(super) async fn renew(
     Ok(Json(Renewed { expires_at: rfc3339(sandbox.expires.unwrap_or(expires)) }))
 }
 
+/// A failed pause or resume says why. What the host cannot do at all is no fault of the request,
+/// so it is 501.
+fn not_frozen(error: ServiceError, owner: &Owner) -> Problem {
+    let unsupported = error.kind() == ErrorKind::Unsupported;
+    let message = problem::with_hint(&error, error.told_to(owner));
+    let problem = Problem { message, ..Problem::from(error) };
+    if unsupported { Problem { status: StatusCode::NOT_IMPLEMENTED, ..problem } } else { problem }
+}
+
 /// `POST /sandboxes/{id}/pause`
 pub(super) async fn pause(State(front): State<Front>, at: Addressed) -> Result<StatusCode, Problem> {
-    match front.service.pause(&at.owner, &at.id).await? {
+    let paused = front.service.pause(&at.owner, &at.id).await;
+    match paused.map_err(|error| not_frozen(error, &at.owner))? {
         Outcome::Done => Ok(StatusCode::ACCEPTED),
         Outcome::AlreadySo => {
             Err(Problem::conflict("DOCKER::SANDBOX_NOT_RUNNING", "the sandbox is paused already"))
@@ -223,10 +233,8 @@ pub(super) async fn resume(
 ) -> Result<(StatusCode, HeaderMap), Problem> {
     const NOT_PAUSED: &str = "DOCKER::SANDBOX_NOT_PAUSED";
     let resumed = front.service.resume(&at.owner, &at.id).await;
-    let resumed = resumed.map_err(|error| {
-        let message = problem::with_hint(&error, error.told_to(&at.owner));
-        Problem { message, ..Problem::from(error) }.coded(StatusCode::CONFLICT, NOT_PAUSED)
-    })?;
+    let resumed =
+        resumed.map_err(|error| not_frozen(error, &at.owner).coded(StatusCode::CONFLICT, NOT_PAUSED))?;
     match resumed.outcome {
         Outcome::Done => Ok((StatusCode::ACCEPTED, told_of(resumed.revival))),
         Outcome::AlreadySo => Err(Problem::conflict(NOT_PAUSED, "the sandbox is not paused")),

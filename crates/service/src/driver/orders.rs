@@ -7,7 +7,7 @@ use domain::{Cause, Labels, Mount, Phase, Request, Verdict};
 
 use super::Driver;
 use crate::reaper::Why;
-use crate::{Outcome, Sandbox, ServiceError};
+use crate::{ErrorKind, Outcome, Sandbox, ServiceError};
 
 /// The most that the labels of one sandbox may add up to. All of them are kept in memory, written
 /// at every change and told in every list.
@@ -27,6 +27,11 @@ impl Driver {
         self.enter(Phase::Pausing);
         let (core, id) = (&self.core, &self.handle.id);
         if let Err(error) = core.ask_backend("pause", id, FREEZE, core.backend.pause(id)).await {
+            if error.kind() == ErrorKind::Unsupported {
+                // The backend refused before it did anything, and could not thaw either.
+                self.enter(Phase::Running);
+                return Err(error);
+            }
             // It may be frozen in part, so it is thawed. If that fails too nobody knows whether
             // it runs: called paused, it can be resumed, while one called running would hang.
             let thawed = core.ask_backend("resume", id, FREEZE, core.backend.resume(id)).await;

@@ -167,6 +167,28 @@ async fn a_pause_that_fails_leaves_it_running() {
 }
 
 #[tokio::test]
+async fn a_pause_that_the_host_does_not_support_leaves_it_running() {
+    let bench = Bench::new().await;
+    let made = bench.create().await;
+    bench.backend.refuse_to_pause();
+    let error = bench.service.pause(&bench.owner, &made.id).await.unwrap_err();
+    assert_eq!((error.kind(), error.hint()), (ErrorKind::Unsupported, Some("use another host")));
+    assert_eq!(bench.service.get(&bench.owner, &made.id).unwrap().phase, Phase::Running);
+}
+
+#[tokio::test]
+async fn a_pause_that_cannot_be_undone_can_be_resumed() {
+    let bench = Bench::new().await;
+    let made = bench.create().await;
+    bench.backend.fail("pause", 1);
+    bench.backend.fail("resume", 1);
+    bench.service.pause(&bench.owner, &made.id).await.unwrap_err();
+    assert_eq!(bench.service.get(&bench.owner, &made.id).unwrap().phase, Phase::Paused);
+    bench.service.resume(&bench.owner, &made.id).await.unwrap();
+    assert_eq!(bench.service.get(&bench.owner, &made.id).unwrap().phase, Phase::Running);
+}
+
+#[tokio::test]
 async fn what_is_destroyed_is_not_found() {
     let bench = Bench::new().await;
     let made = bench.create().await;

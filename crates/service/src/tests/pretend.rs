@@ -34,6 +34,8 @@ pub(super) struct Pretend {
     pub(super) restarts: AtomicBool,
     /// Whether sandboxes can have a network.
     pub(super) network: AtomicBool,
+    /// Whether sandboxes can be paused and resumed.
+    freezer: AtomicBool,
     /// How the main processes ended; `None` while they run.
     pub(super) entrypoint_end: watch::Sender<Option<Exit>>,
 }
@@ -74,6 +76,7 @@ impl Pretend {
             volume_gate: Semaphore::new(Semaphore::MAX_PERMITS),
             restarts: AtomicBool::new(true),
             network: AtomicBool::new(true),
+            freezer: AtomicBool::new(true),
             entrypoint_end: watch::Sender::new(None),
         })
     }
@@ -125,6 +128,19 @@ impl Pretend {
 
     pub(super) fn fail(&self, call: &'static str, times: usize) {
         self.world.lock().unwrap().failing.insert(call, times);
+    }
+
+    /// Behaves as a host without control groups from now on.
+    pub(super) fn refuse_to_pause(&self) {
+        self.freezer.store(false, Ordering::Relaxed);
+    }
+
+    fn check_freezer(&self) -> Result<(), BackendError> {
+        if self.freezer.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let (message, hint) = ("this host cannot pause sandboxes", "use another host");
+        Err(BackendError::Unsupported { message: message.to_owned(), hint: Some(hint.to_owned()) })
     }
 
     pub(super) fn ids(&self) -> Vec<SandboxId> {
@@ -222,12 +238,14 @@ impl Backend for Pretend {
 
     async fn pause(&self, id: &SandboxId) -> Result<(), BackendError> {
         self.called("pause")?;
+        self.check_freezer()?;
         self.put(id, Condition::Frozen);
         Ok(())
     }
 
     async fn resume(&self, id: &SandboxId) -> Result<(), BackendError> {
         self.called("resume")?;
+        self.check_freezer()?;
         self.condition(id).ok_or(BackendError::Gone)?;
         self.put(id, Condition::Alive);
         Ok(())
