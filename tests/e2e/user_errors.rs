@@ -70,6 +70,7 @@ fn memory_in_which_nothing_starts_is_refused_by_number() {
     let refused = Run::new(User::Same).flag("--memory", "1m").argv(&["true"]);
     assert_eq!(refused.code, Some(125), "{refused:?}");
     assert!(refused.stderr.contains("memory of 1Mi is less than the 4Mi"), "{refused:?}");
+    assert!(refused.stderr.contains("hint: name at least 4Mi"), "{refused:?}");
     let least = Run::new(User::Same).flag("--memory", "4m").argv(&["sh", "-c", "echo started"]);
     assert_eq!((least.code, least.stdout.as_str()), (Some(0), "started\n"), "{least:?}");
     let server = Server::start();

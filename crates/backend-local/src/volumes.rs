@@ -109,7 +109,7 @@ pub enum VolumeError {
     NoFormatter,
     #[error("`mkfs.ext4` failed: {0}")]
     Format(String),
-    #[error("a disk of {limit} bytes is too small, the least is {least}")]
+    #[error("a disk of {} is less than the {} that a file system takes", Bytes(*limit), Bytes(*least))]
     TooSmall { limit: u64, least: u64 },
     #[error("`{0}` cannot be the name of a volume")]
     BadName(String),

@@ -242,7 +242,7 @@ pub enum BackendError {
     /// The spec asks for what this backend or host does not offer.
     #[error("{message}")]
     Unsupported { message: String, hint: Option<String> },
-    /// The spec asks for more than one sandbox may have here.
+    /// The spec asks for more or less than one sandbox may have here.
     #[error("{message}")]
     TooMuch { message: String, hint: Option<String> },
     /// Something cannot be mounted.

@@ -27,7 +27,7 @@ pub use lifecycle::{Cause, Files, OnDeath, Phase, Request, Verdict};
 pub use nest::{Nest, NestMount, NestStatus, Screen, Sharing, Store, View};
 pub use pool::{Capacity, Pool, Refill};
 pub use process::{Exit, Identity, ProcessId, SessionId};
-pub use quantity::{Bytes, Cpus, MIN_MEMORY};
+pub use quantity::{Bytes, Cpus, MAX_PIDS, MIN_DISK, MIN_MEMORY};
 pub use sandbox::{Labels, NotAnOwner, Owner, SandboxId};
 pub use snapshot::{NotASnapshotId, SandboxSettings, Snapshot, SnapshotId, SnapshotState};
 pub use spec::{Nesting, Network, Resources, Spec};

@@ -10,14 +10,27 @@ pub struct Bytes(pub u64);
 /// kernel kills the first command before it has printed anything.
 pub const MIN_MEMORY: Bytes = Bytes::mib(4);
 
+/// The smallest disk that a sandbox or volume may be given: its file system needs some of it for itself.
+pub const MIN_DISK: Bytes = Bytes::mib(8);
+
+/// The most processes that a control group can be limited to: PID_MAX_LIMIT of a 64-bit kernel.
+pub const MAX_PIDS: u32 = 4 << 20;
+
+/// The most cores that a limit can name.
+const MAX_CORES: u32 = 1000;
+
 /// Processor time per time, in thousandths of one core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Cpus(pub u32);
 
-/// The text is not an amount.
+/// The text is not an amount, or one that no limit can have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not {1}")]
-pub struct NotAQuantity(pub String, pub &'static str);
+pub enum NotAQuantity {
+    #[error("`{0}` is not {1}")]
+    Malformed(String, &'static str),
+    #[error("`{0}` is more than {MAX_CORES} cores, the most that a limit can be")]
+    TooManyCores(String),
+}
 
 impl Bytes {
     pub const fn mib(count: u64) -> Self {
@@ -36,7 +49,7 @@ impl Bytes {
     }
 
     fn read(text: &str, bare_base: u64) -> Result<Self, NotAQuantity> {
-        let wrong = || NotAQuantity(text.to_owned(), "an amount of bytes such as `512Mi`");
+        let wrong = || NotAQuantity::Malformed(text.to_owned(), "an amount of bytes such as `512Mi`");
         let digits = text.bytes().take_while(u8::is_ascii_digit).count();
         let (number, suffix) = text.split_at(digits);
         let number: u64 = number.parse().ok().ok_or_else(wrong)?;
@@ -66,7 +79,7 @@ impl Bytes {
 impl Cpus {
     /// Reads `1`, `0.5` or `500m`.
     pub fn parse(text: &str) -> Result<Self, NotAQuantity> {
-        let wrong = || NotAQuantity(text.to_owned(), "a number of cores such as `0.5` or `500m`");
+        let wrong = || NotAQuantity::Malformed(text.to_owned(), "a number of cores such as `0.5` or `500m`");
         let plain = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit() || b == b'.');
         let (number, factor) = match text.strip_suffix('m') {
             Some(number) => (number, 1.0),
@@ -77,7 +90,10 @@ impl Cpus {
         }
         let cores: f64 = number.parse().ok().ok_or_else(wrong)?;
         let thousandths = (cores * factor).round();
-        if !(1.0..=f64::from(1_000_000)).contains(&thousandths) {
+        if thousandths > f64::from(MAX_CORES * 1000) {
+            return Err(NotAQuantity::TooManyCores(text.to_owned()));
+        }
+        if thousandths < 1.0 {
             return Err(wrong());
         }
         #[expect(
@@ -140,6 +156,9 @@ mod tests {
         for text in ["", "0", "-1", "nan", "inf", "1e3", "m", "1mm", "1_0", "1..2"] {
             assert!(Cpus::parse(text).is_err(), "{text}");
         }
+        assert_eq!(Cpus::parse("1000"), Ok(Cpus(1_000_000)));
+        let above = Cpus::parse("10000").expect_err("it is too many").to_string();
+        assert_eq!(above, "`10000` is more than 1000 cores, the most that a limit can be");
     }
 
     proptest! {

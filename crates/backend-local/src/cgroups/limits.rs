@@ -3,6 +3,8 @@
 use std::fs;
 use std::io;
 
+use domain::MAX_PIDS;
+
 use super::{Controller, Extent, Hierarchies, write_if_present};
 use crate::jail::plan::Limits;
 
@@ -76,6 +78,7 @@ impl Hierarchies {
     }
 
     fn limit_pids(&self, id: &str, part: &str, count: u32) -> io::Result<()> {
+        let count = count.min(MAX_PIDS);
         match &self.pids {
             Controller::Unified => fs::write(self.home(id).join(part).join("pids.max"), count.to_string()),
             Controller::Legacy(root) => {

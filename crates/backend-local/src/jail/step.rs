@@ -131,15 +131,17 @@ impl fmt::Display for Step {
 
 impl Step {
     fn hint(self, error: &io::Error) -> Option<&'static str> {
-        let denied = matches!(error.raw_os_error(), Some(libc_eperm) if libc_eperm == 1 || libc_eperm == 13);
+        let denied = error.kind() == io::ErrorKind::PermissionDenied;
+        let read_only = error.kind() == io::ErrorKind::ReadOnlyFilesystem;
+        let missing = error.kind() == io::ErrorKind::NotFound;
         match self {
             Self::Clone | Self::IdMaps => Some(
                 "user namespaces may be switched off here; `coracle doctor` names the setting and the fix",
             ),
-            Self::Groups | Self::JoinGroups => {
+            Self::Groups | Self::JoinGroups if denied || read_only || missing => {
                 Some("no writable control groups; `coracle doctor` says which are missing")
             }
-            Self::Mounts | Self::CloneMounts if error.kind() == io::ErrorKind::NotFound => {
+            Self::Mounts | Self::CloneMounts if missing => {
                 Some("it must exist on this host before it can be mounted")
             }
             Self::Mounts => Some("mount a directory that belongs to root or an ordinary user"),
@@ -179,5 +181,15 @@ mod tests {
         let error = JailError::from(failure);
         assert_eq!((error.step, error.path.as_deref()), (Step::CloneMounts, Some(Path::new("/none"))));
         assert_eq!(error.hint(), Some("it must exist on this host before it can be mounted"));
+    }
+
+    #[test]
+    fn missing_control_groups_are_no_hint_for_a_refused_value() {
+        const EINVAL: i32 = 22;
+        let hint = |errno: i32| JailError::new(Step::Groups, io::Error::from_raw_os_error(errno)).hint();
+        for errno in [1, 2, 13, 30] {
+            assert!(hint(errno).is_some_and(|hint| hint.contains("control groups")), "{errno}");
+        }
+        assert_eq!(hint(EINVAL), None);
     }
 }

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use domain::{Bytes, MIN_MEMORY};
+use domain::{Bytes, MAX_PIDS, MIN_DISK, MIN_MEMORY};
 use linux::namespaces::Setgroups;
 use rustix::fs::{AtFlags, Uid};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -323,7 +323,8 @@ impl Launcher {
         format!("{amount} by {by}")
     }
 
-    /// Refuses more than the operator allows, and a disk that could never be filled.
+    /// Refuses more than the operator or the kernel allows, less than a sandbox needs to start, and
+    /// a disk that could never be filled.
     pub(super) fn check_amounts(&self, limits: &Limits, named: &[LimitName]) -> Result<(), Refusal> {
         let Maxima { memory, cpus, pids, disk } = self.settings.maxima;
         let most = Limits {
@@ -336,22 +337,32 @@ impl Launcher {
             let shown = Bytes(limits.memory);
             let message =
                 format!("memory of {shown} is less than the {MIN_MEMORY} that starting a process takes");
-            return Err(Refusal::too_much(message));
+            return Err(Refusal::amount(message, format!("name at least {MIN_MEMORY}")));
+        }
+        if limits.pids > MAX_PIDS {
+            let message = format!("pids of {} is more than the {MAX_PIDS} that Linux can count", limits.pids);
+            return Err(Refusal::amount(message, format!("name at most {MAX_PIDS}")));
         }
         for limit in LimitName::ALL {
             let ((asked, shown), (most, bound)) = (limits.amount(limit), most.amount(limit));
             if asked > most {
                 let message = format!("{} of {shown} is more than the {bound} allowed here", limit.word());
-                return Err(Refusal::too_much(message));
+                return Err(Refusal::amount(message, format!("name at most {bound}")));
             }
         }
         let Rights::Root(root) = &self.rights else { return Ok(()) };
+        if root.volumes.kind() != Kind::Tmpfs && limits.disk < MIN_DISK.0 {
+            let shown = Bytes(limits.disk);
+            let message = format!("disk of {shown} is less than the {MIN_DISK} that a file system takes");
+            return Err(Refusal::amount(message, format!("name at least {MIN_DISK}")));
+        }
         if named.contains(&LimitName::Disk)
             && let Some(pool) = root.volumes.capacity()
             && limits.disk > pool.0
         {
             let shown = Bytes(limits.disk);
-            return Err(Refusal::too_much(format!("disk of {shown} is more than the {pool} of all disks")));
+            let message = format!("disk of {shown} is more than the {pool} of all disks");
+            return Err(Refusal::amount(message, format!("name at most {pool}")));
         }
         Ok(())
     }

@@ -32,7 +32,7 @@ impl Launcher {
         if plans.len() > MOST {
             let message =
                 format!("{} mounts are more than the {MOST} that one sandbox may have", plans.len());
-            return Err(Refusal::too_much(message));
+            return Err(Refusal::amount(message, "leave some of them out".to_owned()));
         }
         let mut plans: Vec<&MountPlan> = plans.iter().collect();
         plans.sort_by_key(|plan| plan.target.split('/').filter(|word| !word.is_empty()).count());

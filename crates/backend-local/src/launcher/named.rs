@@ -5,7 +5,7 @@ use std::io;
 use domain::volume::Lifetime;
 use domain::{Bytes, Owner, Volume, VolumeId, VolumeName};
 
-use super::protocol::{Refusal, RefusalKind, VolumePlan};
+use super::protocol::{Refusal, VolumePlan};
 use super::{Launcher, Rights, Root};
 use crate::jail::step::{JailError, Step};
 use crate::volumes::VolumeError;
@@ -22,7 +22,7 @@ impl Launcher {
         let root = self.root()?;
         if let Some(most) = most.or(root.volumes.capacity()).filter(|most| volume.size > *most) {
             let message = format!("a volume of {} is more than the {most} allowed here", volume.size);
-            return Err(Refusal::too_much(message));
+            return Err(Refusal::amount(message, format!("name at most {most}")));
         }
         root.volumes.make_named(&volume).map_err(refuse)
     }
@@ -76,11 +76,9 @@ fn volume(plan: &VolumePlan) -> Result<Volume, Refusal> {
 
 fn refuse(error: VolumeError) -> Refusal {
     match &error {
-        VolumeError::TooSmall { .. } => Refusal {
-            kind: RefusalKind::TooMuch,
-            message: error.to_string(),
-            hint: Some("ask for more".to_owned()),
-        },
+        VolumeError::TooSmall { least, .. } => {
+            Refusal::amount(error.to_string(), format!("name at least {}", Bytes(*least)))
+        }
         _ => JailError::new(Step::Volume, io::Error::other(error)).into(),
     }
 }

@@ -274,7 +274,7 @@ pub struct Refusal {
 pub enum RefusalKind {
     Step(String),
     Unsupported,
-    /// More was asked for than one sandbox may have.
+    /// More or less was asked for than one sandbox may have.
     TooMuch,
     Mount(MountFault),
     NoImage,
@@ -307,8 +307,9 @@ impl Refusal {
         Self { kind: RefusalKind::Unsupported, message: message.into(), hint: hint.map(str::to_owned) }
     }
 
-    pub fn too_much(message: String) -> Self {
-        Self { kind: RefusalKind::TooMuch, message, hint: Some("ask for less".to_owned()) }
+    /// Refuses an amount that is outside its bounds; the hint names the bound.
+    pub fn amount(message: String, hint: String) -> Self {
+        Self { kind: RefusalKind::TooMuch, message, hint: Some(hint) }
     }
 
     pub fn gone() -> Self {

@@ -33,7 +33,7 @@ use super::{
 };
 
 /// Below this a filesystem has no room for its own tables.
-const LEAST: u64 = 8 << 20;
+const LEAST: u64 = domain::MIN_DISK.0;
 /// How many seconds `mkfs.ext4` may take, while everybody else waits. It writes a few blocks.
 const FORMATTING: i64 = 10;
 /// Where copies of images are kept.

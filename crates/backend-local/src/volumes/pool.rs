@@ -20,7 +20,7 @@ use super::{
 /// What the journal of one sandbox may hold.
 const JOURNAL_LIMIT: u64 = 512 << 20;
 /// Below this the kernel's own reservations leave nothing to write.
-const LEAST: u64 = 8 << 20;
+const LEAST: u64 = domain::MIN_DISK.0;
 /// How many quota groups of removed volumes are remembered until the kernel lets go of them.
 const MOST_DEAD: usize = 100_000;
 
