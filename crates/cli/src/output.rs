@@ -162,7 +162,7 @@ impl Complaint {
     }
 }
 
-fn hint_of(error: &(dyn std::error::Error + 'static)) -> Option<String> {
+pub(crate) fn hint_of(error: &(dyn std::error::Error + 'static)) -> Option<String> {
     if let Some(hinted) = error.downcast_ref::<Hinted>() {
         return Some(hinted.hint.clone());
     }

@@ -22,6 +22,10 @@ use crate::output::WithHint;
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 /// How deep the server's own directory is: its database, its secret, and downloads.
 const MAX_SERVER_DEPTH: usize = 16;
+/// How many paths with a wrong owner an error names.
+const MAX_LISTED_PATHS: usize = 10;
+/// The directories in which every file belongs to the launcher.
+const RECORD_DIRECTORIES: [&str; 3] = ["boxes", "ranges", "snapshots"];
 
 /// A state directory that is locked and was found fit for use.
 pub(crate) struct StateDir {
@@ -114,15 +118,18 @@ pub(crate) fn make_state_dir(directory: &Path) -> std::io::Result<()> {
 
 /// Everything but the server's own directory must belong to us: another owner could exchange it,
 /// and an ordinary user could not write to it. Copying a directory may change owners.
+///
+/// Files of images and disks have owners of their own, so only the directory itself and those that
+/// hold the launcher's records are listed.
 fn check_owners(directory: &Path) -> Result<()> {
     let own = rustix::process::geteuid();
     let server = server_dir(directory);
     let mut paths = vec![directory.to_owned()];
-    let listed = fs::read_dir(directory).with_context(|| format!("could not list `{}`", directory.display()));
-    let listed = listed.hint("choose a directory that you may write to with --state-dir")?;
-    for entry in listed {
-        paths.push(entry.with_context(|| format!("could not list `{}`", directory.display()))?.path());
+    paths.extend(list_directory(directory)?);
+    for name in RECORD_DIRECTORIES {
+        paths.extend(list_directory(&directory.join(name))?);
     }
+    let mut foreign = Vec::new();
     for path in paths.into_iter().filter(|path| !own.is_root() || *path != server) {
         let facts = match fs::symlink_metadata(&path) {
             // A socket or a draft that went away meanwhile.
@@ -130,15 +137,64 @@ fn check_owners(directory: &Path) -> Result<()> {
             facts => facts.with_context(|| format!("could not look at `{}`", path.display()))?,
         };
         if facts.uid() != own.as_raw() {
-            let (path, uid) = (path.display(), facts.uid());
-            let message =
-                format!("`{path}` belongs to uid {uid}, and this server runs as uid {}", own.as_raw());
-            // Not for all that is in it: the files of images and disks have owners of their own.
-            let fix = format!("make it yours first: `chown {} {path}`", own.as_raw());
-            return Err(anyhow!(message)).hint(fix);
+            foreign.push((path, facts.uid()));
         }
     }
-    Ok(())
+    if foreign.is_empty() { Ok(()) } else { Err(refuse_owners(directory, &foreign, own.as_raw())) }
+}
+
+/// The paths in a directory; none if it is not a directory that exists.
+fn list_directory(directory: &Path) -> Result<Vec<PathBuf>> {
+    let action = || format!("could not list `{}`", directory.display());
+    let listed = match fs::read_dir(directory) {
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            return Ok(Vec::new());
+        }
+        listed => {
+            listed.with_context(action).hint("choose a directory that you may write to with --state-dir")?
+        }
+    };
+    let mut paths = listed
+        .map(|entry| entry.map(|entry| entry.path()))
+        .collect::<io::Result<Vec<PathBuf>>>()
+        .with_context(action)?;
+    paths.sort();
+    Ok(paths)
+}
+
+/// Names what belongs to others, and one command that gives all of it to `own`. It does not go into
+/// directories by itself: the files of images and disks have owners of their own.
+fn refuse_owners(directory: &Path, foreign: &[(PathBuf, u32)], own: u32) -> anyhow::Error {
+    let shown: Vec<String> = foreign
+        .iter()
+        .take(MAX_LISTED_PATHS)
+        .map(|(path, uid)| format!("`{}` belongs to uid {uid}", path.display()))
+        .collect();
+    let more = match foreign.len().saturating_sub(MAX_LISTED_PATHS) {
+        0 => String::new(),
+        more => format!(", and {more} more belong to other users"),
+    };
+    let message = format!("{}{more}, and this server runs as uid {own}", shown.join(", "));
+    let command = if foreign.len() <= MAX_LISTED_PATHS {
+        let paths: Vec<String> = foreign.iter().map(|(path, _)| shell_word(path)).collect();
+        format!("chown -h {own} {}", paths.join(" "))
+    } else {
+        let records = RECORD_DIRECTORIES.map(|name| directory.join(name));
+        let roots =
+            std::iter::once(directory.to_owned()).chain(records.into_iter().filter(|path| path.is_dir()));
+        let roots: Vec<String> = roots.map(|path| shell_word(&path)).collect();
+        let server = shell_word(&server_dir(directory));
+        format!("find {} -maxdepth 1 ! -path {server} -exec chown -h {own} {{}} +", roots.join(" "))
+    };
+    let error = Err::<(), _>(anyhow!(message)).hint(format!("make all of it yours first: `{command}`"));
+    error.expect_err("it is an error")
+}
+
+/// A path as one word of a shell.
+fn shell_word(path: &Path) -> String {
+    let text = path.display().to_string();
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+:@".contains(&byte);
+    if text.bytes().all(plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
 }
 
 /// The server has a uid of its own and must be able to pass through to its directory.
@@ -234,6 +290,38 @@ mod tests {
         std::os::unix::fs::chown(state.path().join("boxes"), Some(4711), None).unwrap();
         let error = check_owners(state.path()).unwrap_err();
         assert!(format!("{error:?}").contains("belongs to uid 4711"), "{error:?}");
+    }
+
+    #[test]
+    fn all_foreign_owners_are_named_at_once_with_a_command_that_helps() {
+        if !testkit::needs_root() {
+            return;
+        }
+        for count in [2, 100] {
+            let above = TempDir::new().unwrap();
+            let state = above.path().join("it's a copy");
+            let own = state.join("server");
+            fs::create_dir_all(&own).unwrap();
+            let names = (0..count).map(|number| format!("boxes/{number}.json"));
+            let paths: Vec<PathBuf> = names.chain(["lock".to_owned()]).map(|name| state.join(name)).collect();
+            fs::create_dir(state.join("boxes")).unwrap();
+            for path in paths.iter().chain([&own]) {
+                if path != &own {
+                    fs::write(path, "x").unwrap();
+                }
+                std::os::unix::fs::chown(path, Some(4711), None).unwrap();
+            }
+            let error = check_owners(&state).unwrap_err();
+            let message = error.to_string();
+            assert!(message.contains("boxes/0.json` belongs to uid 4711"), "{message}");
+            assert!(message.len() < 4096 && message.contains("this server runs as uid 0"), "{message}");
+            let hint = error.chain().find_map(crate::output::hint_of).expect("there is a fix");
+            let command = hint.split('`').nth(1).expect("a command").to_owned();
+            let ran = std::process::Command::new("sh").args(["-c", &command]).status().unwrap();
+            assert!(ran.success(), "{command}");
+            check_owners(&state).unwrap();
+            assert_eq!(fs::metadata(&own).unwrap().uid(), 4711, "the server's own directory is left alone");
+        }
     }
 
     #[test]
