@@ -38,10 +38,7 @@ pub enum ServiceError {
         owner.as_str(), excess.what, excess.wanted, excess.most
     )]
     OverQuota { owner: Owner, excess: Excess },
-    #[error(
-        "{} {} is more than owner `{}` may have at all: {}",
-        excess.wanted, excess.what, owner.as_str(), excess.most
-    )]
+    #[error("{}", describe_beyond_quota(owner, excess))]
     BeyondQuota { owner: Owner, excess: Excess },
     #[error("there is no pool `{0}`")]
     NoPool(String),
@@ -294,6 +291,9 @@ impl ServiceError {
             Self::Denied { request: Request::Use, phase: Phase::Failed(_), .. } => {
                 Some("start it again with `coracle restart`, or `resume` in the APIs")
             }
+            Self::Denied { request: Request::Use, phase: Phase::Paused, .. } => {
+                Some("continue it with `coracle resume`, or `resume` in the APIs")
+            }
             Self::NoVolume(_) => Some("`coracle volume ls` lists the volumes"),
             Self::VolumeInUse { .. } => Some("delete the sandboxes that use it first"),
             Self::VolumeExists(_) => Some("remove it first, or choose another name"),
@@ -309,6 +309,9 @@ impl ServiceError {
                 "name a smaller limit (SDKs ask for 1 core and 2Gi unless `resource` is given), or have the operator \
                  raise the quota of this owner",
             ),
+            Self::BeyondQuota { excess, .. } if excess.what == "sandboxes" => {
+                Some("the operator can change the quota of this owner")
+            }
             Self::BeyondQuota { .. } => {
                 Some("name a smaller limit, or have the operator raise the quota of this owner")
             }
@@ -322,6 +325,15 @@ impl ServiceError {
             Self::Store { source, .. } if source.is_full() => Some("the disk of the state directory is full"),
             _ => None,
         }
+    }
+}
+
+/// A request asks for one sandbox, so a count that it alone exceeds is zero.
+fn describe_beyond_quota(owner: &Owner, excess: &Excess) -> String {
+    let Excess { what, wanted, most } = excess;
+    match *what {
+        "sandboxes" => format!("owner `{}` may have no sandboxes: its quota is {most}", owner.as_str()),
+        what => format!("{wanted} {what} is more than owner `{}` may have at all: {most}", owner.as_str()),
     }
 }
 
@@ -447,6 +459,32 @@ mod tests {
         }
         let named = ServiceError::Invalid("`/x` is no mount".to_owned());
         assert_eq!(named.told_to(&Owner::named("tenant")), named.to_string());
+    }
+
+    #[test]
+    fn sandbox_that_cannot_be_used_now_has_a_hint_for_its_phase() {
+        let denied = |phase| ServiceError::Denied {
+            id: SandboxId::from_entropy([1; 20]),
+            request: Request::Use,
+            phase,
+        };
+        for (phase, command) in
+            [(Phase::Paused, "`coracle resume`"), (Phase::Failed(domain::Cause::Oom), "`coracle restart`")]
+        {
+            let error = denied(phase);
+            assert!(error.hint().is_some_and(|hint| hint.contains(command)), "{error}");
+        }
+    }
+
+    #[test]
+    fn quota_of_no_sandboxes_is_not_called_a_limit() {
+        let beyond = |excess| ServiceError::BeyondQuota { owner: Owner::named("a"), excess };
+        let none = beyond(Excess::new("sandboxes", 1, 0));
+        assert_eq!(none.to_string(), "owner `a` may have no sandboxes: its quota is 0");
+        assert_eq!(none.hint(), Some("the operator can change the quota of this owner"));
+        let memory = beyond(Excess::new("memory", "2Gi", "1Gi"));
+        assert_eq!(memory.to_string(), "2Gi memory is more than owner `a` may have at all: 1Gi");
+        assert!(memory.hint().is_some_and(|hint| hint.contains("smaller limit")));
     }
 
     #[test]

@@ -48,12 +48,16 @@ fn inspection(report: &Report, now: Timestamp) -> Vec<Vec<String>> {
         Some(at) => format!("{at} ({})", expiry(Some(at), now)),
         None => "never".to_owned(),
     };
+    let phase = match text("cause").or(text("exit")) {
+        Some(why) => format!("{} ({why})", report.phase),
+        None => report.phase.clone(),
+    };
     let head = [
         ("id", Some(report.id.clone())),
         ("name", report.name.clone()),
         ("labels", Some(labels_text(&report.labels)).filter(|labels| !labels.is_empty())),
         ("owner", Some(report.owner.clone())),
-        ("phase", Some(report.phase.clone())),
+        ("phase", Some(phase)),
         ("image", Some(image)),
         ("snapshot", text("snapshot")),
         ("pool", text("pool")),

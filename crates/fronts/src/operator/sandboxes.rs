@@ -7,7 +7,7 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
-use domain::{Exit, SandboxId};
+use domain::{Exit, Phase, SandboxId};
 use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::json;
@@ -102,6 +102,12 @@ struct Report {
     owner: String,
     origin: String,
     phase: &'static str,
+    /// Why it died, in the phase `failed`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cause: Option<&'static str>,
+    /// How its main process ended, in the phase `exited`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    exit: Option<String>,
     phase_since: String,
     image: Image,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -179,6 +185,14 @@ impl Report {
             owner: sandbox.owner.as_str().to_owned(),
             origin: sandbox.origin.clone(),
             phase: sandbox.phase.name(),
+            cause: match sandbox.phase {
+                Phase::Failed(cause) => Some(cause.name()),
+                _ => None,
+            },
+            exit: match sandbox.phase {
+                Phase::Exited(exit) => Some(exit_text(exit)),
+                _ => None,
+            },
             phase_since: time(sandbox.phase_since),
             snapshot: sandbox.spec.snapshot.as_ref().map(ToString::to_string),
             pool: sandbox.pool.clone(),

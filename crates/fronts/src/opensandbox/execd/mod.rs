@@ -34,6 +34,7 @@ use axum::routing::{MethodRouter, any, get, post};
 use domain::{Identity, Owner, SandboxId, SessionId};
 use http::StatusCode;
 use http::request::Parts;
+use service::ServiceError;
 
 use self::fault::Fault;
 use super::Front;
@@ -189,7 +190,7 @@ fn usable(front: &Front, owner: &Owner, id: &SandboxId) -> Result<(), Fault> {
     match phase.judge(domain::Request::Use) {
         domain::Verdict::Accept => Ok(()),
         domain::Verdict::AlreadySo | domain::Verdict::Deny => {
-            Err(Fault::new(StatusCode::CONFLICT, "SERVICE_UNAVAILABLE", format!("the sandbox is {phase}")))
+            Err(ServiceError::Denied { id: id.clone(), request: domain::Request::Use, phase }.into())
         }
     }
 }
