@@ -109,12 +109,13 @@ const PIP: &str = "\
 [global]
 break-system-packages = true
 ";
-/// apt has no message of its own for a system without a package database. It reads this file
-/// first, and prints the name of what it cannot include.
+
+/// apt has no message of its own for a system without a package database. It prints the name of a
+/// packaging system that it does not know, as its only line: "E: Packaging system '...' is not supported".
 const APT: &str = "\
 // Image `host` shows the programs of the host and has no package database, so apt cannot work here.
-#include \"apt does not work in image `host`, which has no package database. Use pip or npm, \
-install the package on the host, or use an image of a distribution: see docs/packages.md.\";
+APT::System \"apt in image `host`, which has no package database: use pip or npm, \
+install the package on the host, or use an image of a distribution (see docs/packages.md)\";
 ";
 
 /// Makes the skeleton of this host below `dir`, unless it is there already, and says of which
@@ -271,6 +272,8 @@ fn synthetic(plan: &mut Plan) {
     }
     if Path::new("/usr/bin/apt-get").exists() {
         plan.directory(Path::new("etc/apt"), 0o755);
+        // Without this one apt warns before it says anything else.
+        plan.directory(Path::new("etc/apt/apt.conf.d"), 0o755);
         plan.text(Path::new("etc/apt/apt.conf"), 0o644, APT);
     }
 }
