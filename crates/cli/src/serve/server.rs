@@ -21,7 +21,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::handover::{self, Announce, Handover, Received};
 use super::update;
-use crate::config::{EVERYBODY_ELSE, OnStop, PoolSettings, Quota, network_of};
+use crate::config::{EVERYBODY_ELSE, LogFormat, OnStop, PoolSettings, Quota, network_of};
 use crate::output::{Printer, WithHint};
 
 /// The exit code that tells the supervisor not to try again.
@@ -169,7 +169,10 @@ async fn run(
         let some =
             if staying == 1 { "1 sandbox stays".to_owned() } else { format!("{staying} sandboxes stay") };
         let text = format!("{some}; start the server again and `coracle rm --all` removes them");
-        printer.remark(text);
+        match handover.log.format {
+            LogFormat::Text => printer.remark(text),
+            LogFormat::Json => tracing::info!(sandboxes = staying, "{text}"),
+        }
     }
     Ok(())
 }
