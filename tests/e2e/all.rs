@@ -30,6 +30,7 @@ mod open_files;
 mod operators;
 mod owners;
 mod pools;
+mod refusals;
 mod revival;
 mod run;
 mod server_images;

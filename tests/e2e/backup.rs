@@ -248,3 +248,40 @@ fn failed_backup_leaves_disks_as_they_were() {
     let saved = coracle(&["backup", name], &server.state_directory());
     assert!(saved.status.success(), "{}", text(&saved));
 }
+
+/// Runs a command in a mount namespace of its own, in which `directory` is a file system of 8 MiB.
+fn on_a_small_disk(directory: &Path, words: &[&str], state: &Path) -> Output {
+    const MOUNT: &str = "mount -t tmpfs -o size=8m small \"$0\" && exec \"$@\"";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", MOUNT]).arg(directory).arg(Programs::shared().coracle());
+    command.args(words).arg("--state-dir").arg(state).output().expect("there is unshare")
+}
+
+#[test]
+fn backup_and_restore_are_refused_for_lack_of_space() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let home = User::Same.home();
+    let small = home.path().join("small");
+    fs::create_dir(&small).expect("our own directory");
+    let inside = small.join("all.backup");
+    let refused =
+        on_a_small_disk(&small, &["backup", inside.to_str().expect("it is text")], &server.state_directory());
+    let said = text(&refused);
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(said.contains(" free") && said.contains("needed"), "{said}");
+    assert!(said.contains("hint: free some space"), "{said}");
+    assert!(!server.state_directory().join("backup.draft").exists());
+
+    let file = home.path().join("all.backup");
+    let name = file.to_str().expect("it is text");
+    let saved = coracle(&["backup", name], &server.state_directory());
+    assert!(saved.status.success(), "{}", text(&saved));
+    let refused = on_a_small_disk(&small, &["restore", name], &small.join("state"));
+    let said = text(&refused);
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(said.contains(" free") && said.contains("needed"), "{said}");
+    assert!(said.contains("hint: free some space"), "{said}");
+}
