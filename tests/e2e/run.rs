@@ -43,6 +43,22 @@ fn input_reaches_the_command_and_its_end_too() {
 }
 
 #[test]
+fn input_that_is_not_read_holds_nothing_up() {
+    const TOTAL: usize = 3 << 20;
+    let run = Run::new(User::Same);
+    let ended = |argv: &[&str]| e2e::run::output_with_input(&mut run.command(argv), TOTAL);
+    assert_eq!(ended(&["true"]).status.code(), Some(0));
+    assert_eq!(ended(&["sh", "-c", "sleep 0.5; exit 3"]).status.code(), Some(3));
+    let printing = ended(&["sh", "-c", "sleep 0.5; seq 1 300000; exec wc -c"]);
+    let lines = String::from_utf8_lossy(&printing.stdout);
+    assert_eq!(lines.lines().count(), 300_001);
+    assert_eq!(lines.lines().next_back(), Some(TOTAL.to_string().as_str()));
+    let late = Run::new(User::Same).flag("--timeout", "300ms");
+    let late = e2e::run::output_with_input(&mut late.command(&["sleep", "60"]), TOTAL);
+    assert_eq!(late.status.code(), Some(124));
+}
+
+#[test]
 fn a_large_output_arrives_whole() {
     let ended = Run::new(User::Same).shell("head -c 20000000 /dev/zero | tr '\\0' x");
     assert_eq!((ended.code, ended.stdout.len()), (Some(0), 20_000_000));

@@ -4,6 +4,7 @@
 //! wire as a server would, passes input and output through, and takes everything away. The
 //! sandbox dies with it; what a killed one left is swept by the next.
 
+mod input;
 mod link;
 mod offer;
 mod pump;

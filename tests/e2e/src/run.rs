@@ -190,3 +190,21 @@ pub fn attack_outside(attack: &[&str]) -> Ended {
     command.stdin(Stdio::from(root));
     command.output().expect("the attacker can be run").into()
 }
+
+/// Runs a command to its end while it is given so many bytes of input, whether it reads them or not.
+pub fn output_with_input(command: &mut Command, length: usize) -> Output {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    let mut input = child.stdin.take().expect("it is a pipe");
+    let writer = std::thread::spawn(move || {
+        // A command that ends before it has read everything closes the pipe.
+        std::io::Write::write_all(&mut input, &vec![b'x'; length]).ok();
+    });
+    let output = child.wait_with_output().expect("it is our child");
+    writer.join().expect("writing does not panic");
+    output
+}

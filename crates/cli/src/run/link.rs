@@ -34,6 +34,19 @@ impl Link {
         self.stream.write_all(&bytes)
     }
 
+    /// Makes [`Link::send_some`] return instead of waiting for the agent.
+    pub(super) fn set_nonblocking(&self) -> io::Result<()> {
+        self.stream.set_nonblocking(true)
+    }
+
+    /// Sends as many of these bytes as the agent takes now, and returns how many that were.
+    pub(super) fn send_some(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self.stream.write(bytes) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
+            other => other,
+        }
+    }
+
     /// The next frame, waiting for it.
     pub(super) fn frame(&mut self) -> Result<Frame> {
         loop {

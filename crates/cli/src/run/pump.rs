@@ -1,6 +1,6 @@
 //! Passing input, output and signals between our caller and the command inside.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -9,6 +9,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use wire::process::{Exit, Reach, SignalProcess, Start};
 use wire::{Frame, Reply, Request, StreamTag};
 
+use super::input::InputForwarder;
 use super::link::Link;
 use super::terminal;
 
@@ -29,10 +30,10 @@ pub(super) fn run(socket: &Path, start: Start) -> Result<Exit> {
     output.reply()?;
     let mut input = Link::ask(socket, Request::Input { process: process.clone() })?;
     // A command that has ended already takes no input; its end is on its way to us.
-    let mut caller = input.reply().is_ok().then_some(input);
+    let mut caller = input.reply().is_ok().then(|| InputForwarder::new(input)).transpose()?;
     let raw = interactive.then(terminal::Raw::enter).transpose()?;
     let exit = loop {
-        let ready = wait(&output, caller.is_some(), &signals)?;
+        let ready = wait(&output, caller.as_ref(), &signals)?;
         if ready.signals {
             forward(socket, &process, &signals)?;
         }
@@ -42,8 +43,8 @@ pub(super) fn run(socket: &Path, start: Start) -> Result<Exit> {
             break exit;
         }
         if ready.input
-            && let Some(link) = &mut caller
-            && !pass_input(link)?
+            && let Some(forwarder) = &mut caller
+            && !forwarder.forward()?
         {
             caller = None;
         }
@@ -58,14 +59,12 @@ struct Ready {
     signals: bool,
 }
 
-fn wait(output: &Link, wants_input: bool, signals: &Signals) -> Result<Ready> {
+fn wait(output: &Link, input: Option<&InputForwarder>, signals: &Signals) -> Result<Ready> {
     let stdin = io::stdin();
     let mut watched = vec![PollFd::new(output, PollFlags::IN), PollFd::new(signals, PollFlags::IN)];
-    if wants_input {
-        watched.push(PollFd::new(&stdin, PollFlags::IN));
-    }
+    watched.extend(input.map(|input| input.poll_fd(&stdin)));
     rustix::io::retry_on_intr(|| poll(&mut watched, None))?;
-    let is_ready = |place: usize| watched.get(place).is_some_and(|fd| !fd.revents().is_empty());
+    let is_ready = |index: usize| watched.get(index).is_some_and(|fd| !fd.revents().is_empty());
     Ok(Ready { output: is_ready(0), signals: is_ready(1), input: is_ready(2) })
 }
 
@@ -95,18 +94,6 @@ fn write(out: &mut impl Write, bytes: &[u8]) -> Result<()> {
     match out.write_all(bytes).and_then(|()| out.flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(error.into()),
         other => Ok(other?),
-    }
-}
-
-/// Passes a piece of input; `false` when there will be no more.
-fn pass_input(link: &mut Link) -> Result<bool> {
-    let mut buffer = [0; 32 << 10];
-    let length = io::stdin().lock().read(&mut buffer)?;
-    let frame = if length == 0 { Frame::End } else { Frame::Data(buffer[..length].to_vec().into()) };
-    match link.send(&frame) {
-        // The command closed its input or ended; both are its right.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
-        other => other.map(|()| length > 0).map_err(Into::into),
     }
 }
 
