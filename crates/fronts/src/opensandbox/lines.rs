@@ -65,6 +65,15 @@ impl Splitter {
         self.give(self.partial.len(), emit);
     }
 
+    /// Ends an unfinished line, because output is missing after it: the halves of two lines must not
+    /// be taken for one.
+    pub(super) fn break_line(&mut self, emit: &mut impl FnMut(&str)) {
+        if !self.partial.is_empty() || self.continued {
+            self.partial.push(b'\n');
+            self.end_line(emit);
+        }
+    }
+
     pub(super) fn has_partial(&self) -> bool {
         !self.partial.is_empty()
     }
@@ -130,6 +139,35 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn line_broken_by_a_gap_is_ended_once() {
+        for (dialect, expected) in
+            [(Lines::Preserving, ["a\n", "1\n", "2\n"]), (Lines::Stripping, ["a", "1", "2"])]
+        {
+            let mut texts = Vec::new();
+            let mut emit = |text: &str| texts.push(text.to_owned());
+            let mut splitter = Splitter::new(dialect);
+            splitter.push(b"a\n1", &mut emit);
+            splitter.break_line(&mut emit);
+            splitter.break_line(&mut emit);
+            splitter.push(b"2\n", &mut emit);
+            splitter.finish(&mut emit);
+            assert_eq!(texts, expected);
+        }
+    }
+
+    #[test]
+    fn line_of_which_a_part_was_shown_is_ended_too() {
+        let mut texts = Vec::new();
+        let mut emit = |text: &str| texts.push(text.to_owned());
+        let mut splitter = Splitter::new(Lines::Preserving);
+        splitter.push(b"68", &mut emit);
+        splitter.flush(&mut emit);
+        splitter.break_line(&mut emit);
+        splitter.push(b"21\n", &mut emit);
+        assert_eq!(texts, ["68", "\n", "21\n"]);
+    }
 
     fn split(dialect: Lines, pieces: &[&[u8]]) -> Vec<String> {
         let mut texts = Vec::new();

@@ -80,6 +80,8 @@ impl Transcript {
     }
 
     pub(super) fn miss(&mut self, from: Position, to: Position) {
+        self.stdout.break_line(&mut stdout(&mut self.buffer));
+        self.stderr.break_line(&mut stderr(&mut self.buffer));
         let missing = to.0.saturating_sub(from.0);
         let text = format!(
             "coracle: {missing} bytes of output (offsets {} to {}) are missing here: they were not read in time\n",
