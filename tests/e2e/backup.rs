@@ -66,6 +66,20 @@ fn restored_directory_has_files_volumes_images_and_snapshots() {
     let name = file.to_str().expect("it is text");
     let small = coracle(&["backup", name, "--max-size", "4k"], &server.state_directory());
     assert!(!small.status.success() && !file.exists(), "{}", text(&small));
+    assert!(text(&small).contains("larger than 4.0 KiB"), "{}", text(&small));
+    let nowhere = coracle(&["backup", "/no/such/directory/file"], &server.state_directory());
+    assert!(
+        text(&nowhere).contains("the directory `/no/such/directory` does not exist"),
+        "{}",
+        text(&nowhere)
+    );
+    let dash = coracle(&["backup", "-"], &server.state_directory());
+    assert!(text(&dash).contains("not written to standard output"), "{}", text(&dash));
+    let mut ordinary = Programs::shared().command();
+    ORDINARY.apply(&mut ordinary);
+    ordinary.args(["backup", "/tmp/not-saved", "--state-dir"]).arg(server.state_directory());
+    let denied = ordinary.output().expect("the binary can be run");
+    assert!(text(&denied).contains("hint: run it as root"), "{}", text(&denied));
     let saved = coracle(&["--json", "backup", name], &server.state_directory());
     assert!(saved.status.success(), "{}", text(&saved));
     assert_eq!(fs::metadata(&file).expect("it is there").permissions().mode() & 0o777, 0o600);

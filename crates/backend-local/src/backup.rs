@@ -23,6 +23,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use domain::Bytes;
 use linux::fs::Root;
 use linux::spawn::SingleThread;
 use rustix::fs::FlockOperation;
@@ -101,10 +102,12 @@ pub enum BackupError {
     NoState(PathBuf),
     #[error("`{0}` exists already")]
     Exists(PathBuf),
-    #[error("the backup would be larger than {0} bytes")]
+    #[error("the backup would be larger than {}", Bytes(*.0).for_people())]
     TooLarge(u64),
-    #[error("`{path}` has {free} bytes free, and {needed} are needed")]
+    #[error("`{path}` has {} free, and {} are needed", Bytes(*free).for_people(), Bytes(*needed).for_people())]
     NoSpace { path: PathBuf, free: u64, needed: u64 },
+    #[error("the directory `{0}` does not exist")]
+    NoDirectory(PathBuf),
     #[error("the disks in `{0}` are subvolumes of the host's own btrfs")]
     HostSubvolumes(PathBuf),
     #[error("the server of this state directory is just starting")]
@@ -131,12 +134,16 @@ impl BackupError {
             Self::Exists(_) => Some("choose another file, or remove it first"),
             Self::TooLarge(_) => Some("raise --max-size, or remove images, snapshots or sandboxes first"),
             Self::NoSpace { .. } => Some("free some space, or name a file on another filesystem"),
+            Self::NoDirectory(_) => Some("make the directory, or name a file in another one"),
             Self::HostSubvolumes(_) => Some("back them up with `btrfs send`"),
             Self::Damaged { .. } => Some("nothing was changed; use another backup"),
             Self::NotEmpty(_) => Some("choose another directory with --state-dir, or move this one away"),
             Self::OtherUser(_) => Some("restore it as the user who made it"),
             Self::ForeignSecret(_) => {
                 Some("find out who put it there; without --with-secrets it is not read")
+            }
+            Self::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
+                Some("run it as root, or as the user whose server has this state directory")
             }
             Self::Io { .. } | Self::Database(_) => None,
         }
@@ -156,6 +163,10 @@ pub fn write(
     }
     if fs::symlink_metadata(request.target).is_ok() {
         return Err(BackupError::Exists(request.target.to_owned()));
+    }
+    let parent = parent_of(request.target);
+    if !parent.is_dir() {
+        return Err(BackupError::NoDirectory(parent.to_owned()));
     }
     let _turn = take_turn(state)?;
     // While no server runs, none may start: it would begin to write to the disks.
@@ -357,10 +368,13 @@ fn check_space(
     })?;
     let beside = if disks::can_share(&draft.path) { 0 } else { copied };
     require_space(&draft.path, beside.saturating_add(SPARE_SPACE))?;
-    let parent = request.target.parent().filter(|parent| !parent.as_os_str().is_empty());
     // What compresses well takes less, but nobody knows how much before it is done.
-    let parent = parent.unwrap_or(Path::new("."));
-    require_space(parent, copied.saturating_add(images).saturating_add(SPARE_SPACE))
+    require_space(parent_of(request.target), copied.saturating_add(images).saturating_add(SPARE_SPACE))
+}
+
+/// The directory that a file is in.
+fn parent_of(file: &Path) -> &Path {
+    file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Refuses to go on if the filesystem of `path` has less than this free.

@@ -99,7 +99,7 @@ pub struct DiskUsage {
 pub enum VolumeError {
     #[error("could not {action} `{path}`")]
     Io { action: &'static str, path: PathBuf, source: io::Error },
-    #[error("`{path}` has {free} bytes free, less than the floor of {floor}")]
+    #[error("`{path}` has {} free, less than the floor of {}", Bytes(*free).for_people(), Bytes(*floor).for_people())]
     NoRoom { path: PathBuf, free: u64, floor: u64 },
     #[error("this kernel has no btrfs")]
     NoBtrfs,

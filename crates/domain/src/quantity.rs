@@ -105,6 +105,21 @@ impl Cpus {
     }
 }
 
+impl Bytes {
+    /// The amount for people, to one decimal: `1.5 GiB`.
+    pub fn for_people(self) -> String {
+        let (mut whole, mut tenths, mut unit) = (self.0, 0, "B");
+        for larger in ["KiB", "MiB", "GiB", "TiB"] {
+            if whole < 1024 {
+                break;
+            }
+            tenths = whole % 1024 * 10 / 1024;
+            (whole, unit) = (whole / 1024, larger);
+        }
+        if unit == "B" { format!("{whole} B") } else { format!("{whole}.{tenths} {unit}") }
+    }
+}
+
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (unit, size) in [("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)] {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use domain::Bytes;
 
 use super::StateArgs;
@@ -14,7 +15,7 @@ The server may run meanwhile. Writes to disks of sandboxes wait while the disks 
 ordinary user's sandboxes have them, are not saved; they are named.")]
 pub(crate) struct BackupArgs {
     /// The file to write, which must not exist
-    #[arg(value_name = "FILE")]
+    #[arg(value_name = "FILE", value_parser = PathBufValueParser::new().try_map(backup_file))]
     pub file: PathBuf,
 
     /// Give up when the backup becomes larger than this, such as 10g
@@ -40,4 +41,24 @@ pub(crate) struct RestoreArgs {
 
     #[command(flatten)]
     pub state: StateArgs,
+}
+
+/// A path, but not the one that means standard output elsewhere.
+fn backup_file(path: PathBuf) -> Result<PathBuf, &'static str> {
+    if path.as_os_str() == "-" {
+        return Err("a backup is not written to standard output; name a file");
+    }
+    Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn backup_is_not_written_to_standard_output() {
+        let why = backup_file(PathBuf::from("-")).expect_err("it is no file");
+        assert!(why.contains("standard output"), "{why}");
+        assert_eq!(backup_file(PathBuf::from("./-")), Ok(PathBuf::from("./-")));
+    }
 }
