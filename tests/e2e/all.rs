@@ -22,6 +22,7 @@ mod keys;
 mod large_files;
 mod limit_view;
 mod limits;
+mod listings;
 mod maxima;
 mod mounts;
 mod names;

@@ -51,7 +51,7 @@ fn every_command_takes_a_name_or_a_unique_prefix() {
     }
     let shown = text(&server, &["ls"]);
     let header: Vec<&str> = shown.lines().next().expect("a header").split_whitespace().collect();
-    assert_eq!(header, ["ID", "NAME", "IMAGE", "STATE", "AGE", "EXPIRES", "LABELS"]);
+    assert_eq!(header, ["ID", "NAME", "IMAGE", "PHASE", "AGE", "EXPIRES", "LABELS"]);
     assert!(shown.contains("my box") && shown.contains("team=search"), "{shown}");
     let listed = server.client().get("/v1/sandboxes").expect("an answer").json();
     assert_eq!(listed["items"][0]["extensions"]["coracle.key"], "my box", "{listed}");
@@ -182,7 +182,7 @@ fn pause_resume_extend_and_url_take_names() {
     let extended = read_json(&server, &["extend", "web", "2h"]);
     assert!(extended["expiresAt"].as_str() > before.as_deref(), "{extended}");
     let shown = text(&server, &["inspect", "web"]);
-    for words in ["(in ", "1h30m", "web", "1 GiB by ", "B of ", "cpu time used", " ago)"] {
+    for words in ["(in ", "1h30m", "web", "1.0 GiB by ", "B of ", "cpu time used", " ago)"] {
         assert!(shown.contains(words), "{words}: {shown}");
     }
     let endless = text(&server, &["create"]);

@@ -94,7 +94,7 @@ pub(crate) enum Command {
     Release(ReleaseArgs),
     /// Show what a sandbox is made of, what holds for it and what it uses
     Inspect {
-        /// The sandbox: its id, its name, or the beginning of its id
+        /// The sandbox: its id, its name, or the beginning of either
         #[arg(value_name = "SANDBOX")]
         id: SandboxRef,
         #[command(flatten)]
@@ -347,6 +347,13 @@ pub(crate) struct CreateArgs {
     pub entrypoint: Vec<String>,
 }
 
+impl Cli {
+    /// The server that is meant; an empty address, as `CORACLE_URL=` gives it, is none.
+    pub(crate) fn server_url(&self) -> &str {
+        if self.url.is_empty() { DEFAULT_URL } else { &self.url }
+    }
+}
+
 impl CreateArgs {
     /// The options that were given and that shape a new sandbox, as they are written.
     pub(crate) fn named_settings(&self) -> Vec<&'static str> {
@@ -380,9 +387,9 @@ impl CreateArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ReleaseArgs {
-    /// The name that `create --key` was given
-    #[arg(value_name = "NAME")]
-    pub key: String,
+    /// The sandbox: the name that `create --key` was given, its id, or the beginning of either
+    #[arg(value_name = "SANDBOX")]
+    pub key: SandboxRef,
 }
 
 #[derive(Debug, Args)]
@@ -438,13 +445,14 @@ pub(crate) struct LsArgs {
 
 #[derive(Debug, Args)]
 #[command(after_help = EXEC_HELP)]
+#[command(group = clap::ArgGroup::new("what").required(true).args(["command", "text"]))]
 pub(crate) struct ExecArgs {
-    /// The sandbox: its id, its name, or the beginning of its id
+    /// The sandbox: its id, its name, or the beginning of either
     #[arg(value_name = "SANDBOX")]
     pub id: SandboxRef,
 
     /// Run this text in a shell, instead of a command with arguments
-    #[arg(short = 'c', value_name = "TEXT", conflicts_with = "command", required_unless_present = "command")]
+    #[arg(short = 'c', value_name = "TEXT")]
     pub text: Option<String>,
 
     /// Print the id of the process and leave it running
@@ -485,16 +493,16 @@ pub(crate) struct ExecArgs {
 }
 
 const EXEC_HELP: &str = "\
-Output is passed on byte for byte; standard input is passed on if it is not a terminal. In a `while read` loop of
-a shell the command therefore reads the lines of the loop, as with ssh; `</dev/null` avoids it. The exit code is that of
-the command, 128 and the signal's number if a signal ended it, 124 at the timeout, 137 if memory ran out, 127 if
-there is no such program, 126 if it cannot be executed, or 125 if nothing could be started, or if the command
-succeeded but output is missing because it was not read in time. INT, TERM, HUP and QUIT are passed on to the
+Output is passed on byte for byte; standard input is passed on if it is not a terminal. In a `while read` loop of \
+a shell the command therefore reads the lines of the loop, as with ssh; `</dev/null` avoids it. The exit code is that of \
+the command, 128 and the signal's number if a signal ended it, 124 at the timeout, 137 if memory ran out, 127 if \
+there is no such program, 126 if it cannot be executed, or 125 if nothing could be started, or if the command \
+succeeded but output is missing because it was not read in time. INT, TERM, HUP and QUIT are passed on to the \
 command; the third Ctrl-C leaves it running and returns.";
 
 #[derive(Debug, Args)]
 pub(crate) struct ShellArgs {
-    /// The sandbox: its id, its name, or the beginning of its id
+    /// The sandbox: its id, its name, or the beginning of either
     #[arg(value_name = "SANDBOX")]
     pub id: SandboxRef,
 
@@ -521,7 +529,7 @@ pub(crate) struct CpArgs {
 #[derive(Debug, Args)]
 #[command(after_help = LOGS_HELP)]
 pub(crate) struct LogsArgs {
-    /// The sandbox: its id, its name, or the beginning of its id
+    /// The sandbox: its id, its name, or the beginning of either
     #[arg(value_name = "SANDBOX")]
     pub id: SandboxRef,
 
@@ -543,13 +551,13 @@ pub(crate) struct LogsArgs {
 }
 
 const LOGS_HELP: &str = "\
-Output that is no longer kept is reported on standard error, the output goes on in a new line behind it, and the
-exit code is 3. With --json each record is one line: output with its stream, offset and text (or base64 where it
+Output that is no longer kept is reported on standard error, the output goes on in a new line behind it, and the \
+exit code is 3. With --json each record is one line: output with its stream, offset and text (or base64 where it \
 is not UTF-8), gaps with offset and length, and the end.";
 
 #[derive(Debug, Args)]
 pub(crate) struct RmArgs {
-    /// The sandboxes: ids, names, or beginnings of ids
+    /// The sandboxes: ids, names, or beginnings of either
     #[arg(value_name = "SANDBOX", required_unless_present = "all")]
     pub ids: Vec<SandboxRef>,
 
@@ -641,10 +649,21 @@ mod tests {
         let id = "abcdefghijklmnopqrst";
         assert!(parse(&["exec", id, "--", "ls"]).is_ok());
         assert!(parse(&["exec", id, "-c", "ls | wc"]).is_ok());
-        assert!(parse(&["exec", id]).is_err());
+        let neither = parse(&["exec", id]).expect_err("nothing is to be run").to_string();
+        assert!(neither.contains("CMD") && neither.contains("-c <TEXT>"), "{neither}");
         assert!(parse(&["exec", id, "-c", "ls", "--", "ls"]).is_err());
         assert!(parse(&["exec", "a-name", "--", "ls"]).is_ok());
         assert!(parse(&["exec", "", "--", "ls"]).is_err());
+    }
+
+    #[test]
+    fn help_is_wrapped_once() {
+        for name in ["exec", "logs", "run", "ps", "kill"] {
+            let command = Cli::command();
+            let command = command.find_subcommand(name).expect("there is such a command");
+            let help = command.get_after_help().expect("it has one").to_string();
+            assert!(!help.contains('\n'), "{name}: {help}");
+        }
     }
 
     #[test]
@@ -652,6 +671,13 @@ mod tests {
         assert!(parse(&["rm"]).is_err());
         assert!(parse(&["rm", "--all"]).is_ok());
         assert!(parse(&["rm", "abcdefghijklmnopqrst", "abcdefghijklmnopqrsu"]).is_ok());
+    }
+
+    #[test]
+    fn an_empty_address_counts_as_unset() {
+        let url = |words: &[&str]| parse(words).expect("it parses").server_url().to_owned();
+        assert_eq!(url(&["--url", "", "ls"]), DEFAULT_URL);
+        assert_eq!(url(&["--url", "http://a:1", "ls"]), "http://a:1");
     }
 
     #[test]

@@ -103,7 +103,8 @@ fn other_role() -> Option<ExitCode> {
 }
 
 fn dispatch(cli: Cli, printer: &Printer) -> Result<ExitCode> {
-    let server = || Server::new(&cli.url, std::env::var("CORACLE_API_KEY").ok().as_deref());
+    let url = cli.server_url().to_owned();
+    let server = || Server::new(&url, std::env::var("CORACLE_API_KEY").ok().as_deref());
     match cli.command {
         Command::Serve(args) => serve::serve(&args),
         Command::Run(args) => run::run(&args, printer),
@@ -138,7 +139,7 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<ExitCode> {
         Command::Fork(args) => block_on(snapshot::fork(&server()?, args, printer)),
         Command::Key(command) => block_on(key::key(&server()?, command, printer)),
         Command::Volume(command) => block_on(volume::volume(&server()?, command, printer)),
-        Command::Image(command) => image::image(&server()?, cli.url == args::DEFAULT_URL, &command, printer),
+        Command::Image(command) => image::image(&server()?, url == args::DEFAULT_URL, &command, printer),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "coracle", &mut script);

@@ -256,16 +256,27 @@ impl Drop for Progress {
 
 /// An amount of bytes for people.
 pub(crate) fn size(bytes: u64) -> String {
-    let mut scaled = (bytes, "B");
-    let mut tenths = 0;
-    for unit in ["KiB", "MiB", "GiB", "TiB"] {
-        if scaled.0 < 1024 {
-            break;
-        }
-        tenths = scaled.0 % 1024 * 10 / 1024;
-        scaled = (scaled.0 / 1024, unit);
-    }
-    if scaled.1 == "B" { format!("{} B", scaled.0) } else { format!("{}.{tenths} {}", scaled.0, scaled.1) }
+    domain::Bytes(bytes).for_people()
+}
+
+/// An amount in the short form of the API, such as `512Mi`, as [`size`] writes it; other texts as they are.
+pub(crate) fn amount(text: &str) -> String {
+    let units = [("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40)];
+    let bytes = units.iter().find_map(|(unit, shift)| {
+        let number: u64 = text.strip_suffix(unit)?.parse().ok()?;
+        number.checked_mul(1 << shift)
+    });
+    bytes.map_or_else(|| text.to_owned(), size)
+}
+
+/// A count with its noun: `1 sandbox`, `2 sandboxes`.
+pub(crate) fn counted(count: usize, noun: &str) -> String {
+    let ending = match count {
+        1 => "",
+        _ if noun.ends_with('x') || noun.ends_with('s') => "es",
+        _ => "s",
+    };
+    format!("{count} {noun}{ending}")
 }
 
 /// A span of time for people, in its largest unit.
@@ -353,6 +364,10 @@ mod tests {
         {
             assert_eq!(size(bytes), text);
         }
+        for (short, text) in [("16Ki", "16.0 KiB"), ("1Gi", "1.0 GiB"), ("0.5", "0.5"), ("xMi", "xMi")] {
+            assert_eq!(amount(short), text);
+        }
+        assert_eq!((counted(1, "sandbox"), counted(2, "key")), ("1 sandbox".to_owned(), "2 keys".to_owned()));
         for (seconds, text) in [(0, "0s"), (90, "1m30s"), (5400, "1h30m"), (86_401, "1d1s")] {
             assert_eq!(exact_span(seconds), text);
         }

@@ -193,11 +193,31 @@ pub(crate) fn place(text: &str) -> Result<Place, String> {
     }
 }
 
+/// A signal that the server knows, by name or number, as it was written.
+pub(crate) fn signal(text: &str) -> Result<String, String> {
+    if domain::signal::number(text).is_some() {
+        return Ok(text.to_owned());
+    }
+    let names: Vec<&str> = domain::signal::NAMES.iter().map(|(name, _)| *name).collect();
+    Err(format!("there is no such signal; signals are {} and the numbers 1 to 31", names.join(", ")))
+}
+
 #[cfg(test)]
 mod tests {
     use domain::Source;
 
     use super::*;
+
+    #[test]
+    fn signals_have_names_and_numbers_that_there_are() {
+        for right in ["TERM", "term", "SIGKILL", "9", "31"] {
+            assert_eq!(signal(right).as_deref(), Ok(right));
+        }
+        for wrong in ["FOO", "", "0", "32", "-1", "TERM "] {
+            let why = signal(wrong).expect_err(wrong);
+            assert!(why.contains("TERM, ") && why.contains("1 to 31"), "{why}");
+        }
+    }
 
     #[test]
     fn durations_have_units_and_a_bare_number_is_seconds() {

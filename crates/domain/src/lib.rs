@@ -14,6 +14,7 @@ pub mod pool;
 pub mod process;
 pub mod quantity;
 pub mod sandbox;
+pub mod signal;
 pub mod snapshot;
 pub mod spec;
 pub mod volume;

@@ -57,11 +57,12 @@ pub(crate) async fn not_found() -> Response {
 
 /// As [`not_found`], where somebody may look for more than there is.
 pub(crate) async fn operators_only() -> Response {
-    error(
-        StatusCode::NOT_FOUND,
-        "NOT_FOUND",
-        "this socket answers only what operators ask, below /coracle/v1",
-    )
+    let message = "this socket answers only what operators ask, below /coracle/v1";
+    let hint = "look at and remove what owners have with --all-owners or --owner NAME; \
+                all else goes to the server's HTTP address, with a key";
+    let mut response = error(StatusCode::NOT_FOUND, "NOT_FOUND", message);
+    add_hint(&mut response, Some(hint));
+    response
 }
 
 pub(crate) async fn wrong_method() -> Response {

@@ -79,7 +79,7 @@ pub use following::{Event, Following, Input};
 pub use history::{Hour, Sample, Used};
 pub use hooks::{HookReport, HookRun};
 pub use images::PullState;
-pub use operator::{ActKind, ThingKind};
+pub use operator::{ActKind, RevokedKey, ThingKind};
 pub use owner_metrics::{OwnerLabel, OwnerMetrics};
 pub use pools::{PoolReport, PoolSource};
 pub use processes::{Ended, ProcessStatus, ProcessTree, Reach, TreeFilter, TreeKind, TreeUsage};

@@ -37,6 +37,15 @@ pub enum ThingKind {
     Volume,
 }
 
+/// What became of a key that was revoked together with the sandboxes of its owner.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RevokedKey {
+    pub owner: Owner,
+    /// How many other keys of the owner are still valid. The sandboxes stay if there are any.
+    pub other_valid_keys: usize,
+    pub removed_sandboxes: Vec<SandboxId>,
+}
+
 impl ActKind {
     pub const ALL: [Self; 4] = [Self::Listed, Self::Inspected, Self::ReadLogs, Self::Removed];
 
@@ -126,8 +135,8 @@ impl Service {
 
     /// Refuses a key from now on, and removes the sandboxes of its owner if that was the owner's last
     /// key that is valid. The operator's own sandboxes stay in any case: the configured key opens
-    /// them. Gives the sandboxes that were removed; `None` if there is no such key.
-    pub async fn revoke_key_and_sandboxes(&self, id: &str) -> Result<Option<Vec<SandboxId>>, ServiceError> {
+    /// them. `None` if there is no such key.
+    pub async fn revoke_key_and_sandboxes(&self, id: &str) -> Result<Option<RevokedKey>, ServiceError> {
         let Some(owner) = self.keys().into_iter().find(|key| key.id == id).map(|key| key.owner) else {
             return Ok(None);
         };
@@ -136,10 +145,10 @@ impl Service {
         }
         let now = self.0.clock.now().wall;
         let valid = |key: &ApiKey| key.owner == owner && key.expires.is_none_or(|expires| expires > now);
-        if owner == Owner::single() || self.keys().iter().any(valid) {
-            return Ok(Some(Vec::new()));
-        }
-        self.remove_sandboxes_of(&owner).await.map(Some)
+        let other_valid_keys = self.keys().iter().filter(|key| valid(key)).count();
+        let stay = owner == Owner::single() || other_valid_keys > 0;
+        let removed_sandboxes = if stay { Vec::new() } else { self.remove_sandboxes_of(&owner).await? };
+        Ok(Some(RevokedKey { owner, other_valid_keys, removed_sandboxes }))
     }
 
     /// All snapshots of one owner's, or of all, the newest first.

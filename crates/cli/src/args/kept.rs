@@ -76,7 +76,7 @@ fn count_or_none(text: &str) -> Result<u32, ParseIntError> {
 pub(crate) enum SnapshotCommand {
     /// Keep the files of a sandbox, running or dead, and print the id of the snapshot
     Create {
-        /// The sandbox: its id, its name, or the beginning of its id
+        /// The sandbox: its id, its name, or the beginning of either
         #[arg(value_name = "SANDBOX")]
         id: SandboxRef,
         /// What to call it
@@ -93,7 +93,7 @@ pub(crate) enum SnapshotCommand {
     },
     /// Show a snapshot
     Inspect {
-        /// The snapshot: its id, its name, or the beginning of its id
+        /// The snapshot: its id, its name, or the beginning of either
         #[arg(value_name = "SNAPSHOT")]
         id: SnapshotRef,
         #[command(flatten)]
@@ -111,7 +111,7 @@ pub(crate) enum SnapshotCommand {
 #[derive(Debug, Args)]
 #[command(after_help = FORK_HELP)]
 pub(crate) struct ForkArgs {
-    /// The sandbox: its id, its name, or the beginning of its id
+    /// The sandbox: its id, its name, or the beginning of either
     #[arg(value_name = "SANDBOX")]
     pub id: SandboxRef,
 
@@ -177,6 +177,7 @@ pub(crate) enum KeyCommand {
     Ls,
     /// Refuse keys from now on
     Rm {
+        /// The keys, as `coracle key ls` shows them: ids or beginnings of ids
         #[arg(required = true, value_name = "ID")]
         ids: Vec<String>,
         /// Also remove all sandboxes of the key's owner if the owner has no other valid key;
@@ -203,7 +204,7 @@ pub(crate) enum VolumeCommand {
     },
     /// Show one volume and which sandboxes use it
     Inspect {
-        /// The volume: its name, or the beginning of its id
+        /// The volume: its name, its id, or the beginning of either
         name: String,
         #[command(flatten)]
         owners: OwnerArgs,
@@ -231,12 +232,12 @@ pub(crate) enum ImageCommand {
     },
     /// Make an image of the files of a sandbox or a snapshot; every owner of the server can use it
     Commit {
-        /// A sandbox by id, name or the beginning of an id; or the id of a snapshot
+        /// A sandbox by id, name or the beginning of either; or the id of a snapshot
         #[arg(value_name = "ID")]
         source: SandboxRef,
         /// What sandboxes will call it
         name: String,
-        /// ID is a snapshot, by id, name or the beginning of an id
+        /// ID is a snapshot, by id, name or the beginning of either
         #[arg(long)]
         snapshot: bool,
     },

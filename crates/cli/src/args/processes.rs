@@ -11,7 +11,7 @@ use crate::values;
 #[derive(Debug, Args)]
 #[command(after_help = PS_HELP)]
 pub(crate) struct PsArgs {
-    /// The sandbox: its id, its name, or the beginning of its id
+    /// The sandbox: its id, its name, or the beginning of either
     #[arg(value_name = "SANDBOX")]
     pub id: SandboxRef,
 
@@ -26,12 +26,12 @@ pub(crate) struct PsArgs {
 const PS_HELP: &str = "\
 A line is a command, a session (a shell that is kept open), a context (an interpreter that is kept open) or a run (code given \
 to one of those). CPU and MEMORY are those of everything it has started; memory is resident memory, in which shared pages count \
-for each process. `coracle kill` and `coracle logs` take the ids.";
+for each process. `coracle kill` and `coracle logs` take the ids; the logs of a session or context are those of its newest run.";
 
 #[derive(Debug, Args)]
 #[command(after_help = KILL_HELP)]
 pub(crate) struct KillArgs {
-    /// The sandbox: its id, its name, or the beginning of its id
+    /// The sandbox: its id, its name, or the beginning of either
     #[arg(value_name = "SANDBOX")]
     pub id: SandboxRef,
 
@@ -40,7 +40,7 @@ pub(crate) struct KillArgs {
     pub processes: Vec<ProcessRef>,
 
     /// The signal: a name such as TERM, KILL or INT, or a number
-    #[arg(long, short = 's', value_name = "SIGNAL", default_value = "TERM")]
+    #[arg(long, short = 's', value_name = "SIGNAL", default_value = "TERM", value_parser = values::signal)]
     pub signal: String,
 }
 
@@ -51,14 +51,14 @@ ends by it starts a new one with its next run.";
 /// One sandbox and nothing else.
 #[derive(Debug, Args)]
 pub(crate) struct SandboxArgs {
-    /// The sandbox: its id, its name, or the beginning of its id
+    /// The sandbox: its id, its name, or the beginning of either
     #[arg(value_name = "SANDBOX")]
     pub id: SandboxRef,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ExtendArgs {
-    /// The sandbox: its id, its name, or the beginning of its id
+    /// The sandbox: its id, its name, or the beginning of either
     #[arg(value_name = "SANDBOX")]
     pub id: SandboxRef,
 
@@ -69,7 +69,7 @@ pub(crate) struct ExtendArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct UrlArgs {
-    /// The sandbox: its id, its name, or the beginning of its id
+    /// The sandbox: its id, its name, or the beginning of either
     #[arg(value_name = "SANDBOX")]
     pub id: SandboxRef,
 

@@ -37,6 +37,8 @@ pub(super) struct Api {
     http: Client<Way, Body>,
     base: String,
     headers: HeaderMap,
+    /// Whether this is the socket of the server's operators.
+    pub(super) operator_socket: bool,
 }
 
 /// The server said no.
@@ -137,7 +139,7 @@ impl Api {
     pub(super) fn new(base: &str, headers: HeaderMap) -> Result<Self> {
         if let Some(path) = base.strip_prefix("unix:") {
             let http = Client::builder(TokioExecutor::new()).build(Way::Socket(path.into()));
-            return Ok(Self { http, base: "http://localhost".to_owned(), headers });
+            return Ok(Self { http, base: "http://localhost".to_owned(), headers, operator_socket: true });
         }
         if base.starts_with("https://") {
             return Err(anyhow!("`{base}` speaks TLS, which this client does not"))
@@ -147,12 +149,12 @@ impl Api {
             bail!("`{base}` is not an address such as `http://127.0.0.1:8080`");
         }
         let http = Client::builder(TokioExecutor::new()).build(Way::network(CONNECT));
-        Ok(Self { http, base: base.trim_end_matches('/').to_owned(), headers })
+        Ok(Self { http, base: base.trim_end_matches('/').to_owned(), headers, operator_socket: false })
     }
 
     /// The same connections, elsewhere and with other headers.
     pub(super) fn at(&self, base: String, headers: HeaderMap) -> Self {
-        Self { http: self.http.clone(), base, headers }
+        Self { http: self.http.clone(), base, headers, operator_socket: self.operator_socket }
     }
 
     pub(super) fn base(&self) -> &str {

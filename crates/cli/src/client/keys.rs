@@ -28,10 +28,15 @@ struct Page {
     items: Vec<KeyInfo>,
 }
 
+/// A key that was revoked together with the sandboxes of its owner, unless those stay.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Removed {
-    removed_sandboxes: Vec<String>,
+pub(crate) struct RevokedKey {
+    pub owner: String,
+    /// Whether the owner is the operator, whose sandboxes always stay.
+    pub operator: bool,
+    pub other_valid_keys: usize,
+    pub removed_sandboxes: Vec<String>,
 }
 
 impl Server {
@@ -58,12 +63,12 @@ impl Server {
         }
     }
 
-    /// As [`Server::revoke_key`], and removes the owner's sandboxes with the owner's last valid key;
-    /// gives those, or `None` if there was no such key.
-    pub(crate) async fn revoke_key_and_sandboxes(&self, id: &str) -> Result<Option<Vec<String>>> {
+    /// As [`Server::revoke_key`], and removes the owner's sandboxes with the owner's last valid key.
+    /// `None` if there was no such key.
+    pub(crate) async fn revoke_key_and_sandboxes(&self, id: &str) -> Result<Option<RevokedKey>> {
         let id = percent_encoding::utf8_percent_encode(id, percent_encoding::NON_ALPHANUMERIC);
         match self.operator().delete_for(&format!("/keys/{id}?sandboxes=true")).await {
-            Ok(answer) => Ok(Some(web::json::<Removed>(answer).await?.removed_sandboxes)),
+            Ok(answer) => web::json(answer).await.map(Some),
             Err(error) if super::refused_with(&error, StatusCode::NOT_FOUND) => Ok(None),
             Err(error) => Err(error),
         }

@@ -175,6 +175,11 @@ impl Server {
         &self.0
     }
 
+    /// Whether this talks through the socket of operators, which does not answer the API of owners.
+    pub(crate) fn is_operator_socket(&self) -> bool {
+        self.0.operator_socket
+    }
+
     /// The API of operators on the same server.
     pub(super) fn operator(&self) -> Api {
         let server = self.0.base().trim_end_matches("/v1");

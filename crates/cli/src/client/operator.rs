@@ -48,8 +48,11 @@ pub(crate) struct UsedImage {
 }
 
 #[derive(Deserialize)]
-struct Reports {
-    sandboxes: Vec<Report>,
+pub(crate) struct Reports {
+    pub sandboxes: Vec<Report>,
+    /// Whether the caller is the operator of a server that can have other owners.
+    #[serde(default)]
+    pub operator: bool,
 }
 
 /// What an owner's sandboxes used in one hour.
@@ -123,11 +126,11 @@ impl Server {
     }
 
     /// The sandboxes of an owner, or of all, without what they use.
-    pub(crate) async fn overview(&self, scope: &OwnerScope) -> Result<Vec<Report>> {
+    pub(crate) async fn overview(&self, scope: &OwnerScope) -> Result<Reports> {
         let mut parameters = vec![("usage", "false")];
         parameters.extend(scope.parameters());
         let answer = self.operator().get(&format!("/sandboxes{}", web::query(&parameters))).await?;
-        Ok(web::json::<Reports>(answer).await?.sandboxes)
+        web::json(answer).await
     }
 
     /// Removes anybody's sandbox, as the operator; says whether it was there.

@@ -116,7 +116,9 @@ impl Server {
                 None => pick(&reference.0, &candidates, &PROCESSES)?,
             };
             let missing = || anyhow!("no process in sandbox `{id}` has an id that begins with `{reference}`");
-            found.push(process.ok_or_else(missing).hint(PROCESSES.hint)?);
+            found.push(
+                process.ok_or_else(missing).hint(format!("`coracle ps --all {id}` lists the processes"))?,
+            );
         }
         Ok(found)
     }

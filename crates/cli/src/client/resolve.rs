@@ -1,9 +1,9 @@
-//! From what a person wrote to an id: sandboxes and snapshots by id, by name, or by the beginning
-//! of an id.
+//! From what a person wrote to an id: sandboxes, snapshots, volumes and keys by id, by name, or by
+//! the beginning of either.
 //!
 //! The API knows ids only, so this is done here. A whole id is believed without asking the server,
 //! which keeps commands with ids at one request. A name that is equal to the text is preferred to
-//! an id that begins with it.
+//! ids and names that begin with it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -20,11 +20,11 @@ use crate::output::WithHint;
 /// How many candidates an error lists.
 const MAX_LISTED: usize = 10;
 
-/// A sandbox as it is written on the command line: an id, a name or the beginning of an id.
+/// A sandbox as it is written on the command line: an id, a name or the beginning of either.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SandboxRef(String);
 
-/// A snapshot as it is written on the command line: an id, a name or the beginning of an id.
+/// A snapshot as it is written on the command line: an id, a name or the beginning of either.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SnapshotRef(String);
 
@@ -148,7 +148,9 @@ impl Server {
             return Ok(id);
         }
         let found = pick(&reference.0, &self.candidates(scope).await?, &SANDBOXES)?;
-        found.ok_or_else(|| anyhow!("no sandbox has the id or name `{reference}`")).hint(SANDBOXES.hint)
+        found
+            .ok_or_else(|| anyhow!("no sandbox has the id or name `{reference}`"))
+            .hint(self.sandboxes_hint(scope))
     }
 
     /// The ids of several sandboxes, with one look at the list at most, and those that were not found.
@@ -215,6 +217,21 @@ impl Server {
         Ok((found, missing))
     }
 
+    /// The ids of keys, and the texts that fit none. One that could mean several is an error.
+    pub(crate) async fn resolve_keys(&self, texts: &[String]) -> Result<(Vec<String>, Vec<String>)> {
+        let candidate = |key: super::KeyInfo| Candidate { id: key.id, name: None, owner: Some(key.owner) };
+        let candidates: Vec<Candidate> = self.keys().await?.into_iter().map(candidate).collect();
+        let (mut found, mut missing) = (Vec::new(), Vec::new());
+        for text in texts {
+            match pick::<String>(text, &candidates, &KEYS)? {
+                Some(id) if found.contains(&id) => {}
+                Some(id) => found.push(id),
+                None => missing.push(text.clone()),
+            }
+        }
+        Ok((found, missing))
+    }
+
     async fn snapshot_candidates(&self, scope: &OwnerScope) -> Result<Vec<Candidate>> {
         if *scope == OwnerScope::Own {
             let candidate =
@@ -229,7 +246,7 @@ impl Server {
         Ok(self.owned_snapshots(scope).await?.into_iter().map(candidate).collect())
     }
 
-    /// The volume whose name is the text, or whose id is, or begins with, it.
+    /// The volume whose name or id is the text, or begins with it.
     pub(crate) async fn resolve_volume(&self, text: &str, scope: &OwnerScope) -> Result<Option<VolumeKey>> {
         let volumes = self.volumes(scope).await?;
         let candidate = |volume: &super::VolumeInfo| Candidate {
@@ -241,6 +258,24 @@ impl Server {
         let id = pick::<String>(text, &candidates, &VOLUMES)?;
         let found = id.and_then(|id| volumes.into_iter().find(|volume| volume.id == id));
         Ok(found.map(|volume| VolumeKey { name: volume.name, owner: Some(volume.owner) }))
+    }
+
+    /// One of the caller's own sandboxes, also by its whole id.
+    pub(crate) async fn find_sandbox(&self, text: &str) -> Result<Option<Candidate>> {
+        let candidates = self.candidates(&OwnerScope::Own).await?;
+        let id = pick::<String>(text, &candidates, &SANDBOXES)?;
+        Ok(candidates.into_iter().find(|candidate| Some(&candidate.id) == id.as_ref()))
+    }
+
+    /// Says where sandboxes are listed, for an error about one that was not found.
+    pub(crate) fn sandboxes_hint(&self, scope: &OwnerScope) -> &'static str {
+        match scope {
+            OwnerScope::Own if self.is_operator_socket() => {
+                "the operators' socket needs --all-owners or --owner NAME; `coracle ls --all-owners` lists the sandboxes"
+            }
+            OwnerScope::Own => SANDBOXES.hint,
+            OwnerScope::Owner(_) | OwnerScope::All => "`coracle ls --all-owners` lists the sandboxes",
+        }
     }
 
     /// Every sandbox that can be meant. A server that has no such list of its own, because it is not
@@ -272,18 +307,37 @@ impl Server {
 pub(super) struct Kind {
     singular: &'static str,
     plural: &'static str,
-    pub(super) hint: &'static str,
+    hint: &'static str,
+    /// Whether a name leads to one. The names of processes are their texts, which lead nowhere.
+    by_name: bool,
 }
 
-pub(super) const PROCESSES: Kind =
-    Kind { singular: "process", plural: "processes", hint: "`coracle ps --all` lists the processes" };
-
-const SANDBOXES: Kind =
-    Kind { singular: "sandbox", plural: "sandboxes", hint: "`coracle ls` lists the sandboxes" };
-const SNAPSHOTS: Kind =
-    Kind { singular: "snapshot", plural: "snapshots", hint: "`coracle snapshot ls` lists the snapshots" };
-const VOLUMES: Kind =
-    Kind { singular: "volume", plural: "volumes", hint: "`coracle volume ls` lists the volumes" };
+pub(super) const PROCESSES: Kind = Kind {
+    singular: "process",
+    plural: "processes",
+    hint: "`coracle ps --all SANDBOX` lists the processes",
+    by_name: false,
+};
+const KEYS: Kind =
+    Kind { singular: "key", plural: "keys", hint: "`coracle key ls` lists the keys", by_name: false };
+const SANDBOXES: Kind = Kind {
+    singular: "sandbox",
+    plural: "sandboxes",
+    hint: "`coracle ls` lists the sandboxes",
+    by_name: true,
+};
+const SNAPSHOTS: Kind = Kind {
+    singular: "snapshot",
+    plural: "snapshots",
+    hint: "`coracle snapshot ls` lists the snapshots",
+    by_name: true,
+};
+const VOLUMES: Kind = Kind {
+    singular: "volume",
+    plural: "volumes",
+    hint: "`coracle volume ls` lists the volumes",
+    by_name: true,
+};
 
 /// An id as the API writes it.
 pub(crate) trait ParseId: Sized {
@@ -315,7 +369,7 @@ impl ParseId for String {
 }
 
 pub(super) fn pick<Id: ParseId>(text: &str, candidates: &[Candidate], kind: &Kind) -> Result<Option<Id>> {
-    match find(text, candidates) {
+    match find(text, candidates, kind) {
         Match::One(candidate) => Id::parse_id(&candidate.id).map(Some),
         Match::Nothing => Ok(None),
         Match::Several(meant) => {
@@ -323,16 +377,30 @@ pub(super) fn pick<Id: ParseId>(text: &str, candidates: &[Candidate], kind: &Kin
             let more = meant.len().saturating_sub(MAX_LISTED);
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
             let (count, plural) = (meant.len(), kind.plural);
-            Err(anyhow!("`{text}` could mean {count} {plural}: {}{more}", listed.join(", ")))
-                .hint(format!("write more of the id of the {} that is meant", kind.singular))
+            Err(anyhow!("`{text}` could mean {count} {plural}: {}{more}", listed.join(", "))).hint(format!(
+                "write more of the id{} of the {} that is meant",
+                if kind.by_name { " or name" } else { "" },
+                kind.singular
+            ))
         }
     }
 }
 
-fn find<'a>(text: &str, candidates: &'a [Candidate]) -> Match<'a> {
-    let named: Vec<&Candidate> = candidates.iter().filter(|one| one.name.as_deref() == Some(text)).collect();
-    let begins = || candidates.iter().filter(|one| one.id.starts_with(text)).collect::<Vec<_>>();
-    let meant = if named.is_empty() { begins() } else { named };
+fn find<'a>(text: &str, candidates: &'a [Candidate], kind: &Kind) -> Match<'a> {
+    if text.is_empty() {
+        return Match::Nothing;
+    }
+    let name = |one: &'a Candidate| one.name.as_deref().filter(|_| kind.by_name);
+    let named: Vec<&Candidate> = candidates.iter().filter(|one| name(one) == Some(text)).collect();
+    let begins = |one: &&'a Candidate| {
+        one.id.starts_with(text) || name(one).is_some_and(|name| name.starts_with(text))
+    };
+    let whole = candidates.iter().find(|one| one.id == text);
+    let meant = match whole {
+        _ if !named.is_empty() => named,
+        Some(whole) => vec![whole],
+        None => candidates.iter().filter(begins).collect(),
+    };
     match meant[..] {
         [] => Match::Nothing,
         [one] => Match::One(one),
@@ -362,21 +430,34 @@ mod tests {
             candidate("abxdefghijklmnopqrst", None),
             candidate("webdefghijklmnopqrst", Some("abc")),
         ];
-        assert_eq!(find("web", &all), Match::One(&all[0]));
-        assert_eq!(find("webd", &all), Match::One(&all[2]));
-        assert_eq!(find("abx", &all), Match::One(&all[1]));
-        assert_eq!(find("zzz", &all), Match::Nothing);
-        let error = pick::<SandboxId>("ab", &all, &SANDBOXES).expect_err("two begin so");
+        let found = |text| find(text, &all, &SANDBOXES);
+        assert_eq!(found("web"), Match::One(&all[0]));
+        assert_eq!(found("webd"), Match::One(&all[2]));
+        assert_eq!(found("abx"), Match::One(&all[1]));
+        assert_eq!((found("zzz"), found("")), (Match::Nothing, Match::Nothing));
+        let error = pick::<SandboxId>("ab", &all, &SANDBOXES).expect_err("three begin so");
         assert_eq!(
             error.to_string(),
-            "`ab` could mean 2 sandboxes: abcdefghijklmnopqrst (web), abxdefghijklmnopqrst"
+            "`ab` could mean 3 sandboxes: abcdefghijklmnopqrst (web), abxdefghijklmnopqrst, webdefghijklmnopqrst (abc)"
         );
+    }
+
+    #[test]
+    fn beginning_of_a_name_finds_it_but_not_by_the_text_of_a_process() {
+        let all = [candidate("k1", Some("build-linux")), candidate("m2", Some("build-mac"))];
+        assert_eq!(find("build-l", &all, &SANDBOXES), Match::One(&all[0]));
+        assert!(matches!(find("build", &all, &SANDBOXES), Match::Several(meant) if meant.len() == 2));
+        assert_eq!(find("build-l", &all, &PROCESSES), Match::Nothing);
+        // The name of one that is the beginning of another's is whole.
+        let all = [candidate("k1", Some("web")), candidate("m2", Some("web2")), candidate("webx", None)];
+        assert_eq!(find("web", &all, &VOLUMES), Match::One(&all[0]));
+        assert_eq!(find("webx", &all, &VOLUMES), Match::One(&all[2]));
     }
 
     #[test]
     fn equal_names_are_ambiguous() {
         let all = [candidate("a1", Some("daily")), candidate("b2", Some("daily"))];
-        assert!(matches!(find("daily", &all), Match::Several(meant) if meant.len() == 2));
+        assert!(matches!(find("daily", &all, &SNAPSHOTS), Match::Several(meant) if meant.len() == 2));
     }
 
     #[test]

@@ -3,11 +3,13 @@
 use std::process::ExitCode;
 
 use anyhow::{Result, anyhow};
+use jiff::Timestamp;
 use serde_json::json;
 
+use super::sandboxes::{age, expiry};
 use crate::args::KeyCommand;
-use crate::client::{KeyInfo, Server};
-use crate::output::{Printer, WithHint};
+use crate::client::{KeyInfo, RevokedKey, Server};
+use crate::output::{Printer, WithHint, counted};
 
 pub(crate) async fn key(server: &Server, command: KeyCommand, printer: &Printer) -> Result<ExitCode> {
     match command {
@@ -22,13 +24,13 @@ pub(crate) async fn key(server: &Server, command: KeyCommand, printer: &Printer)
         }
         KeyCommand::Ls => {
             let keys = server.keys().await?;
-            let never = || "never".to_owned();
+            let now = Timestamp::now();
             let row = |key: &KeyInfo| {
-                let expires = key.expires_at.clone().unwrap_or_else(never);
-                vec![key.id.clone(), key.owner.clone(), key.created_at.clone(), expires]
+                let (age, expires) = (age(&key.created_at, now), expiry(key.expires_at.as_deref(), now));
+                vec![key.id.clone(), key.owner.clone(), age, expires]
             };
             let rows = keys.iter().map(row).collect();
-            printer.list(&keys, &["id", "owner", "created", "expires"], rows)?;
+            printer.list(&keys, &["id", "owner", "age", "expires"], rows)?;
         }
         KeyCommand::Rm { ids, and_sandboxes } => remove(server, &ids, and_sandboxes, printer).await?,
     }
@@ -36,32 +38,87 @@ pub(crate) async fn key(server: &Server, command: KeyCommand, printer: &Printer)
 }
 
 /// Removes all that are there; one that is missing is an error in the end.
-async fn remove(server: &Server, ids: &[String], and_sandboxes: bool, printer: &Printer) -> Result<()> {
-    let (mut removed, mut missing, mut sandboxes) = (Vec::new(), Vec::new(), Vec::new());
+async fn remove(server: &Server, texts: &[String], and_sandboxes: bool, printer: &Printer) -> Result<()> {
+    let (ids, mut missing) = server.resolve_keys(texts).await?;
+    let (mut removed, mut revoked) = (Vec::new(), Vec::new());
     for id in ids {
         let gone = if and_sandboxes {
-            let gone = server.revoke_key_and_sandboxes(id).await?;
-            gone.map(|gone| sandboxes.extend(gone)).is_some()
+            let gone = server.revoke_key_and_sandboxes(&id).await?;
+            gone.map(|gone| revoked.push(gone)).is_some()
         } else {
-            server.revoke_key(id).await?
+            server.revoke_key(&id).await?
         };
         let list = if gone { &mut removed } else { &mut missing };
-        list.push(id.as_str());
+        list.push(id);
     }
     if printer.json() {
         let mut value = json!({ "removed": removed, "missing": missing });
         if and_sandboxes {
-            value["removedSandboxes"] = json!(sandboxes);
+            let sandboxes = revoked.iter().flat_map(|key| &key.removed_sandboxes);
+            value["removedSandboxes"] = sandboxes.cloned().collect();
         }
         printer.value(&value)?;
     } else {
         removed.iter().try_for_each(|id| printer.line(id))?;
-        if and_sandboxes {
-            printer.remark(format!("{} sandboxes were removed", sandboxes.len()));
-        }
+        about_sandboxes(&revoked).iter().for_each(|text| printer.remark(text));
     }
     if missing.is_empty() {
         return Ok(());
     }
     Err(anyhow!("there is no such key as `{}`", missing.join("`, `"))).hint("`coracle key ls` lists the keys")
+}
+
+/// Says of each owner whose keys were revoked what became of the sandboxes. Of several keys of one
+/// owner the last says it: until then there was another.
+fn about_sandboxes(revoked: &[RevokedKey]) -> Vec<String> {
+    let newest = |(index, key): &(usize, &RevokedKey)| {
+        revoked[index + 1..].iter().all(|later| later.owner != key.owner)
+    };
+    let about = |(_, key): (usize, &RevokedKey)| {
+        let (owner, others) = (&key.owner, key.other_valid_keys);
+        if key.operator {
+            format!("owner `{owner}` is the operator of the server: its sandboxes stay")
+        } else if others > 0 {
+            format!("owner `{owner}` still has {}: its sandboxes stay", counted(others, "other valid key"))
+        } else {
+            let count = counted(key.removed_sandboxes.len(), "sandbox");
+            format!("owner `{owner}` has no valid key left: {count} removed")
+        }
+    };
+    revoked.iter().enumerate().filter(newest).map(about).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn revoked(owner: &str, others: usize, sandboxes: &[&str]) -> RevokedKey {
+        RevokedKey {
+            owner: owner.to_owned(),
+            operator: owner == "default",
+            other_valid_keys: others,
+            removed_sandboxes: sandboxes.iter().map(|id| (*id).to_owned()).collect(),
+        }
+    }
+
+    #[test]
+    fn each_owner_is_told_why_its_sandboxes_stay_or_how_many_went() {
+        let all = [
+            revoked("a", 1, &[]),
+            revoked("b", 2, &[]),
+            revoked("default", 0, &[]),
+            revoked("a", 0, &["x"]),
+            revoked("c", 0, &["y", "z"]),
+        ];
+        assert_eq!(
+            about_sandboxes(&all),
+            [
+                "owner `b` still has 2 other valid keys: its sandboxes stay",
+                "owner `default` is the operator of the server: its sandboxes stay",
+                "owner `a` has no valid key left: 1 sandbox removed",
+                "owner `c` has no valid key left: 2 sandboxes removed",
+            ]
+        );
+        assert!(about_sandboxes(&[]).is_empty());
+    }
 }

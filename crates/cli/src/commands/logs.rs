@@ -24,19 +24,47 @@ pub(crate) async fn logs(server: &Server, args: LogsArgs, printer: &Printer) -> 
         Some(process) => server.resolve_processes(&id, std::slice::from_ref(process)).await?.remove(0),
         None => default_process(server, &id).await?,
     };
-    let opened = match scope {
-        OwnerScope::Own => server.open(&id).await?.logs(&process, args.from, args.follow).await,
-        OwnerScope::Owner(_) | OwnerScope::All => {
-            server.logs_as_operator(&id, &process, args.from, args.follow).await
-        }
-    };
-    let logs = match opened {
+    let logs = match open(server, &id, &process, &args, &scope).await {
         Err(error) if refused_with(&error, StatusCode::NOT_FOUND) => {
-            return Err(error).hint("`coracle ps --all` lists the processes of a sandbox");
+            match newest_run(server, &id, &process).await? {
+                Some(run) => open(server, &id, &run, &args, &scope).await?,
+                None => return Err(error).hint(format!("`coracle ps --all {id}` lists the processes")),
+            }
         }
         logs => logs?,
     };
     if printer.json() { print_records(logs, printer).await } else { print_text(logs, printer).await }
+}
+
+async fn open(
+    server: &Server,
+    id: &SandboxId,
+    process: &ProcessId,
+    args: &LogsArgs,
+    scope: &OwnerScope,
+) -> Result<Logs> {
+    match scope {
+        OwnerScope::Own => server.open(id).await?.logs(process, args.from, args.follow).await,
+        OwnerScope::Owner(_) | OwnerScope::All => {
+            server.logs_as_operator(id, process, args.from, args.follow).await
+        }
+    }
+}
+
+/// The newest run of a session or context, which have no output of their own. `None` if `process` is
+/// neither.
+async fn newest_run(server: &Server, id: &SandboxId, process: &ProcessId) -> Result<Option<ProcessId>> {
+    // The oldest is first.
+    let all = server.processes(id, true).await?;
+    let of = all.iter().find(|one| one.id == process.as_str());
+    let Some(of) = of.filter(|one| matches!(one.kind.as_str(), "session" | "context")) else {
+        return Ok(None);
+    };
+    let run = all.iter().rev().find(|one| one.kind == "run" && one.session.as_deref() == Some(&of.id));
+    let run = run.ok_or_else(|| anyhow!("nothing was run in {} `{process}` yet", of.kind));
+    let run = run.hint(format!("`coracle ps --all {id}` lists the runs"))?;
+    let run = ProcessId::parse(&run.id);
+    run.map(Some).context("the server named a process in a way that is not understood")
 }
 
 /// The main process, or else the newest command.

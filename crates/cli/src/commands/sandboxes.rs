@@ -4,11 +4,14 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow};
+use http::StatusCode;
 use jiff::Timestamp;
 use serde_json::json;
 
 use crate::args::{CreateArgs, LsArgs, ReleaseArgs, RmArgs};
-use crate::client::{NewSandbox, OwnerScope, Report, SandboxInfo, Server};
+use crate::client::{
+    Candidate, NewSandbox, OwnerScope, Report, SandboxInfo, SandboxRef, Server, refused_with,
+};
 use crate::output::{Printer, WithHint, size, span};
 
 pub(crate) async fn create(server: &Server, args: CreateArgs, printer: &Printer) -> Result<ExitCode> {
@@ -82,81 +85,113 @@ async fn report_new_volumes(server: &Server, missing: &[String], printer: &Print
 
 /// The sandbox of a name stays until another needs its place; `create --key` takes it again.
 pub(crate) async fn release(server: &Server, args: &ReleaseArgs, printer: &Printer) -> Result<ExitCode> {
-    let Some(released) = server.release(&args.key).await? else {
-        return Err(anyhow!("no sandbox has the name `{}`", args.key))
-            .hint("`coracle create --key NAME` makes one");
-    };
+    let mut name = args.key.to_string();
+    let mut released = server.release(&name).await?;
+    if released.is_none() {
+        name = name_of(server, &args.key).await?;
+        released = server.release(&name).await?;
+    }
+    let Some(released) = released else { return no_such_name(&name) };
     if printer.json() {
-        printer.value(&json!({ "name": args.key, "released": released }))?;
+        printer.value(&json!({ "name": name, "released": released }))?;
     } else if !released {
-        printer.remark(format!("`{}` was released already", args.key));
+        printer.remark(format!("`{name}` was released already"));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The name of a sandbox that was written in another way: as its id, or the beginning of one of both.
+async fn name_of(server: &Server, reference: &SandboxRef) -> Result<String> {
+    match server.find_sandbox(&reference.to_string()).await? {
+        Some(Candidate { name: Some(name), .. }) => Ok(name),
+        Some(Candidate { id, .. }) => Err(anyhow!("sandbox `{id}` has no name that could be released"))
+            .hint("it stays until it expires or `coracle rm` removes it; `coracle create --key NAME` makes one with a name"),
+        None => no_such_name(&reference.to_string()),
+    }
+}
+
+fn no_such_name<T>(text: &str) -> Result<T> {
+    Err(anyhow!("no sandbox has the id or name `{text}`"))
+        .hint("`coracle ls` lists the sandboxes with their names")
 }
 
 pub(crate) async fn list(server: &Server, args: LsArgs, printer: &Printer) -> Result<ExitCode> {
     let scope = args.owners.scope();
-    if scope != OwnerScope::Own {
-        return list_of_owners(server, &args, &scope, printer).await;
+    let for_programs = printer.json() || args.quiet;
+    if scope == OwnerScope::Own && (for_programs || server.is_operator_socket()) {
+        return list_of_open_sandbox(server, &args, printer).await;
     }
+    let mut found = match server.overview(&scope).await {
+        // A server that is not Coracle has the list of the OpenSandbox API alone.
+        Err(error) if scope == OwnerScope::Own && refused_with(&error, StatusCode::NOT_FOUND) => {
+            return list_of_open_sandbox(server, &args, printer).await;
+        }
+        found => found?,
+    };
+    let has_labels =
+        |report: &Report| args.labels.iter().all(|(key, value)| report.labels.get(key) == Some(value));
+    found.sandboxes.retain(has_labels);
+    if args.quiet && !printer.json() {
+        found.sandboxes.iter().try_for_each(|report| printer.line(&report.id))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let with_owner = found.operator || scope != OwnerScope::Own;
+    let now = Timestamp::now();
+    let rows = found.sandboxes.iter().map(|report| report_row(report, with_owner, now)).collect();
+    printer.list(&found.sandboxes, &columns(with_owner), rows)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The columns of `ls`. Owners are shown to the operator, who can see more than one.
+fn columns(with_owner: bool) -> Vec<&'static str> {
+    let all = ["id", "name", "owner", "image", "phase", "age", "expires", "labels"];
+    all.into_iter().filter(|name| with_owner || *name != "owner").collect()
+}
+
+/// The caller's own sandboxes as the OpenSandbox API tells them, which programs read.
+async fn list_of_open_sandbox(server: &Server, args: &LsArgs, printer: &Printer) -> Result<ExitCode> {
     let found = server.list(&args.labels).await?;
     if args.quiet && !printer.json() {
-        for sandbox in &found {
-            printer.line(&sandbox.id)?;
-        }
+        found.iter().try_for_each(|sandbox| printer.line(&sandbox.id))?;
         return Ok(ExitCode::SUCCESS);
     }
     let now = Timestamp::now();
     let rows = found.iter().map(|sandbox| row(sandbox, now)).collect();
-    printer.list(&found, &["id", "name", "image", "state", "age", "expires", "labels"], rows)?;
+    printer.list(&found, &columns(false), rows)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The sandboxes of other owners too, as the operator sees them.
-async fn list_of_owners(
-    server: &Server,
-    args: &LsArgs,
-    scope: &OwnerScope,
-    printer: &Printer,
-) -> Result<ExitCode> {
-    let mut found = server.overview(scope).await?;
-    found.retain(|report| args.labels.iter().all(|(key, value)| report.labels.get(key) == Some(value)));
-    if args.quiet && !printer.json() {
-        found.iter().try_for_each(|report| printer.line(&report.id))?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    let now = Timestamp::now();
-    let rows = found.iter().map(|report| owned_row(report, now)).collect();
-    let columns = ["id", "owner", "name", "image", "phase", "age", "expires", "labels"];
-    printer.list(&found, &columns, rows)?;
-    Ok(ExitCode::SUCCESS)
-}
-
-fn owned_row(report: &Report, now: Timestamp) -> Vec<String> {
-    vec![
-        report.id.clone(),
-        report.owner.clone(),
-        report.name.clone().unwrap_or_default(),
-        owned_image(report),
+fn report_row(report: &Report, with_owner: bool, now: Timestamp) -> Vec<String> {
+    let owner = with_owner.then(|| report.owner.clone());
+    let head = [report.id.clone(), report.name.clone().unwrap_or_default()];
+    let rest = [
+        report_image(report),
         report.phase.clone(),
         age(&report.created_at, now),
         expiry(report.expires_at.as_deref(), now),
         labels_text(&report.labels),
-    ]
+    ];
+    head.into_iter().chain(owner).chain(rest).collect()
 }
 
-/// As [`image`], of another owner's sandbox.
-fn owned_image(report: &Report) -> String {
+/// As [`image`], or the snapshot whose files the sandbox began with.
+fn report_image(report: &Report) -> String {
     let image = &report.image;
-    match image.stand_in {
-        Some(_) => format!("{} (for {})", image.used, image.requested),
-        None => image.used.clone(),
+    match (report.rest.get("snapshot").and_then(|snapshot| snapshot.as_str()), &image.stand_in) {
+        (Some(snapshot), _) => format!("snapshot {snapshot}"),
+        (None, Some(_)) => format!("{} (for {})", image.used, image.requested),
+        (None, None) => image.used.clone(),
     }
 }
 
 /// How long ago something was. A time that cannot be read is shown as it came.
 pub(crate) fn age(at: &str, now: Timestamp) -> String {
     at.parse().map_or_else(|_error| at.to_owned(), |at| span(seconds(at, now)))
+}
+
+/// A moment and how long ago it was.
+pub(crate) fn moment(at: &str, now: Timestamp) -> String {
+    format!("{at} ({} ago)", age(at, now))
 }
 
 pub(crate) fn expiry(at: Option<&str>, now: Timestamp) -> String {
@@ -170,7 +205,7 @@ fn row(sandbox: &SandboxInfo, now: Timestamp) -> Vec<String> {
         sandbox.id.clone(),
         sandbox.name().unwrap_or_default().to_owned(),
         image(sandbox).or_else(snapshot).unwrap_or_default(),
-        sandbox.status.state.clone(),
+        sandbox.status.state.to_lowercase(),
         age(&sandbox.created_at, now),
         expiry(sandbox.expires_at.as_deref(), now),
         labels_text(&sandbox.labels()),
@@ -202,7 +237,7 @@ pub(crate) async fn remove(server: &Server, args: RmArgs, printer: &Printer) -> 
         let own = server.list(&[]).await?.into_iter().map(|sandbox| sandbox.id).collect();
         (own, Vec::new())
     } else if args.all {
-        let all = server.overview(&scope).await?.into_iter().map(|report| report.id).collect();
+        let all = server.overview(&scope).await?.sandboxes.into_iter().map(|report| report.id).collect();
         (all, Vec::new())
     } else {
         let (found, missing) = server.resolve_all(&args.ids, &scope).await?;
@@ -241,8 +276,7 @@ pub(crate) async fn remove(server: &Server, args: RmArgs, printer: &Printer) -> 
     if missing.is_empty() || args.all {
         return Ok(ExitCode::SUCCESS);
     }
-    Err(anyhow!("there is no such sandbox as `{}`", missing.join("`, `")))
-        .hint("`coracle ls` lists the sandboxes")
+    Err(anyhow!("there is no such sandbox as `{}`", missing.join("`, `"))).hint(server.sandboxes_hint(&scope))
 }
 
 #[cfg(test)]
@@ -260,7 +294,7 @@ mod tests {
         let now = "2026-11-15T10:01:30Z".parse().expect("a time");
         assert_eq!(
             row(&info, now),
-            ["abcdefghijklmnopqrst", "web", "host", "Running", "1m", "in 8m", "env=test,team=search"]
+            ["abcdefghijklmnopqrst", "web", "host", "running", "1m", "in 8m", "env=test,team=search"]
         );
     }
 
@@ -281,6 +315,6 @@ mod tests {
         }))
         .expect("it reads");
         let now = "2026-11-15T10:00:05Z".parse().expect("a time");
-        assert_eq!(row(&info, now), ["a", "", "", "Paused", "5s", "never", ""]);
+        assert_eq!(row(&info, now), ["a", "", "", "paused", "5s", "never", ""]);
     }
 }

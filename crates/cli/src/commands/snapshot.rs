@@ -5,15 +5,20 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
 use domain::SnapshotId;
+use jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use super::sandboxes::{age, moment};
 use crate::args::{ForkArgs, SnapshotCommand};
 use crate::client::{NewSandbox, OwnedSnapshot, OwnerScope, Server, SnapshotInfo};
-use crate::output::{Printer, WithHint, size, span};
+use crate::output::{Printer, WithHint, amount, exact_span, size};
 
 /// How often the server is asked whether a snapshot is ready: its API tells it to nobody.
 const LOOK: Duration = Duration::from_millis(20);
+
+/// What the operator sees of snapshots.
+const OWNED_COLUMNS: [&str; 7] = ["id", "name", "owner", "sandbox", "state", "size", "age"];
 
 /// The exit code of a program that was interrupted, as shells have it.
 const INTERRUPTED: u8 = 130;
@@ -36,8 +41,9 @@ pub(crate) async fn snapshot(
                 let id = server.resolve_in(sandbox, &scope).await?;
                 found.retain(|snapshot| snapshot.sandbox_id == id.as_str());
             }
-            let rows = found.iter().map(owned_row).collect();
-            printer.list(&found, &["id", "owner", "sandbox", "name", "state", "size", "created"], rows)?;
+            let now = Timestamp::now();
+            let rows = found.iter().map(|snapshot| owned_row(snapshot, now)).collect();
+            printer.list(&found, &OWNED_COLUMNS, rows)?;
         }
         SnapshotCommand::Ls { sandbox, .. } => {
             let sandbox = match &sandbox {
@@ -45,17 +51,17 @@ pub(crate) async fn snapshot(
                 None => None,
             };
             let found = server.snapshots(sandbox.as_ref().map(|id| id.as_str())).await?;
-            let rows = found.iter().map(row).collect();
-            printer.list(&found, &["id", "sandbox", "name", "state", "created"], rows)?;
+            let now = Timestamp::now();
+            let rows = found.iter().map(|snapshot| row(snapshot, now)).collect();
+            printer.list(&found, &["id", "name", "sandbox", "state", "age"], rows)?;
         }
         SnapshotCommand::Inspect { id, owners } if owners.scope() != OwnerScope::Own => {
             let id = server.resolve_snapshot_in(&id, &owners.scope()).await?;
             let found = server.owned_snapshot(&id).await?;
-            let columns = ["id", "owner", "sandbox", "name", "state", "size", "created"];
             if printer.json() {
                 printer.value(&found)?
             } else {
-                printer.table(&columns, vec![owned_row(&found)])?
+                printer.table(&OWNED_COLUMNS, vec![owned_row(&found, Timestamp::now())])?
             }
         }
         SnapshotCommand::Inspect { id, .. } => {
@@ -71,25 +77,25 @@ pub(crate) async fn snapshot(
     Ok(ExitCode::SUCCESS)
 }
 
-fn row(snapshot: &SnapshotInfo) -> Vec<String> {
+fn row(snapshot: &SnapshotInfo, now: Timestamp) -> Vec<String> {
     vec![
         snapshot.id.clone(),
-        snapshot.sandbox_id.clone(),
         snapshot.name.clone().unwrap_or_default(),
-        snapshot.status.state.clone(),
-        snapshot.created_at.clone(),
+        snapshot.sandbox_id.clone(),
+        snapshot.status.state.to_lowercase(),
+        age(&snapshot.created_at, now),
     ]
 }
 
-fn owned_row(snapshot: &OwnedSnapshot) -> Vec<String> {
+fn owned_row(snapshot: &OwnedSnapshot, now: Timestamp) -> Vec<String> {
     vec![
         snapshot.id.clone(),
+        snapshot.name.clone().unwrap_or_default(),
         snapshot.owner.clone(),
         snapshot.sandbox_id.clone(),
-        snapshot.name.clone().unwrap_or_default(),
-        snapshot.state.clone(),
+        snapshot.state.to_lowercase(),
         size(snapshot.size_bytes),
-        snapshot.created_at.clone(),
+        age(&snapshot.created_at, now),
     ]
 }
 
@@ -102,7 +108,7 @@ async fn inspect(server: &Server, id: &str, printer: &Printer) -> Result<()> {
     if let Some(name) = &found.name {
         printer.line(format!("name     {name}"))?;
     }
-    printer.line(format!("created  {}", found.created_at))?;
+    printer.line(format!("created  {}", moment(&found.created_at, Timestamp::now())))?;
     printer.line(format!("state    {}  {}", found.status.state, found.message()).trim_end())?;
     inherited(&found).iter().try_for_each(|(name, value)| printer.line(format!("  {name:<14}{value}")))
 }
@@ -119,18 +125,18 @@ fn inherited(snapshot: &SnapshotInfo) -> Vec<(String, String)> {
     for (name, value) in settings {
         match (name.as_str(), value) {
             ("resourceLimits", Value::Object(limits)) => {
-                lines.extend(limits.iter().map(|(name, limit)| (name.clone(), shown(limit))))
+                lines.extend(limits.iter().map(|(name, limit)| (name.clone(), amount(&shown(limit)))))
             }
             ("metadata", Value::Object(labels)) => lines.extend(
                 labels.iter().map(|(name, value)| ("label".to_owned(), format!("{name}={}", shown(value)))),
             ),
             ("timeout" | "idleTimeout", Value::Number(seconds)) => {
                 let name = if name == "timeout" { "timeout" } else { "idle timeout" };
-                lines.push((name.to_owned(), span(seconds.as_u64().unwrap_or(0))));
+                lines.push((name.to_owned(), exact_span(seconds.as_u64().unwrap_or(0))));
             }
             ("secureAccess", Value::Bool(true)) => lines.push(("secure access".to_owned(), "yes".to_owned())),
             ("secureAccess", _) => {}
-            (name, value) => lines.push((name.to_owned(), shown(value))),
+            (name, value) => lines.push((name.to_owned(), amount(&shown(value)))),
         }
     }
     lines.retain(|(_, value)| !value.is_empty());
@@ -270,4 +276,23 @@ async fn make(
         printer.value(&made)?;
     }
     Ok(made.len() == count as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_and_times_are_shown_with_units() {
+        let snapshot: SnapshotInfo = serde_json::from_value(json!({
+            "id": "a", "sandboxId": "b", "status": {"state": "Ready"}, "createdAt": "2026-11-15T10:00:00Z",
+            "settings": {"resourceLimits": {"memory": "64Mi", "cpu": "0.5"}, "timeout": 5400},
+        }))
+        .expect("it reads");
+        let line = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let expected = [line("cpu", "0.5"), line("memory", "64.0 MiB"), line("timeout", "1h30m")];
+        assert_eq!(inherited(&snapshot), expected);
+        let now = "2026-11-15T10:05:00Z".parse().expect("a time");
+        assert_eq!(row(&snapshot, now), ["a", "", "b", "ready", "5m"]);
+    }
 }

@@ -3,19 +3,21 @@
 use std::process::ExitCode;
 
 use anyhow::{Result, anyhow};
-use domain::Bytes;
+use jiff::Timestamp;
 use serde_json::json;
 
+use super::sandboxes::{age, moment};
 use crate::args::VolumeCommand;
 use crate::client::{OwnerScope, Server, VolumeInfo, VolumeKey, refused_with};
-use crate::output::{Printer, WithHint};
+use crate::output::{Printer, WithHint, size};
 
 pub(crate) async fn volume(server: &Server, command: VolumeCommand, printer: &Printer) -> Result<ExitCode> {
     match command {
         VolumeCommand::Ls { owners } => {
             let volumes = server.volumes(&owners.scope()).await?;
-            let columns = ["name", "owner", "used", "size", "sandboxes", "created"];
-            printer.list(&volumes, &columns, rows(&volumes))?;
+            let now = Timestamp::now();
+            let columns = ["name", "id", "owner", "used", "size", "sandboxes", "age"];
+            printer.list(&volumes, &columns, volumes.iter().map(|volume| row(volume, now)).collect())?;
         }
         VolumeCommand::Create { name, size } => {
             let made = server.make_volume(&name, size).await?;
@@ -30,7 +32,7 @@ pub(crate) async fn volume(server: &Server, command: VolumeCommand, printer: &Pr
     Ok(ExitCode::SUCCESS)
 }
 
-/// A volume by its name or, where there is none of that name, by its id or the beginning of it.
+/// A volume by its name or, where there is none of that name, by its id or the beginning of either.
 async fn find(server: &Server, text: &str, scope: &OwnerScope) -> Result<Option<VolumeInfo>> {
     if let Some(exact) = exact(text, scope) {
         match server.volume(&exact).await {
@@ -67,29 +69,32 @@ fn exact(text: &str, scope: &OwnerScope) -> Option<VolumeKey> {
     }
 }
 
-fn rows(volumes: &[VolumeInfo]) -> Vec<Vec<String>> {
-    let row = |volume: &VolumeInfo| {
-        let used = volume.used_bytes.map_or_else(|| "?".to_owned(), |used| Bytes(used).to_string());
-        let (size, users) = (Bytes(volume.size_bytes).to_string(), volume.sandboxes.len().to_string());
-        vec![volume.name.clone(), volume.owner.clone(), used, size, users, volume.created_at.clone()]
-    };
-    volumes.iter().map(row).collect()
+fn row(volume: &VolumeInfo, now: Timestamp) -> Vec<String> {
+    vec![
+        volume.name.clone(),
+        volume.id.clone(),
+        volume.owner.clone(),
+        volume.used_bytes.map_or_else(|| "?".to_owned(), size),
+        size(volume.size_bytes),
+        volume.sandboxes.len().to_string(),
+        age(&volume.created_at, now),
+    ]
 }
 
 fn inspect(volume: &VolumeInfo, printer: &Printer) -> Result<()> {
     if printer.json() {
         return printer.value(volume);
     }
-    let used = volume.used_bytes.map_or_else(|| "?".to_owned(), |used| Bytes(used).to_string());
+    let used = volume.used_bytes.map_or_else(|| "?".to_owned(), size);
     let lasts = if volume.deleted_with_sandboxes { "as long as its sandboxes" } else { "until removed" };
     for (name, value) in [
         ("name", volume.name.clone()),
         ("id", volume.id.clone()),
         ("owner", volume.owner.clone()),
-        ("size", Bytes(volume.size_bytes).to_string()),
+        ("size", size(volume.size_bytes)),
         ("used", used),
         ("lasts", lasts.to_owned()),
-        ("created", volume.created_at.clone()),
+        ("created", moment(&volume.created_at, Timestamp::now())),
         ("sandboxes", volume.sandboxes.join(" ")),
     ] {
         printer.line(format!("{name:<10} {value}"))?;
@@ -117,4 +122,20 @@ async fn remove(server: &Server, names: &[String], scope: &OwnerScope, printer: 
 fn missing(names: &[&str]) -> Result<()> {
     Err(anyhow!("there is no such volume as `{}`", names.join("`, `")))
         .hint("`coracle volume ls` lists the volumes")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn row_has_the_id_and_units() {
+        let volume: VolumeInfo = serde_json::from_value(json!({
+            "name": "data", "id": "abcdefgh", "owner": "default", "sizeBytes": 10 << 20, "usedBytes": 16 << 10,
+            "deletedWithSandboxes": false, "sandboxes": ["x"], "createdAt": "2026-11-15T10:00:00Z",
+        }))
+        .expect("it reads");
+        let now = "2026-11-15T10:05:00Z".parse().expect("a time");
+        assert_eq!(row(&volume, now), ["data", "abcdefgh", "default", "16.0 KiB", "10.0 MiB", "1", "5m"]);
+    }
 }

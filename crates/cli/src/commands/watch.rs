@@ -9,10 +9,10 @@ use anyhow::{Context, Result, anyhow};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::sandboxes::{age, expiry, labels_text};
+use super::sandboxes::{expiry, labels_text, moment};
 use crate::args::{EventsArgs, TopArgs, UsageArgs};
 use crate::client::{EventsFrom, Hour, OwnerScope, Report, Sample, SandboxRef, Server, UsedImage};
-use crate::output::{Printer, WithHint, exact_span, size};
+use crate::output::{Printer, WithHint, amount, exact_span, size};
 
 pub(crate) async fn inspect(
     server: &Server,
@@ -22,7 +22,7 @@ pub(crate) async fn inspect(
 ) -> Result<ExitCode> {
     let id = &server.resolve_in(sandbox, scope).await?;
     let Some(report) = server.report(id).await? else {
-        return Err(anyhow!("there is no such sandbox as `{id}`")).hint("`coracle ls` lists the sandboxes");
+        return Err(anyhow!("there is no such sandbox as `{id}`")).hint(server.sandboxes_hint(scope));
     };
     if printer.json() {
         printer.value(&report)?;
@@ -38,6 +38,7 @@ pub(crate) async fn inspect(
 /// What people read of a report: names and units instead of raw values.
 fn inspection(report: &Report, now: Timestamp) -> Vec<Vec<String>> {
     let text = |name: &str| report.rest.get(name).and_then(Value::as_str).map(str::to_owned);
+    let in_force = |name: &str| report.in_force.get(name).map(|value| with_units(value));
     let image = match &report.image {
         UsedImage { stand_in: Some(stand_in), .. } => stand_in.clone(),
         image if image.requested == image.used => image.used.clone(),
@@ -59,28 +60,24 @@ fn inspection(report: &Report, now: Timestamp) -> Vec<Vec<String>> {
         ("owner", Some(report.owner.clone())),
         ("phase", Some(phase)),
         ("image", Some(image)),
-        ("snapshot", text("snapshot")),
-        ("pool", text("pool")),
-        ("created", Some(format!("{} ({} ago)", report.created_at, age(&report.created_at, now)))),
+        ("snapshot", in_force("snapshot").or_else(|| text("snapshot"))),
+        ("pool", in_force("pool").or_else(|| text("pool"))),
+        ("created", Some(moment(&report.created_at, now))),
         ("expires", Some(expires)),
         ("idle timeout", Some(idle.map_or("none".to_owned(), exact_span))),
     ];
     let head = head.into_iter().filter_map(|(name, value)| Some(vec![name.to_owned(), value?]));
-    let measures = report.in_force.iter().map(|(name, value)| vec![name.clone(), with_units(value)]);
+    // Both are among the measures, but belong to what the sandbox is made of.
+    let measures = report.in_force.iter().filter(|(name, _)| !matches!(name.as_str(), "snapshot" | "pool"));
+    let measures = measures.map(|(name, value)| vec![name.clone(), with_units(value)]);
     let hooks = report.rest.get("hooks").and_then(Value::as_array).into_iter().flatten().map(hook);
     head.chain(measures).chain(used(&report.usage)).chain(hooks).collect()
 }
 
 /// A measure whose first word may be an amount in the short form of the API, such as `512Mi`.
 fn with_units(measure: &str) -> String {
-    let (first, rest) = measure.split_once(' ').map_or((measure, ""), |(first, rest)| (first, rest));
-    let amount = ["Ki", "Mi", "Gi", "Ti"].iter().find_map(|unit| Some((first.strip_suffix(unit)?, unit)));
-    match amount {
-        Some((number, unit)) if number.parse::<f64>().is_ok() => {
-            format!("{number} {unit}B {rest}").trim_end().to_owned()
-        }
-        _ => measure.to_owned(),
-    }
+    let (first, rest) = measure.split_once(' ').unwrap_or((measure, ""));
+    format!("{} {rest}", amount(first)).trim_end().to_owned()
 }
 
 /// What a sandbox uses now, beside its limits.
@@ -158,7 +155,7 @@ fn told(report: &Report, cores: Option<f64>) -> Value {
 }
 
 fn row(report: &Report, cores: Option<f64>) -> Vec<String> {
-    let amount = |name: &str, limit: &str, show: &dyn Fn(u64) -> String| {
+    let used_of = |name: &str, limit: &str, show: &dyn Fn(u64) -> String| {
         let shown = |name: &str| report.usage.get(name).map(|amount| show(*amount));
         match (shown(name), shown(limit)) {
             (Some(used), Some(limit)) => format!("{used} of {limit}"),
@@ -172,9 +169,9 @@ fn row(report: &Report, cores: Option<f64>) -> Vec<String> {
         report.owner.clone(),
         report.phase.clone(),
         cores.map_or("?".to_owned(), |cores| format!("{:.0}%", cores * 100.0)),
-        amount("memoryBytes", "memoryLimitBytes", &size),
-        amount("pids", "", &|count| count.to_string()),
-        amount("diskBytes", "diskLimitBytes", &size),
+        used_of("memoryBytes", "memoryLimitBytes", &size),
+        used_of("pids", "", &|count| count.to_string()),
+        used_of("diskBytes", "diskLimitBytes", &size),
     ]
 }
 
@@ -186,7 +183,7 @@ pub(crate) async fn usage(server: &Server, args: &UsageArgs, printer: &Printer) 
             Some(samples) => show_samples(&samples, printer)?,
             None => {
                 return Err(anyhow!("there is no such sandbox as `{sandbox}`"))
-                    .hint("`coracle ls` lists the sandboxes");
+                    .hint(server.sandboxes_hint(&OwnerScope::Own));
             }
         },
     }
@@ -271,7 +268,8 @@ mod tests {
             "id": "abcdefghijklmnopqrst", "name": "web", "phase": "running", "owner": "default",
             "image": {"requested": "python:3.12", "used": "host"}, "labels": {"team": "search"},
             "createdAt": "2026-11-15T10:00:00Z", "expiresAt": "2026-11-15T11:00:00Z",
-            "idleTimeoutSeconds": 5400, "snapshot": "s", "pool": "p", "inForce": {"memory": "512Mi by cgroup"},
+            "idleTimeoutSeconds": 5400, "snapshot": "s", "pool": "p",
+            "inForce": {"memory": "512Mi by cgroup", "snapshot": "16Ki of s, copied", "pool": "p"},
             "usage": {
                 "memoryBytes": 10 << 20, "memoryLimitBytes": 512 << 20, "cpuMicros": 1_230_000,
                 "cpuLimitMillis": 500, "pids": 3, "oomKills": 0,
@@ -288,12 +286,12 @@ mod tests {
             ("owner", "default"),
             ("phase", "running"),
             ("image", "host (for python:3.12)"),
-            ("snapshot", "s"),
+            ("snapshot", "16.0 KiB of s, copied"),
             ("pool", "p"),
             ("created", "2026-11-15T10:00:00Z (5m ago)"),
             ("expires", "2026-11-15T11:00:00Z (in 55m)"),
             ("idle timeout", "1h30m"),
-            ("memory", "512 MiB by cgroup"),
+            ("memory", "512.0 MiB by cgroup"),
             ("memory used", "10.0 MiB of 512.0 MiB"),
             ("cpu time used", "1.23 s"),
             ("processes", "3"),

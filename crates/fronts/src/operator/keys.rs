@@ -66,7 +66,8 @@ pub(super) async fn issue(
 }
 
 /// `DELETE /coracle/v1/keys/{id}`: refuses the key from now on. With `sandboxes=true` the sandboxes of
-/// its owner go as well if the owner has no other key that is valid; the answer names them.
+/// its owner go as well if the owner has no other key that is valid and is not the operator; the
+/// answer names them, and says how many other keys the owner has.
 pub(super) async fn revoke(
     State(front): State<Front>,
     _: Operator,
@@ -78,9 +79,15 @@ pub(super) async fn revoke(
     let wanted = |(name, value): (_, _)| name == "sandboxes" && value == "true";
     if form_urlencoded::parse(query.as_bytes()).any(wanted) {
         return match front.service.revoke_key_and_sandboxes(&id).await {
-            Ok(Some(removed)) => {
-                let removed: Vec<&str> = removed.iter().map(|id| id.as_str()).collect();
-                Json(json!({ "removedSandboxes": removed })).into_response()
+            Ok(Some(revoked)) => {
+                let removed: Vec<&str> = revoked.removed_sandboxes.iter().map(|id| id.as_str()).collect();
+                Json(json!({
+                    "owner": revoked.owner.as_str(),
+                    "operator": revoked.owner == Owner::single(),
+                    "otherValidKeys": revoked.other_valid_keys,
+                    "removedSandboxes": removed,
+                }))
+                .into_response()
             }
             Ok(None) => answer::error(StatusCode::NOT_FOUND, "KEY_NOT_FOUND", "there is no such key"),
             Err(error) => failed(&error),

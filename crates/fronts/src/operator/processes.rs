@@ -8,7 +8,7 @@ use axum::extract::rejection::{BytesRejection, PathRejection};
 use axum::extract::{Path, State};
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
-use domain::{Exit, Owner, Position, ProcessId, SandboxId};
+use domain::{Exit, Owner, Position, ProcessId, SandboxId, signal};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use service::{
@@ -138,8 +138,10 @@ pub(super) async fn signal(
 ) -> Response {
     let Some((id, process)) = process_of(at) else { return not_found() };
     let Some(signal) = body.ok().as_deref().and_then(parse_body) else {
-        let message = "the body is `{\"signal\": \"TERM\"}` with the name or number of a signal";
-        return answer::error(StatusCode::BAD_REQUEST, "INVALID_SIGNAL", message);
+        let names: Vec<&str> = signal::NAMES.iter().map(|(name, _)| *name).collect();
+        let names = names.join(", ");
+        let message = format!("the body is `{{\"signal\": \"TERM\"}}` with 1 to 31 or one of {names}");
+        return answer::error(StatusCode::BAD_REQUEST, "INVALID_SIGNAL", &message);
     };
     match front.service.signal(&owner, &id, &process, signal, Reach::Tree).await {
         Ok(()) => StatusCode::NO_CONTENT.into_response(),
@@ -172,39 +174,10 @@ pub(super) fn refuse(error: &ServiceError) -> Response {
 /// The number of a signal; nothing if the body names none that there is.
 fn parse_body(body: &[u8]) -> Option<i32> {
     if body.is_empty() {
-        return Some(TERM);
+        return Some(signal::TERM);
     }
     let body: SignalBody = serde_json::from_slice(body).ok()?;
-    body.signal.as_deref().map_or(Some(TERM), signal_number)
-}
-
-const TERM: i32 = 15;
-
-/// Signals by the names that kill(1) gives them.
-const SIGNALS: [(&str, i32); 14] = [
-    ("HUP", 1),
-    ("INT", 2),
-    ("QUIT", 3),
-    ("ABRT", 6),
-    ("KILL", 9),
-    ("USR1", 10),
-    ("SEGV", 11),
-    ("USR2", 12),
-    ("PIPE", 13),
-    ("ALRM", 14),
-    ("TERM", TERM),
-    ("CONT", 18),
-    ("STOP", 19),
-    ("WINCH", 28),
-];
-
-fn signal_number(text: &str) -> Option<i32> {
-    if let Ok(number) = text.parse::<i32>() {
-        return (1..=31).contains(&number).then_some(number);
-    }
-    let name = text.to_ascii_uppercase();
-    let name = name.strip_prefix("SIG").unwrap_or(&name);
-    SIGNALS.iter().find(|(known, _)| *known == name).map(|(_, number)| *number)
+    body.signal.as_deref().map_or(Some(signal::TERM), signal::number)
 }
 
 impl Shown {
@@ -251,13 +224,13 @@ mod tests {
     #[test]
     fn signals_have_names_and_numbers() {
         for (text, number) in [("TERM", 15), ("term", 15), ("SIGKILL", 9), ("9", 9), ("usr1", 10)] {
-            assert_eq!(signal_number(text), Some(number), "{text}");
+            assert_eq!(signal::number(text), Some(number), "{text}");
         }
         for wrong in ["", "0", "32", "-9", "TERMINATE", "SIG"] {
-            assert_eq!(signal_number(wrong), None, "{wrong}");
+            assert_eq!(signal::number(wrong), None, "{wrong}");
         }
-        assert_eq!(parse_body(b""), Some(TERM));
-        assert_eq!(parse_body(b"{}"), Some(TERM));
+        assert_eq!(parse_body(b""), Some(signal::TERM));
+        assert_eq!(parse_body(b"{}"), Some(signal::TERM));
         assert_eq!(parse_body(br#"{"signal":"INT"}"#), Some(2));
         assert_eq!(parse_body(br#"{"sig":"INT"}"#), None);
     }

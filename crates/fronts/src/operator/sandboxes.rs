@@ -18,7 +18,7 @@ use super::{Front, time};
 use crate::answer;
 
 /// `GET /coracle/v1/sandboxes`: every sandbox that the caller may see, the newest first, with what
-/// it uses now unless `usage=false`.
+/// it uses now unless `usage=false`. `operator` says whether the caller is the operator of a server with keys.
 pub(super) async fn list(State(front): State<Front>, selected: Selected, uri: Uri) -> Response {
     selected.record_list(&front.service, ThingKind::Sandbox);
     let whose = selected.owner();
@@ -29,7 +29,9 @@ pub(super) async fn list(State(front): State<Front>, selected: Selected, uri: Ur
         let found = front.service.overview(whose);
         found.iter().map(|sandbox| Report::of(sandbox, None)).collect()
     };
-    Json(json!({ "sandboxes": reports })).into_response()
+    // Without keys there is one owner, so nothing is to be told apart.
+    let operator = selected.is_operator() && !front.service.keyless();
+    Json(json!({ "sandboxes": reports, "operator": operator })).into_response()
 }
 
 fn wants_usage(uri: &Uri) -> bool {
