@@ -65,6 +65,7 @@ fn inspection(report: &Report, now: Timestamp) -> Vec<Vec<String>> {
         ("created", Some(moment(&report.created_at, now))),
         ("expires", Some(expires)),
         ("idle timeout", Some(idle.map_or("none".to_owned(), exact_span))),
+        ("on death", text("onDeath")),
     ];
     let head = head.into_iter().filter_map(|(name, value)| Some(vec![name.to_owned(), value?]));
     // Both are among the measures, but belong to what the sandbox is made of.
@@ -268,7 +269,7 @@ mod tests {
             "id": "abcdefghijklmnopqrst", "name": "web", "phase": "running", "owner": "default",
             "image": {"requested": "python:3.12", "used": "host"}, "labels": {"team": "search"},
             "createdAt": "2026-11-15T10:00:00Z", "expiresAt": "2026-11-15T11:00:00Z",
-            "idleTimeoutSeconds": 5400, "snapshot": "s", "pool": "p",
+            "idleTimeoutSeconds": 5400, "onDeath": "replace", "snapshot": "s", "pool": "p",
             "inForce": {"memory": "512Mi by cgroup", "snapshot": "16Ki of s, copied", "pool": "p"},
             "usage": {
                 "memoryBytes": 10 << 20, "memoryLimitBytes": 512 << 20, "cpuMicros": 1_230_000,
@@ -291,6 +292,7 @@ mod tests {
             ("created", "2026-11-15T10:00:00Z (5m ago)"),
             ("expires", "2026-11-15T11:00:00Z (in 55m)"),
             ("idle timeout", "1h30m"),
+            ("on death", "replace"),
             ("memory", "512.0 MiB by cgroup"),
             ("memory used", "10.0 MiB of 512.0 MiB"),
             ("cpu time used", "1.23 s"),

@@ -122,6 +122,8 @@ struct Report {
     expires_at: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     idle_timeout_seconds: Option<u64>,
+    /// What becomes of it when it has died and is wanted again: `restart` or `replace`.
+    on_death: &'static str,
     in_force: BTreeMap<String, String>,
     weaker: Vec<String>,
     usage: BTreeMap<&'static str, u64>,
@@ -202,6 +204,7 @@ impl Report {
             created_at: time(sandbox.created),
             expires_at: sandbox.expires.map(time),
             idle_timeout_seconds: sandbox.idle_timeout.map(|timeout| timeout.as_secs()),
+            on_death: sandbox.spec.on_death().name(),
             image: Image {
                 requested: sandbox.spec.image.clone(),
                 used: sandbox.in_force.image.clone(),
