@@ -105,9 +105,19 @@ fn files_in_memory_are_lost_and_the_next_use_of_the_name_says_so() {
     let refused = coracle(&server, &["restart", "box"]);
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && said.contains("memory"), "{said}");
+    for words in
+        [["resume", "box"].as_slice(), &["cp", "box:/root/file", "/dev/null"], &["exec", "box", "--", "true"]]
+    {
+        let refused = coracle(&server, words);
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(!refused.status.success() && !said.contains("coracle restart"), "{words:?}: {said}");
+        assert!(!said.contains("can be resumed") && said.contains("create --key"), "{words:?}: {said}");
+    }
     let (again, said) = told(&server, &["create", "--key", "box"]);
     assert_ne!(again, id);
     assert!(said.contains("its files were lost"), "{said}");
+    let events = text(&server, &["--json", "events"]);
+    assert!(events.contains("\"restart\":\"files-lost\""), "{events}");
     text(&server, &["exec", "box", "-c", "test ! -e /root/file"]);
 }
 
@@ -131,13 +141,31 @@ fn a_replacement_has_an_empty_disk_and_the_same_volume() {
         return;
     }
     let server = Server::start();
-    let words = ["create", "--key", "box", "--on-death", "replace", "-v", "data:/data"];
-    let id = text(&server, &words);
+    let own = ["create", "--key", "box", "--on-death", "replace", "-v", "data:/data"];
+    let confined = ["--network", "off", "--memory", "300m", "--pids", "50", "--timeout", "1h", "-l", "a=b"];
+    let id = text(&server, &[own.as_slice(), &confined].concat());
+    let settings = |id: &str| {
+        let shown = server.client().get(&format!("/coracle/v1/sandboxes/{id}")).expect("an answer").json();
+        let limits = (shown["usage"]["memoryLimitBytes"].clone(), shown["usage"]["pidsLimit"].clone());
+        let expires = shown["expiresAt"].is_string();
+        (
+            limits,
+            shown["inForce"]["network"].clone(),
+            shown["labels"].clone(),
+            shown["onDeath"].clone(),
+            expires,
+        )
+    };
+    let former = settings(&id);
+    assert_eq!((&former.2, &former.3, former.4), (&json!({"a": "b"}), &json!("replace"), true));
     text(&server, &["exec", "box", "-c", "echo kept > /data/file; echo gone > /root/file"]);
     kill_agent(&server, &id);
-    let (again, said) = told(&server, &words);
+    let (again, said) = told(&server, &["create", "--key", "box"]);
     assert_ne!(again, id);
     assert!(said.contains("was replaced"), "{said}");
+    assert_eq!(settings(&again), former, "it is confined as its predecessor");
+    let events = text(&server, &["--json", "events"]);
+    assert!(events.contains("\"restart\":\"replace\""), "{events}");
     let look = "cat /data/file; test ! -e /root/file && echo none";
     assert_eq!(text(&server, &["exec", "box", "-c", look]), "kept\nnone");
     kill_agent(&server, &again);

@@ -46,6 +46,8 @@ pub enum Cause {
     Evicted,
     /// It had died, and another with an empty disk took its place.
     Replaced,
+    /// It takes the place of one that died and whose files were lost. No sandbox ends with this.
+    FilesLost,
 }
 
 /// What becomes of a sandbox that died when it is wanted again.
@@ -166,6 +168,7 @@ impl Cause {
             Self::NotCreated => "not created",
             Self::Evicted => "evicted",
             Self::Replaced => "replaced",
+            Self::FilesLost => "files lost",
         }
     }
 }

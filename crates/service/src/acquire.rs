@@ -55,7 +55,7 @@ impl Core {
         self: &Arc<Self>,
         key: &Key,
         place: &Place,
-        wish: Create,
+        mut wish: Create,
     ) -> Result<Acquired, ServiceError> {
         let former = place.sandbox().and_then(|id| self.registry.find(&id));
         let mut revival = None;
@@ -77,8 +77,9 @@ impl Core {
             let cause = if let Phase::Failed(cause) = handle.phase() { cause } else { Cause::AgentDied };
             let how = if how == OnDeath::Replace { Revived::Replaced } else { Revived::FilesLost };
             revival = Some(Revival { how, cause });
+            self.inherit_from_former(&handle, &mut wish);
         }
-        let sandbox = self.make_for(key, place, wish).await?;
+        let sandbox = self.make_for(key, place, wish, revival).await?;
         Ok(Acquired { sandbox, fresh: true, revival })
     }
 
@@ -89,6 +90,7 @@ impl Core {
         key: &Key,
         place: &Place,
         wish: Create,
+        revival: Option<Revival>,
     ) -> Result<Sandbox, ServiceError> {
         // What goes with its last sandbox must not go before the successor uses it.
         let _volumes = place.sandbox().map(|former| self.hold_volumes(&former)).transpose()?;
@@ -100,13 +102,14 @@ impl Core {
             }
             None => None,
         };
-        let sandbox = match (self.create(key.owner(), Some(key), wish.clone()).await, retired) {
+        let make = |wish| self.create_successor(key.owner(), Some(key), wish, revival);
+        let sandbox = match (make(wish.clone()).await, retired) {
             // The dead one may still take up the room that its successor needs.
             (Err(error), Some(retired)) if matches!(error.kind(), ErrorKind::Exhausted { .. }) => {
                 if !matches!(tokio::time::timeout(PROBE, retired).await, Ok(Ok(Outcome::Done))) {
                     return Err(error);
                 }
-                self.create(key.owner(), Some(key), wish).await?
+                make(wish).await?
             }
             (made, _) => made?,
         };

@@ -6,9 +6,7 @@ use std::sync::{Arc, RwLock};
 use std::time::{Duration, SystemTime};
 
 use backend::{BackendError, Capabilities, Death, SharedBackend};
-use domain::{
-    Bytes, Files, Key, OnDeath, Owner, Phase, ProcessId, Request, Resources, SandboxId, Snapshot, Verdict,
-};
+use domain::{Bytes, Cause, Files, Key, OnDeath, Owner, Phase, ProcessId, Resources, SandboxId, Snapshot};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -35,7 +33,8 @@ use crate::tokens::{Mint, random};
 use crate::trouble::Troubles;
 use crate::volumes::Volumes;
 use crate::{
-    Config, Create, InForce, ProcessStatus, Resumed, Sandbox, Secret, ServiceError, Usage, hooks, translate,
+    Config, Create, InForce, ProcessStatus, Resumed, Revival, Sandbox, Secret, ServiceError, Usage, hooks,
+    translate,
 };
 
 /// How long a backend may take to remove a sandbox.
@@ -136,8 +135,20 @@ impl Core {
         self: &Arc<Self>,
         owner: &Owner,
         key: Option<&Key>,
-        mut wish: Create,
+        wish: Create,
     ) -> Result<Sandbox, ServiceError> {
+        self.create_successor(owner, key, wish, None).await
+    }
+
+    /// As [`Core::create`]; the first event of the new sandbox says what became of the one before it.
+    pub(crate) async fn create_successor(
+        self: &Arc<Self>,
+        owner: &Owner,
+        key: Option<&Key>,
+        mut wish: Create,
+        revival: Option<Revival>,
+    ) -> Result<Sandbox, ServiceError> {
+        let cause = revival.and_then(|revival| revival.how.cause_of_successor());
         if self.stop.is_cancelled() {
             return Err(ServiceError::Stopping);
         }
@@ -159,14 +170,14 @@ impl Core {
         };
         self.make_room().await;
         if let Some(warm) = self.take_warm(&wish).await {
-            match self.bring(record(wish.clone())?, Some(warm)).await {
+            match self.bring(record(wish.clone())?, Some(warm), cause).await {
                 Err(error) if is_worth_another(&error) => {
                     tracing::warn!(error = %chain(&error), "a warm sandbox was of no use; another is made");
                 }
                 brought => return brought,
             }
         }
-        self.bring(record(wish)?, None).await
+        self.bring(record(wish)?, None, cause).await
     }
 
     /// Has a driver make the sandbox of a new record, of a warm one if there is one.
@@ -174,6 +185,7 @@ impl Core {
         self: &Arc<Self>,
         mut record: Record,
         warm: Option<Taken>,
+        cause: Option<Cause>,
     ) -> Result<Sandbox, ServiceError> {
         if let Some(warm) = &warm {
             warm.mark(&mut record);
@@ -187,7 +199,7 @@ impl Core {
         let (reply, claim) = oneshot::channel();
         // Whoever goes while something runs before the entrypoint is not waited for.
         let gone = handle.abandoned.clone().drop_guard();
-        self.tasks.spawn(driver.create(warm.map(Taken::keep), reply));
+        self.tasks.spawn(driver.create(warm.map(Taken::keep), cause, reply));
         let claim = claim.await;
         gone.disarm();
         claim.unwrap_or(Err(ServiceError::Stopping)).map(|claim| claim.take())
@@ -370,13 +382,8 @@ impl Core {
     /// The sandbox, if something may be asked of it now. Asking is not using.
     pub(crate) fn reach(&self, owner: &Owner, id: &SandboxId) -> Result<Arc<Handle>, ServiceError> {
         let handle = self.find(owner, id)?;
-        match handle.phase().judge(Request::Use) {
-            Verdict::Accept | Verdict::AlreadySo => Ok(handle),
-            Verdict::Deny => {
-                let (id, phase) = (id.clone(), handle.phase());
-                Err(ServiceError::Denied { id, request: Request::Use, phase })
-            }
-        }
+        handle.state.borrow().check_usable()?;
+        Ok(handle)
     }
 
     /// As [`Core::reach`], and the sandbox is in use for as long as the answer lives.

@@ -162,13 +162,15 @@ impl Driver {
     }
 
     /// Makes the sandbox, of a warm one if there is one, hands it over, and drives it to its end.
+    /// `cause` is told with its start if it takes the place of one that died.
     pub(crate) async fn create(
         mut self,
         warm: Option<Claimed>,
+        cause: Option<Cause>,
         reply: oneshot::Sender<Result<Claim, ServiceError>>,
     ) {
         measure::moved(None, Some(Phase::Starting));
-        self.tell(None);
+        self.tell(cause);
         let made = match warm {
             Some(warm) => self.bind(warm).await,
             None => {

@@ -27,6 +27,9 @@ pub enum ServiceError {
     /// It died, and nothing is left to start it again with.
     #[error("sandbox `{id}` cannot be restarted: {reason}")]
     FilesLost { id: SandboxId, phase: Phase, reason: &'static str },
+    /// It died, nothing is left of its files, and so it cannot be restarted either.
+    #[error("cannot {request} sandbox `{id}`: it died, and its files are lost")]
+    DeadWithoutFiles { id: SandboxId, request: Request, phase: Phase },
     #[error("this server cannot restart sandboxes with their files: disks are in memory here")]
     NoRestarts,
     #[error("sandbox `{id}` never expires, so there is nothing to renew")]
@@ -202,9 +205,10 @@ impl ServiceError {
             Self::NoSession(_) => ErrorKind::NoSession,
             Self::NoPool(_) => ErrorKind::NoPool,
             Self::PoolExists(_) | Self::PoolConfigured(_) | Self::Taken(_) => ErrorKind::Taken,
-            Self::Denied { phase, .. } | Self::NeverExpires { phase, .. } | Self::FilesLost { phase, .. } => {
-                ErrorKind::Conflict { phase: *phase }
-            }
+            Self::Denied { phase, .. }
+            | Self::NeverExpires { phase, .. }
+            | Self::FilesLost { phase, .. }
+            | Self::DeadWithoutFiles { phase, .. } => ErrorKind::Conflict { phase: *phase },
             Self::TooManySandboxes { .. }
             | Self::OverQuota { .. }
             | Self::TooManyCommands { .. }
@@ -278,7 +282,10 @@ impl ServiceError {
             | Self::Host { source, .. }
             | Self::Image { source, .. }
             | Self::VolumeWork { source, .. } => source.hint(),
-            Self::FilesLost { .. } => Some("delete it and create another"),
+            Self::FilesLost { .. } | Self::DeadWithoutFiles { .. } => Some(
+                "`coracle create --key NAME` with its name makes a new one in its place; one without a name: remove \
+                 it and create another",
+            ),
             // Without a number it is the agent of a sandbox with one user that refused.
             Self::File(FileError { fault: FileFault::Permission, errno: None, operation, .. })
                 if operation == "become user" =>

@@ -8,11 +8,11 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::SystemTime;
 
-use domain::{Cause, OnDeath, Owner, Phase, SandboxId};
+use domain::{Cause, Owner, Phase, SandboxId};
 use tokio::sync::watch;
 
 use crate::core::Core;
-use crate::{ActKind, ThingKind};
+use crate::{ActKind, Revived, ThingKind};
 
 /// How many events are remembered.
 pub(crate) const REMEMBERED: usize = 10_000;
@@ -35,11 +35,12 @@ pub struct LifeEvent {
 }
 
 impl LifeEvent {
-    /// How a sandbox that had died is started again, if that is what this event is about.
-    pub fn restart(&self) -> Option<OnDeath> {
+    /// What becomes of a sandbox that had died, if this event is the start of it or of its successor.
+    pub fn restart(&self) -> Option<Revived> {
         match (self.phase, self.cause) {
-            (Phase::Starting, Some(Cause::Replaced)) => Some(OnDeath::Replace),
-            (Phase::Starting, Some(_)) => Some(OnDeath::Restart),
+            (Phase::Starting, Some(Cause::Replaced)) => Some(Revived::Replaced),
+            (Phase::Starting, Some(Cause::FilesLost)) => Some(Revived::FilesLost),
+            (Phase::Starting, Some(_)) => Some(Revived::Restarted),
             _ => None,
         }
     }

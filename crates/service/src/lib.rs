@@ -55,7 +55,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use backend::SharedBackend;
-use domain::{Bytes, Cause, Files, Key, Labels, Owner, Phase, Pool, Resources, Retention, SandboxId, Spec};
+use domain::{
+    Bytes, Cause, Files, Key, Labels, OnDeath, Owner, Phase, Pool, Request, Resources, Retention, SandboxId,
+    SandboxSettings, Spec, Verdict,
+};
 use futures_util::StreamExt;
 
 use crate::clock::Clock;
@@ -198,12 +201,20 @@ pub struct Create {
     pub pool: Option<String>,
     /// Which parts of the spec hold a default of the front, since the caller did not name them.
     pub defaulted: Vec<Defaulted>,
+    /// Completes `notes` with those of the sandbox that this one inherits from.
+    pub merge_notes: MergeNotes,
 }
 
+/// A front's rule for the bytes that it stores with a sandbox: its own of the request, and the
+/// settings of the sandbox to inherit from, become those of the new sandbox.
+pub type MergeNotes = fn(&[u8], &SandboxSettings) -> Vec<u8>;
+
 /// A part of a spec that the front filled in because the caller did not name it. In a sandbox that
-/// is made from a snapshot, the value recorded with the snapshot takes its place.
+/// is made from a snapshot, or in the place of one that died, the value of that takes its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Defaulted {
+    /// The image. A snapshot has its own, so this matters only in the place of one that died.
+    Image,
     Network,
     Guest,
     /// The file of variables, and the variable that names it.
@@ -239,6 +250,15 @@ pub enum Revived {
 }
 
 impl Revived {
+    /// What the first event of a sandbox in the place of a dead one has as its cause.
+    pub(crate) fn cause_of_successor(self) -> Option<Cause> {
+        match self {
+            Self::Restarted => None,
+            Self::Replaced => Some(Cause::Replaced),
+            Self::FilesLost => Some(Cause::FilesLost),
+        }
+    }
+
     /// The word for answers and messages.
     pub fn name(self) -> &'static str {
         match self {
@@ -271,6 +291,25 @@ pub struct Sandbox {
     pub name: Option<String>,
     /// Whether its files are there; they can be lost only when it has died.
     pub files: Files,
+}
+
+impl Sandbox {
+    /// Refuses if nothing can be asked of it in its phase.
+    pub fn check_usable(&self) -> Result<(), ServiceError> {
+        let (id, request, phase) = (self.id.clone(), Request::Use, self.phase);
+        match phase.judge(request) {
+            Verdict::Accept | Verdict::AlreadySo => Ok(()),
+            // One that comes back with an empty disk needs no files for that.
+            Verdict::Deny
+                if matches!(phase, Phase::Failed(_))
+                    && self.files == Files::Lost
+                    && self.spec.on_death() == OnDeath::Restart =>
+            {
+                Err(ServiceError::DeadWithoutFiles { id, request, phase })
+            }
+            Verdict::Deny => Err(ServiceError::Denied { id, request, phase }),
+        }
+    }
 }
 
 /// Which sandboxes to list: those with all of `labels` whose phase passes.

@@ -125,6 +125,7 @@ fn plain() -> Create {
         idle_timeout: None,
         pool: None,
         defaulted: Vec::new(),
+        merge_notes: |own, _| own.to_vec(),
     }
 }
 

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::args::{ExtendArgs, SandboxArgs, UrlArgs};
 use crate::client::{Server, refused_with};
-use crate::output::{Printer, WithHint};
+use crate::output::{Printer, WithHint, hint_of};
 
 /// Stops every process of a sandbox until it is resumed.
 pub(crate) async fn pause(server: &Server, args: &SandboxArgs, printer: &Printer) -> Result<ExitCode> {
@@ -31,7 +31,11 @@ pub(crate) async fn pause(server: &Server, args: &SandboxArgs, printer: &Printer
 pub(crate) async fn resume(server: &Server, args: &SandboxArgs, printer: &Printer) -> Result<ExitCode> {
     let id = server.resolve(&args.id).await?;
     let revival = match server.resume(&id).await {
-        Err(error) if refused_with(&error, StatusCode::CONFLICT) => {
+        // A hint of the server knows why, such as that nothing is left to resume.
+        Err(error)
+            if refused_with(&error, StatusCode::CONFLICT)
+                && error.chain().all(|cause| hint_of(cause).is_none()) =>
+        {
             return Err(error).hint(format!(
                 "`coracle inspect {id}` shows its phase; a paused or dead sandbox can be resumed"
             ));

@@ -43,11 +43,6 @@ pub(super) async fn create(
     let Wish { mut create, name, credentials } = wish::parse(body, front.settings.default_network)?;
     wish::drop_sdk_limits(&mut create.spec.resources, |limit| front.service.may_lack_limit(limit));
     let restored = create.spec.snapshot.is_some();
-    // A snapshot that is missing is no error yet: a name may lead to a sandbox that exists.
-    let snapshot = create.spec.snapshot.as_ref().and_then(|id| front.service.snapshot(&owner, id).ok());
-    if let Some(settings) = snapshot.and_then(|snapshot| snapshot.settings) {
-        wish::inherit_notes(&mut create, &settings);
-    }
     let key = key(&owner, &headers, name.as_deref())?;
     // Who names a sandbox that is there needs no image for another.
     let found = key.as_ref().and_then(|key| front.service.find(key));

@@ -43,6 +43,8 @@ const EGRESS_VARIABLES: [&str; 11] = [
     "POLICY_FILE",
 ];
 
+/// The image that clients send when their user names none, since the protocol wants one.
+const DEFAULT_IMAGE: &str = "host";
 /// The limits that the official SDKs send when their user names none.
 const SDK_CPUS: Cpus = Cpus(1000);
 const SDK_MEMORY: Bytes = Bytes(2 << 30);
@@ -77,6 +79,7 @@ pub(super) fn parse(body: CreateBody, default: Network) -> Result<Wish, Problem>
     let mut env = environment(body.env.unwrap_or_default())?;
     let (network, named) = policy(body.network_policy, extensions.network, default)?;
     let mut defaulted = vec![Defaulted::Guest];
+    defaulted.extend((image == DEFAULT_IMAGE).then_some(Defaulted::Image));
     defaulted.extend((named == Choice::Default).then_some(Defaulted::Network));
     defaulted.extend((!env.contains_key(ENV_FILE)).then_some(Defaulted::EnvironmentFile(ENV_FILE)));
     let env_file = env.entry(ENV_FILE.to_owned()).or_insert_with(|| USUAL_ENV_FILE.to_owned()).clone();
@@ -101,7 +104,8 @@ pub(super) fn parse(body: CreateBody, default: Network) -> Result<Wish, Problem>
     let notes = serde_json::to_vec(&notes).expect("notes are maps of text and numbers");
     let idle_timeout = extensions.idle_timeout;
     let pool = extensions.pool;
-    let create = Create { origin: ORIGIN, spec, labels, notes, timeout, idle_timeout, pool, defaulted };
+    let create =
+        Create { origin: ORIGIN, spec, labels, notes, timeout, idle_timeout, pool, defaulted, merge_notes };
     Ok(Wish { create, name: extensions.name, credentials })
 }
 
@@ -126,10 +130,11 @@ fn with_pool(body: CreateBody) -> CreateBody {
     }
 }
 
-/// Keeps what this front recorded with the sandbox of a snapshot, where the request does not say
-/// otherwise. Clients always send `secureAccess`, so a `false` does not open the ports of a fork.
-pub(super) fn inherit_notes(create: &mut Create, settings: &SandboxSettings) {
-    let own: Notes = serde_json::from_slice(&create.notes).unwrap_or_default();
+/// Keeps what this front recorded with the sandbox of a snapshot, or with a dead one whose place is
+/// taken, where the request does not say otherwise. Clients always send `secureAccess`, so a `false`
+/// does not open the ports of a fork or a replacement.
+fn merge_notes(own: &[u8], settings: &SandboxSettings) -> Vec<u8> {
+    let own: Notes = serde_json::from_slice(own).unwrap_or_default();
     let recorded = Notes::recorded(settings);
     let notes = Notes {
         extensions: own.extensions,
@@ -138,7 +143,7 @@ pub(super) fn inherit_notes(create: &mut Create, settings: &SandboxSettings) {
         renew_on_access: own.renew_on_access.or(recorded.renew_on_access),
         secure_access: own.secure_access || recorded.secure_access,
     };
-    create.notes = serde_json::to_vec(&notes).expect("notes are maps of text and numbers");
+    serde_json::to_vec(&notes).expect("notes are maps of text and numbers")
 }
 
 /// Whether a value was named by the caller or is the server's default.
@@ -559,13 +564,15 @@ mod tests {
 
     #[test]
     fn what_the_request_leaves_open_is_marked_for_the_snapshot() {
-        use Defaulted::{EnvironmentFile, Guest, Network as Reach};
+        use Defaulted::{EnvironmentFile, Guest, Image, Network as Reach};
         let open = |change: Value| create(change).unwrap().defaulted;
         assert_eq!(open(json!({})), [Guest, Reach, EnvironmentFile(ENV_FILE)]);
         assert_eq!(open(json!({"networkPolicy": {"defaultAction": "allow"}})).len(), 3);
         assert_eq!(open(json!({"networkPolicy": {}})), [Guest, EnvironmentFile(ENV_FILE)]);
         let named = json!({"env": {"EXECD_ENVS": "/a"}, "extensions": {"coracle.network": "on"}});
         assert_eq!(open(named), [Guest]);
+        let host = open(json!({"image": {"uri": "host"}}));
+        assert_eq!(host, [Guest, Image, Reach, EnvironmentFile(ENV_FILE)]);
         let never = json!({"timeout": null, "extensions": {"coracle.timeout": "never", "coracle.idle-timeout": "never"}});
         let never = create(never).unwrap();
         assert_eq!((never.timeout, never.idle_timeout), (Some(Duration::ZERO), Some(Duration::ZERO)));
@@ -591,9 +598,9 @@ mod tests {
             notes: parent.notes,
         };
         let inherited = |settings: &SandboxSettings| {
-            let mut fork = create(json!({"secureAccess": false})).unwrap();
-            inherit_notes(&mut fork, settings);
-            let notes: Notes = serde_json::from_slice(&fork.notes).unwrap();
+            let fork = create(json!({"secureAccess": false})).unwrap();
+            let notes = (fork.merge_notes)(&fork.notes, settings);
+            let notes: Notes = serde_json::from_slice(&notes).unwrap();
             (notes.secure_access, notes.renew_on_access, notes.extensions.len())
         };
         assert_eq!(inherited(&settings), (true, Some(300), 0));

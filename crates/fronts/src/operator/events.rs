@@ -120,7 +120,7 @@ fn shown(event: &LifeEvent) -> Shown<'_> {
         sandbox: event.sandbox.as_str(),
         phase: event.phase.name(),
         cause: event.cause.map(domain::Cause::name),
-        restart: event.restart().map(domain::OnDeath::name),
+        restart: event.restart().map(service::Revived::name),
     }
 }
 

@@ -52,6 +52,7 @@ impl Core {
             idle_timeout: None,
             pool: None,
             defaulted: Vec::new(),
+            merge_notes: |own, _| own.to_vec(),
         };
         let mut record = self.record(&Owner::nobody(), None, wish)?;
         record.sandbox.pool = Some(kept.pool.name.clone());

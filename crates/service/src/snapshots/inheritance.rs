@@ -1,14 +1,15 @@
-//! What a snapshot records of its sandbox besides the files, and how a sandbox that is made from
-//! the snapshot inherits it.
+//! What a snapshot records of its sandbox besides the files, how a sandbox that is made from the
+//! snapshot inherits it, and what a sandbox inherits that takes the place of a dead one.
 //!
 //! The rule: a value that the caller names wins; one that it leaves open is that of the snapshot's
-//! sandbox, never a default that might be weaker. Mounts, the entrypoint, hooks, nesting and the
-//! name are not inherited.
+//! or dead sandbox, never a default that might be weaker. From a snapshot, mounts, the entrypoint,
+//! hooks, nesting and the name are not inherited; from a dead sandbox they are.
 
 use std::time::Duration;
 
-use domain::{Cpus, Resources, SandboxSettings};
+use domain::{Cpus, Hooks, Nesting, Resources, SandboxSettings, SnapshotId, SnapshotState};
 
+use crate::core::Core;
 use crate::registry::Handle;
 use crate::{Create, Defaulted, Usage};
 
@@ -44,9 +45,11 @@ pub(super) fn inherit_settings(
     settings: SandboxSettings,
     longest_timeout: Option<Duration>,
 ) {
+    create.notes = (create.merge_notes)(&create.notes, &settings);
     let spec = &mut create.spec;
     for part in &create.defaulted {
         match part {
+            Defaulted::Image => {}
             Defaulted::Network => spec.network = settings.network,
             Defaulted::Guest => spec.guest = settings.guest.clone(),
             Defaulted::EnvironmentFile(variable) => {
@@ -69,4 +72,40 @@ pub(super) fn inherit_settings(
     let granted = |timeout: Duration| longest_timeout.map_or(timeout, |longest| timeout.min(longest));
     create.timeout = create.timeout.or(settings.timeout.map(granted));
     create.idle_timeout = create.idle_timeout.or(settings.idle_timeout);
+}
+
+impl Core {
+    /// Fills in what the caller left open from the dead sandbox whose place the new one takes. Its
+    /// disk is empty, but it has the same volumes and is confined in the same way.
+    pub(crate) fn inherit_from_former(&self, former: &Handle, create: &mut Create) {
+        // A limit that was not named is the server's default, now as then.
+        let settings = record_settings(former, &Usage::default());
+        inherit_settings(create, settings, self.config().longest_timeout);
+        let old = former.current().spec;
+        let spec = &mut create.spec;
+        spec.resources.disk = spec.resources.disk.or(old.resources.disk);
+        let named = std::mem::take(&mut spec.mounts);
+        let is_named = |target: &str| named.iter().any(|mount| mount.target == target);
+        spec.mounts = old.mounts.into_iter().filter(|mount| !is_named(&mount.target)).collect();
+        spec.mounts.extend(named);
+        if spec.hooks == Hooks::default() {
+            spec.hooks = old.hooks;
+        }
+        if spec.nesting == Nesting::Off {
+            spec.nesting = old.nesting;
+        }
+        if create.defaulted.contains(&Defaulted::Image) && create.pool.is_none() {
+            spec.image = old.image.clone();
+            // It begins as its predecessor did, unless the snapshot was deleted meanwhile.
+            let is_ready = |id: &SnapshotId| {
+                let snapshot = self.snapshots.find(&former.owner, id);
+                snapshot.is_some_and(|snapshot| snapshot.state == SnapshotState::Ready)
+            };
+            spec.snapshot = old.snapshot.filter(is_ready);
+        }
+        // The entrypoint of another image need not exist in this one.
+        if spec.only_waits() && spec.image == old.image {
+            spec.entrypoint = old.entrypoint;
+        }
+    }
 }

@@ -124,6 +124,7 @@ pub(super) enum CauseJson {
     NotCreated,
     Evicted,
     Replaced,
+    FilesLost,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -330,6 +331,7 @@ impl CauseJson {
             Cause::NotCreated => Self::NotCreated,
             Cause::Evicted => Self::Evicted,
             Cause::Replaced => Self::Replaced,
+            Cause::FilesLost => Self::FilesLost,
         }
     }
 
@@ -344,6 +346,7 @@ impl CauseJson {
             Self::NotCreated => Cause::NotCreated,
             Self::Evicted => Cause::Evicted,
             Self::Replaced => Cause::Replaced,
+            Self::FilesLost => Cause::FilesLost,
         }
     }
 }

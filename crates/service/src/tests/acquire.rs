@@ -115,7 +115,9 @@ async fn n54_a_death_that_nobody_told_of_is_noticed_at_the_next_use_and_leaves_n
     let wish = crate::Create { idle_timeout: Some(Duration::from_secs(3600)), ..plain() };
     let dead = bench.service.acquire(&bench.key("a"), wish).await.unwrap().sandbox;
     bench.backend.take_away(&dead.id);
-    let new = bench.acquire("a").await;
+    // What is left open would be inherited.
+    let never_idle = crate::Create { idle_timeout: Some(Duration::ZERO), ..plain() };
+    let new = bench.service.acquire(&bench.key("a"), never_idle).await.unwrap();
     assert!(new.fresh && new.sandbox.id != dead.id);
     bench.gone(&dead).await;
     bench.until_count(1).await;

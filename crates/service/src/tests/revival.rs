@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use backend::Condition;
-use domain::{Bytes, Cause, Cpus, Files, Key, OnDeath, Phase, Resources, Spec};
+use domain::volume::{Absent, Access, Claim, Lifetime, Mount, Source, VolumeName};
+use domain::{Bytes, Cause, Cpus, Files, Key, Network, OnDeath, Phase, Resources, Spec};
 use futures_util::future::join_all;
 
 use super::pretend::Pretend;
@@ -12,7 +13,8 @@ use super::{Bench, config, operators_quota, plain, with_entrypoint};
 use crate::clock::Clock;
 use crate::driver::Command;
 use crate::{
-    Config, Create, ErrorKind, Outcome, Quota, RETRIES, Resumed, Revival, Revived, Sandbox, ServiceError,
+    Config, Create, Defaulted, ErrorKind, Outcome, Quota, RETRIES, Resumed, Revival, Revived, Sandbox,
+    ServiceError,
 };
 
 const RESTARTED: Option<Revival> = Some(Revival { how: Revived::Restarted, cause: Cause::AgentDied });
@@ -147,6 +149,115 @@ async fn who_asked_for_a_replacement_gets_a_successor_by_name_and_an_empty_disk_
     assert_eq!(bench.service.find(&key).unwrap().id, again.sandbox.id);
 }
 
+/// A sandbox for which the caller named everything.
+fn confined(on_death: Option<OnDeath>) -> Create {
+    let claim = Claim {
+        name: VolumeName::parse("data").unwrap(),
+        absent: Absent::Make { size: None, lifetime: Lifetime::WithSandboxes },
+    };
+    let mount = Mount {
+        source: Source::Claim(claim),
+        target: "/data".to_owned(),
+        access: Access::ReadWrite,
+        sub_path: None,
+    };
+    let resources = Resources {
+        memory: Some(Bytes::mib(300)),
+        cpus: Some(Cpus(250)),
+        pids: Some(50),
+        disk: Some(Bytes::mib(64)),
+    };
+    let spec = Spec {
+        image: "tools".to_owned(),
+        resources,
+        network: Network::Off,
+        mounts: vec![mount],
+        env: [("TOKEN".to_owned(), "secret value".to_owned())].into(),
+        entrypoint: vec!["serve".to_owned()],
+        on_death,
+        ..Spec::plain()
+    };
+    Create {
+        spec,
+        labels: [("team".to_owned(), "blue".to_owned())].into(),
+        notes: vec![7],
+        timeout: Some(Duration::from_secs(3600)),
+        idle_timeout: Some(Duration::from_secs(90)),
+        ..plain()
+    }
+}
+
+/// A request by name alone: what the front filled in is weaker.
+fn by_name_alone() -> Create {
+    let spec = Spec { network: Network::On, ..Spec::plain() };
+    let defaulted = vec![Defaulted::Image, Defaulted::Network, Defaulted::Guest];
+    Create { spec, defaulted, merge_notes: |_, former| former.notes.clone(), ..plain() }
+}
+
+fn successor_is_as_confined(bench: &Bench, former: &Sandbox, successor: &Sandbox) {
+    assert_ne!(successor.id, former.id);
+    assert_eq!(successor.spec, former.spec, "limits, network, volumes, variables, entrypoint, image");
+    assert_eq!((&successor.labels, &successor.notes), (&former.labels, &former.notes));
+    assert_eq!(successor.expires, Some(successor.created + Duration::from_secs(3600)));
+    assert_eq!(bench.handle(successor).idle_timeout, Some(Duration::from_secs(90)));
+}
+
+fn first_event(bench: &Bench, sandbox: &Sandbox) -> (&'static str, Option<&'static str>) {
+    let events = bench.service.events_of(&bench.owner, &sandbox.id, 10).unwrap();
+    (events[0].phase.name(), events[0].restart().map(Revived::name))
+}
+
+#[tokio::test]
+async fn a_replacement_by_name_is_confined_as_its_predecessor() {
+    let bench = Bench::new().await;
+    let key = bench.key("a");
+    let wish = confined(Some(OnDeath::Replace));
+    let made = bench.service.acquire(&key, wish).await.unwrap().sandbox;
+    assert_eq!(first_event(&bench, &made), ("starting", None));
+    bench.died(&made).await;
+    let again = bench.service.acquire(&key, by_name_alone()).await.unwrap();
+    assert_eq!(again.revival.map(|revival| revival.how), Some(Revived::Replaced));
+    successor_is_as_confined(&bench, &made, &again.sandbox);
+    assert_eq!(first_event(&bench, &again.sandbox), ("starting", Some("replace")));
+}
+
+#[tokio::test]
+async fn a_successor_of_lost_files_is_confined_as_its_predecessor() {
+    let backend = Pretend::new();
+    backend.restarts.store(false, Ordering::Relaxed);
+    let bench = Bench::with(backend, tempfile::tempdir().unwrap(), Clock::host()).await;
+    let key = bench.key("a");
+    let made = bench.service.acquire(&key, confined(None)).await.unwrap().sandbox;
+    bench.died(&made).await;
+    let again = bench.service.acquire(&key, by_name_alone()).await.unwrap();
+    assert_eq!(again.revival.map(|revival| revival.how), Some(Revived::FilesLost));
+    successor_is_as_confined(&bench, &made, &again.sandbox);
+    assert_eq!(first_event(&bench, &again.sandbox), ("starting", Some("files-lost")));
+    let bench = bench.restarted().await;
+    assert_eq!(first_event(&bench, &again.sandbox), ("starting", Some("files-lost")), "it is kept");
+}
+
+#[tokio::test]
+async fn what_the_caller_of_a_replacement_names_wins() {
+    let bench = Bench::new().await;
+    let key = bench.key("a");
+    let wish = confined(Some(OnDeath::Replace));
+    let made = bench.service.acquire(&key, wish).await.unwrap().sandbox;
+    bench.died(&made).await;
+    let mut wish = confined(Some(OnDeath::Restart));
+    wish.spec.mounts[0].access = Access::ReadOnly;
+    wish.spec.resources = Resources { memory: Some(Bytes::mib(100)), ..Resources::default() };
+    wish.spec.image = "other".to_owned();
+    wish.spec.entrypoint = Vec::new();
+    wish.timeout = Some(Duration::ZERO);
+    let again = bench.service.acquire(&key, wish).await.unwrap().sandbox;
+    let limits = &again.spec.resources;
+    assert_eq!((limits.memory, limits.pids), (Some(Bytes::mib(100)), Some(50)));
+    assert_eq!((again.spec.image.as_str(), again.spec.entrypoint.len()), ("other", 0));
+    assert_eq!((again.spec.mounts.len(), again.spec.mounts[0].access), (1, Access::ReadOnly));
+    assert_eq!((again.spec.on_death, again.expires), (Some(OnDeath::Restart), None));
+}
+
 #[tokio::test]
 async fn files_in_memory_are_lost_and_whoever_asks_is_told() {
     let backend = Pretend::new();
@@ -159,6 +270,11 @@ async fn files_in_memory_are_lost_and_whoever_asks_is_told() {
     assert_eq!(bench.service.get(&bench.owner, &made.id).unwrap().files, Files::Lost);
     let refused = bench.service.restart(&bench.owner, &made.id).await.unwrap_err();
     assert!(matches!(refused, ServiceError::FilesLost { .. }), "{refused:?}");
+    assert!(refused.hint().is_some_and(|hint| hint.contains("create --key")), "{refused:?}");
+    let denied = bench.service.processes(&bench.owner, &made.id).await.unwrap_err();
+    assert!(matches!(denied.kind(), ErrorKind::Conflict { .. }), "{denied:?}");
+    assert!(denied.to_string().contains("its files are lost"), "{denied}");
+    assert_eq!(denied.hint(), refused.hint(), "a restart would be refused");
     let again = bench.acquire("a").await;
     let lost = Some(Revival { how: Revived::FilesLost, cause: Cause::AgentDied });
     assert_eq!((again.fresh, again.revival), (true, lost));

@@ -34,7 +34,6 @@ use axum::routing::{MethodRouter, any, get, post};
 use domain::{Identity, Owner, SandboxId, SessionId};
 use http::StatusCode;
 use http::request::Parts;
-use service::ServiceError;
 
 use self::fault::Fault;
 use super::Front;
@@ -186,13 +185,7 @@ async fn ping(
 }
 
 fn usable(front: &Front, owner: &Owner, id: &SandboxId) -> Result<(), Fault> {
-    let phase = front.service.get(owner, id)?.phase;
-    match phase.judge(domain::Request::Use) {
-        domain::Verdict::Accept => Ok(()),
-        domain::Verdict::AlreadySo | domain::Verdict::Deny => {
-            Err(ServiceError::Denied { id: id.clone(), request: domain::Request::Use, phase }.into())
-        }
-    }
+    Ok(front.service.get(owner, id)?.check_usable()?)
 }
 
 /// What to say of a failure if the sandbox was removed, paused or died meanwhile: nothing failed
