@@ -244,7 +244,7 @@ fn failed_backup_leaves_disks_as_they_were() {
     let server = Server::start();
     let mut sandbox = server.create();
     assert_eq!(sandbox.run("echo kept > /root/file && sync").code, Some(0));
-    // The database is copied while the disk is frozen, and not through a link.
+    // The database is copied while the disk is frozen, and a link is refused.
     let database = server.state_directory().join("server/coracle.db");
     let aside = database.with_extension("aside");
     fs::rename(&database, &aside).expect("we are root");
@@ -253,7 +253,7 @@ fn failed_backup_leaves_disks_as_they_were() {
     let name = file.to_str().expect("it is text");
     let failed = coracle(&["backup", name], &server.state_directory());
     assert!(!failed.status.success() && !file.exists(), "{}", text(&failed));
-    assert!(text(&failed).contains("could not copy the database"), "{}", text(&failed));
+    assert!(text(&failed).contains("is not a file that the server"), "{}", text(&failed));
     assert!(!server.state_directory().join("backup.draft").exists());
     fs::rename(&aside, &database).expect("we are root");
     // Nothing is lost and nothing is frozen.

@@ -14,14 +14,16 @@
 //! checksums, and only then renames what it made into place.
 
 mod archive;
+mod database;
 mod disks;
 mod restore;
 mod tree;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use domain::Bytes;
 use linux::fs::Root;
@@ -39,6 +41,8 @@ const DRAFT: &str = "backup.draft";
 const LOCK: &str = "backup.lock";
 /// What must stay free on the filesystem of the state directory.
 const SPARE_SPACE: u64 = 64 << 20;
+/// How long a backup waits for a pull or an import of an image.
+const IMAGES_TIMEOUT: Duration = Duration::from_secs(60);
 /// A secret is a few dozen bytes.
 const MAX_SECRET: u64 = 4 << 10;
 
@@ -86,7 +90,8 @@ pub struct Written {
 /// An error of the server's database, which this crate knows nothing of.
 pub type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Copies the server's database to a path.
+/// Copies the server's database to a path. It is called in a process of its own, which has the rights of
+/// the owner of the database.
 pub type CopyDatabase<'a> = dyn FnMut(&Path) -> Result<(), AnyError> + 'a;
 
 /// Is told how many bytes are done.
@@ -116,6 +121,12 @@ pub enum BackupError {
     ForeignSecret(PathBuf),
     #[error("could not copy the database")]
     Database(#[source] AnyError),
+    #[error("the database could not be copied within {0} s")]
+    DatabaseTimeout(u64),
+    #[error("`{0}` is not a file that the server of this state directory made")]
+    ForeignDatabase(PathBuf),
+    #[error("the images in `{0}` are being changed")]
+    ImagesBusy(PathBuf),
     #[error("`{path}` is not a backup, or damaged: {why}")]
     Damaged { path: PathBuf, why: String },
     #[error("`{0}` is not empty")]
@@ -142,6 +153,11 @@ impl BackupError {
             Self::ForeignSecret(_) => {
                 Some("find out who put it there; without --with-secrets it is not read")
             }
+            Self::DatabaseTimeout(_) => Some("try again; if it happens again, stop the server first"),
+            Self::ForeignDatabase(_) => {
+                Some("find out who put it there, stop the server, and move the file away")
+            }
+            Self::ImagesBusy(_) => Some("wait until pulls, imports and commits of images are done"),
             Self::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
                 Some("run it as root, or as the user whose server has this state directory")
             }
@@ -173,15 +189,16 @@ pub fn write(
     let stopped = try_lock(&state.join("lock"))?;
     let is_root = rustix::process::geteuid().is_root();
     let draft = Draft::make(state)?;
-    let _images = images::hold(state).map_err(|error| BackupError::Io {
+    let held = images::hold(state, IMAGES_TIMEOUT).map_err(|error| BackupError::Io {
         action: "lock the images in",
         path: state.to_owned(),
         source: io::Error::other(error),
     })?;
+    let _images = held.ok_or_else(|| BackupError::ImagesBusy(state.to_owned()))?;
     let sources = disks::find(&state.join("disk"))?;
     check_space(request, &draft, &sources, is_root)?;
     let mut small = || {
-        copy_database(&draft.path.join("coracle.db")).map_err(BackupError::Database)?;
+        database::copy(&thread, state, &draft.path, database::COPY_TIMEOUT, copy_database)?;
         draft.copy_records(state)
     };
     let disks = disks::copy(&thread, &sources, &draft.path, stopped.is_some(), &mut small)?;
@@ -302,7 +319,9 @@ impl Draft {
         let path = state.join(DRAFT);
         let above = Root::open(state).during("open", state)?;
         above.remove_tree(Path::new(DRAFT)).during("clear", &path)?;
+        // Whoever copies the database passes through; what lies in it is closed to others.
         fs::DirBuilder::new().mode(0o700).create(&path).during("make", &path)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o711)).during("open to the server", &path)?;
         let root = Root::open(&path).during("open", &path)?;
         Ok(Self { path, root })
     }

@@ -318,3 +318,37 @@ fn a_subverted_server_makes_no_image_of_a_file_that_is_not_a_snapshot() {
         assert!(verdict.starts_with("stopped: ") && verdict.contains(words), "{attack}: {verdict}");
     }
 }
+
+/// The server owns the directory of its database, and a backup copies the database as root while disks
+/// are frozen.
+#[test]
+fn a_subverted_server_does_not_keep_disks_frozen_during_a_backup() {
+    if !testkit::needs_root() {
+        return;
+    }
+    let server = Server::start();
+    let mut sandbox = server.create();
+    let journal = server.state_directory().join("server/coracle.db-journal");
+    let made = Command::new("mkfifo").arg(&journal).status().expect("there is mkfifo");
+    assert!(made.success());
+    let file = server.directory().join("all.backup");
+    let backup = || {
+        let mut command = Command::new("timeout");
+        command.args(["--signal", "KILL", "30"]).arg(Programs::shared().coracle()).arg("backup");
+        command
+            .arg(&file)
+            .arg("--state-dir")
+            .arg(server.state_directory())
+            .output()
+            .expect("there is timeout")
+    };
+    let ended = backup();
+    fs::remove_file(&journal).expect("root may remove it");
+    assert_eq!(ended.status.code(), Some(1), "the backup hangs with a frozen disk: {ended:?}");
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(said.contains("coracle.db-journal") && !file.exists(), "{said}");
+    assert_eq!(sandbox.run("echo more > /root/file && sync").code, Some(0));
+    // It bites: without the pipe there is a backup.
+    let saved = backup();
+    assert!(saved.status.success(), "{}", String::from_utf8_lossy(&saved.stderr));
+}

@@ -15,7 +15,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use linux::fs::Root;
 use rustix::fs::FlockOperation;
@@ -164,9 +164,18 @@ pub struct HeldImages {
     _store: Store,
 }
 
-/// Keeps others from changing the images.
-pub fn hold(state: &Path) -> Result<HeldImages, ImageError> {
-    Ok(HeldImages { _store: Store::open(state)? })
+/// Keeps others from changing the images; `None` if somebody else does for longer than `timeout`.
+#[expect(clippy::disallowed_methods, reason = "a lock of a file cannot be waited for with a time limit")]
+pub fn hold(state: &Path, timeout: Duration) -> Result<Option<HeldImages>, ImageError> {
+    const RETRY: Duration = Duration::from_millis(50);
+    let begun = Instant::now();
+    loop {
+        match Store::lock(state, Patience::GiveUp)? {
+            Some(store) => return Ok(Some(HeldImages { _store: store })),
+            None if begun.elapsed() >= timeout => return Ok(None),
+            None => std::thread::sleep(RETRY),
+        }
+    }
 }
 
 /// How many bytes a layer takes up; none if it is gone.

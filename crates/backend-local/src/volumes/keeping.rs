@@ -85,7 +85,7 @@ fn copy_whole(source: &Path, target: &Path) -> io::Result<()> {
 
 /// Ids become parts of paths, so nothing that could be a path is one.
 fn check_snapshot(id: &str) -> Result<(), VolumeError> {
-    SnapshotId::parse(id).map(drop).map_err(|_| VolumeError::BadName(id.to_owned()))
+    SnapshotId::parse(id).map(drop).map_err(|_malformed| VolumeError::BadName(id.to_owned()))
 }
 
 fn draft_of(target: &Path) -> PathBuf {
