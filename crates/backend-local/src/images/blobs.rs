@@ -33,11 +33,7 @@ pub(super) fn open_layout(root: &Root, owner: Option<u32>) -> Result<BTreeMap<Pa
     check_owner(root, Path::new("."), owner)?;
     let mut add = |path: PathBuf| {
         let file = root.read(&path).during("open", &path)?;
-        // Only a plain file has an end; a pipe would have us wait for it.
-        if !file.metadata().during("look at", &path)?.is_file() {
-            return Err(hostile(&path, "it is no plain file"));
-        }
-        check_owner(&file, &path, owner)?;
+        check_file(&file, &path, owner)?;
         files.insert(path, file);
         Ok(())
     };
@@ -53,6 +49,15 @@ pub(super) fn open_layout(root: &Root, owner: Option<u32>) -> Result<BTreeMap<Pa
         add(blobs.join(OsStr::from_bytes(entry.name.to_bytes())))?;
     }
     Ok(files)
+}
+
+/// Refuses what is no plain file, or does not belong to `owner`. Only a plain file has an end; a pipe
+/// would have us wait for it.
+pub(super) fn check_file(file: &File, path: &Path, owner: Option<u32>) -> Result<(), ImageError> {
+    if !file.metadata().during("look at", path)?.is_file() {
+        return Err(hostile(path, "it is no plain file"));
+    }
+    check_owner(file, path, owner)
 }
 
 /// Refuses what does not belong to `owner`, by its descriptor.

@@ -83,6 +83,13 @@ impl Source {
     pub fn layout(root: &Root, owner: Option<u32>) -> Result<Self, ImageError> {
         blobs::open_layout(root, owner).map(Self::Layout)
     }
+
+    /// An archive that somebody else has opened. With `owner`, it must belong to that user: who hands
+    /// over a descriptor may not have what it could not read itself, nor make us wait for a pipe.
+    pub fn archive(file: File, owner: Option<u32>) -> Result<Self, ImageError> {
+        blobs::check_file(&file, Path::new("archive"), owner)?;
+        Ok(Self::Archive(file))
+    }
 }
 
 /// Takes an image in, and has others that nobody uses make room for it. It appears whole or not

@@ -171,7 +171,7 @@ impl Launcher {
             ImageQuestion::ImportArchive { name } => {
                 let none = || ImageError::Malformed("no file came with it".to_owned());
                 let archive = std::fs::File::from(layout.ok_or_else(none)?);
-                let source = Source::Archive(archive);
+                let source = Source::archive(archive, self.settings.server_uid)?;
                 self.take_in(&name, source, None, Existing::Refuse, Below::Nothing)
             }
             ImageQuestion::Commit { snapshot, name } => {

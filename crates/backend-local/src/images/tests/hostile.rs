@@ -1,5 +1,7 @@
 //! Layers that mean no good.
 
+use std::time::Duration;
+
 use super::layouts::{as_directory, config, layout};
 use super::*;
 
@@ -269,4 +271,30 @@ fn a_layout_with_a_part_of_somebody_else_is_refused() {
         let opened = Source::layout(&root, Some(4711));
         assert_eq!(opened.is_ok(), foreign == "nothing", "{foreign}: {opened:?}");
     }
+}
+
+#[test]
+fn an_archive_that_is_handed_over_is_a_plain_file_of_who_hands_it_over() {
+    let place = TempDir::new().unwrap();
+    let path = place.path().join("archive");
+    std::fs::write(&path, "x").unwrap();
+    let open = || std::fs::File::open(&path).unwrap();
+    let own = rustix::process::geteuid().as_raw();
+    assert!(Source::archive(open(), Some(own)).is_ok());
+    assert!(Source::archive(open(), None).is_ok());
+    assert!(Source::archive(open(), Some(own + 1)).is_err(), "it belongs to another user");
+    let (reader, _writer) = rustix::pipe::pipe().unwrap();
+    assert!(Source::archive(reader.into(), Some(own)).is_err(), "a pipe has no end");
+    let device = std::fs::File::open("/dev/zero").unwrap();
+    assert!(Source::archive(device, Some(0)).is_err(), "a device has no end");
+}
+
+#[test]
+fn images_that_somebody_changes_are_waited_for_within_a_limit() {
+    let state = TempDir::new().unwrap();
+    let held = hold(state.path(), Duration::ZERO).unwrap();
+    assert!(held.is_some());
+    assert!(hold(state.path(), Duration::from_millis(10)).unwrap().is_none());
+    drop(held);
+    assert!(hold(state.path(), Duration::ZERO).unwrap().is_some());
 }
