@@ -190,9 +190,10 @@ impl Core {
     /// Takes away what has died and then what is parked, until there is room below the soft limit
     /// or none is left. One that lives never goes for the number of the dead, and one that comes
     /// back with its files when its name is used goes only when there is no other room at all.
-    pub(crate) async fn make_room(&self) {
+    /// `owner` is who needs the room: the dead of others keep their files.
+    pub(crate) async fn make_room(&self, owner: &Owner) {
         let Some(soft) = self.config().soft_sandboxes else { return };
-        while self.registry.count() >= soft && self.evict_dead(None).await {}
+        while self.registry.count() >= soft && self.evict_dead(owner).await {}
         while self.registry.living() >= soft && self.evict_parked(None).await {}
     }
 
@@ -205,25 +206,29 @@ impl Core {
         except: Option<&SandboxId>,
     ) -> bool {
         let dead_help = dead_have(what);
-        (dead_help && self.evict_dead_but(Some(owner), except).await)
+        (dead_help && self.evict_unrestartable(owner, except).await)
             || self.evict_parked(Some(owner)).await
-            || (dead_help && self.evict_restartable(Some(owner), except).await)
+            || (dead_help && self.evict_restartable(owner, except).await)
     }
 
-    /// Takes away the sandbox that has been dead for the longest time and comes back for nobody, so
-    /// neither its key's turn nor its hold matters.
-    pub(crate) async fn evict_dead(&self, owner: Option<&Owner>) -> bool {
-        self.evict_dead_but(owner, None).await
+    /// Takes away one dead sandbox for a new one of `owner`: the longest dead whose files are lost, of
+    /// whatever owner, or else the longest dead of `owner` that does not come back. The files of a dead
+    /// sandbox are its owner's data, so nobody else's need for room removes them.
+    pub(crate) async fn evict_dead(&self, owner: &Owner) -> bool {
+        self.evict_first_of(self.dead(None, None, Handle::has_lost_files)).await
+            || self.evict_unrestartable(owner, None).await
     }
 
-    async fn evict_dead_but(&self, owner: Option<&Owner>, except: Option<&SandboxId>) -> bool {
-        self.evict_first_of(self.dead(owner, except, |handle| !handle.comes_back())).await
+    /// Takes away the sandbox of this owner that has been dead for the longest time and comes back for
+    /// nobody, so neither its key's turn nor its hold matters.
+    async fn evict_unrestartable(&self, owner: &Owner, except: Option<&SandboxId>) -> bool {
+        self.evict_first_of(self.dead(Some(owner), except, |handle| !handle.comes_back())).await
     }
 
-    /// Takes away the sandbox that has been dead for the longest time, although it would come back
-    /// with its files at the next use of its name.
-    pub(crate) async fn evict_restartable(&self, owner: Option<&Owner>, except: Option<&SandboxId>) -> bool {
-        self.evict_first_of(self.dead(owner, except, Handle::comes_back)).await
+    /// Takes away the sandbox of this owner that has been dead for the longest time, although it would
+    /// come back with its files at the next use of its name.
+    pub(crate) async fn evict_restartable(&self, owner: &Owner, except: Option<&SandboxId>) -> bool {
+        self.evict_first_of(self.dead(Some(owner), except, Handle::comes_back)).await
     }
 
     async fn evict_first_of(&self, dead: Vec<Arc<Handle>>) -> bool {
@@ -247,14 +252,16 @@ impl Core {
         false
     }
 
-    /// Whether a sandbox, of this owner if one is named, may be taken away.
-    pub(crate) fn has_evictable(&self, owner: Option<&Owner>) -> bool {
-        !self.dead(owner, None, |_| true).is_empty() || !self.parked(owner).is_empty()
+    /// Whether a sandbox may be taken away for a new one of `owner` when there are as many as may be.
+    pub(crate) fn has_evictable_at_limit(&self, owner: &Owner) -> bool {
+        let goes = |handle: &Handle| handle.owner == *owner || handle.has_lost_files();
+        !self.dead(None, None, goes).is_empty() || !self.parked(None).is_empty()
     }
 
     /// Whether a sandbox of this owner may be taken away and has what a quota bounds.
     pub(crate) fn has_evictable_for(&self, owner: &Owner, what: &'static str) -> bool {
-        if dead_have(what) { self.has_evictable(Some(owner)) } else { !self.parked(Some(owner)).is_empty() }
+        let dead = || !self.dead(Some(owner), None, |_| true).is_empty();
+        (dead_have(what) && dead()) || !self.parked(Some(owner)).is_empty()
     }
 
     /// The sandboxes, of this owner if one is named, that have died and pass, the first of them

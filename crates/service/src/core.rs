@@ -168,7 +168,7 @@ impl Core {
             let entrypoint = record.entrypoint.filter(|_| !nothing_to_start);
             Ok::<_, ServiceError>(Record { entrypoint, ..record })
         };
-        self.make_room().await;
+        self.make_room(owner).await;
         if let Some(warm) = self.take_warm(&wish).await {
             match self.bring(record(wish.clone())?, Some(warm), cause).await {
                 Err(error) if is_worth_another(&error) => {
@@ -206,7 +206,8 @@ impl Core {
     }
 
     /// Puts a new sandbox on the list if there is room for it, here and in its owner's quota; one
-    /// that has died, or is warm, or else is parked, may have to make room.
+    /// that has died, or is warm, or else is parked, may have to make room. What has died and still has
+    /// its files makes room for its own owner alone.
     async fn admit(self: &Arc<Self>, handle: &Arc<Handle>, room: Room) -> Result<(), ServiceError> {
         let limit = self.config().sandboxes;
         self.check_quota_alone(&handle.owner, handle.cost)?;
@@ -217,10 +218,11 @@ impl Core {
                 Ok(()) => return Ok(()),
                 Err(NoRoom::Full) => {
                     waiting.get_or_insert_with(|| WaitsForRoom::begin(self));
-                    let evicted = self.evict_dead(None).await
+                    let owner = &handle.owner;
+                    let evicted = self.evict_dead(owner).await
                         || self.give_up_warm().await
                         || self.evict_parked(None).await
-                        || self.evict_restartable(None, None).await;
+                        || self.evict_restartable(owner, None).await;
                     (evicted, ServiceError::TooManySandboxes { limit })
                 }
                 Err(NoRoom::OverQuota(excess)) => {
@@ -268,7 +270,7 @@ impl Core {
     /// reserved; one that has died or is parked may make room.
     pub(crate) fn check_room_for(&self, owner: &Owner, resources: &Resources) -> Result<(), ServiceError> {
         let limit = self.config().sandboxes;
-        if self.registry.count() >= limit && !self.has_evictable(None) {
+        if self.registry.count() >= limit && !self.has_evictable_at_limit(owner) {
             return Err(ServiceError::TooManySandboxes { limit });
         }
         let own = Cost::of(resources, &self.config().usual);

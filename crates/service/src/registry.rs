@@ -95,6 +95,11 @@ impl Handle {
         matches!(self.phase(), Phase::Failed(_))
     }
 
+    /// Whether it has died and nothing of its files is left.
+    pub(crate) fn has_lost_files(&self) -> bool {
+        self.is_dead() && self.state.borrow().files == Files::Lost
+    }
+
     /// Whether it has died and comes back, with its files, when somebody asks for its name.
     pub(crate) fn comes_back(&self) -> bool {
         let state = self.state.borrow();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use backend::Condition;
 use domain::volume::{Absent, Access, Claim, Lifetime, Mount, Source, VolumeName};
-use domain::{Bytes, Cause, Cpus, Files, Key, Network, OnDeath, Phase, Resources, Spec};
+use domain::{Bytes, Cause, Cpus, Files, Key, Network, OnDeath, Owner, Phase, Resources, Spec};
 use futures_util::future::join_all;
 
 use super::pretend::Pretend;
@@ -363,6 +363,37 @@ async fn who_comes_back_by_name_is_evicted_last() {
     assert!(bench.has(&named));
     bench.acquire("d").await;
     assert!(!bench.has(&named), "at last the dead with a name");
+}
+
+#[tokio::test]
+async fn the_dead_of_another_owner_keep_their_files_at_the_limits() {
+    for (soft, hard) in [(1, 20), (20, 2)] {
+        let bench = Bench::limited(soft, hard).await;
+        let named = bench.made_and_died("work").await;
+        let unnamed = bench.create().await;
+        bench.died(&unnamed).await;
+        let bob = Owner::named("bob");
+        let looked = bench.service.0.check_room_for(&bob, &Resources::default());
+        let created = bench.service.create(&bob, plain()).await;
+        if hard == 2 {
+            assert!(matches!(looked, Err(ServiceError::TooManySandboxes { limit: 2 })), "{looked:?}");
+            let error = created.unwrap_err();
+            assert!(matches!(error, ServiceError::TooManySandboxes { limit: 2 }), "{error:?}");
+        } else {
+            assert!(created.is_ok(), "{created:?}");
+        }
+        assert!(bench.has(&named) && bench.has(&unnamed), "limits {soft} and {hard}");
+        assert_eq!(bench.acquire("work").await.sandbox.id, named.id);
+    }
+}
+
+#[tokio::test]
+async fn the_dead_of_another_owner_make_room_if_their_files_are_lost() {
+    let bench = Bench::limited(20, 1).await;
+    bench.backend.restarts.store(false, Ordering::Relaxed);
+    let dead = bench.made_and_died("work").await;
+    bench.service.create(&Owner::named("bob"), plain()).await.unwrap();
+    assert!(!bench.has(&dead));
 }
 
 #[tokio::test]
