@@ -151,6 +151,9 @@ pub fn enter(
     let nests = nests.transpose().at(Step::Scratch)?;
     let journals = layers.journal.take().map_or_else(make_journals, Ok).at(Step::Scratch)?;
     let root = Path::new(SCRATCH).join("root");
+    for name in ["dev", "proc"] {
+        check_mount_point(&root, name).at_path(Step::Guest, name)?;
+    }
     make_devices(&root.join("dev")).at(Step::Devices)?;
     linux::procfs::mount(&root.join("proc"), Path::new("/dev/null")).at(Step::Proc)?;
     let view = entry.limit_view.as_ref().map(|view| limit_view::cover(view, Path::new(SCRATCH), &root));
@@ -333,6 +336,20 @@ pub fn make_uppers(volume: &Path, trees: &[EntryTree]) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Refuses an image that has something else where a directory is mounted on. Before the root changes, a
+/// link would lead to a place of the host.
+fn check_mount_point(root: &Path, name: &str) -> io::Result<()> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = rustix::fs::open(root, flags, Mode::empty())?;
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
+    match rustix::fs::openat2(&root, name, flags, Mode::empty(), resolve) {
+        Err(rustix::io::Errno::LOOP | rustix::io::Errno::NOTDIR) => {
+            Err(io::Error::other("the image has a link or a file here, and a directory is needed"))
+        }
+        opened => Ok(opened.map(drop)?),
+    }
 }
 
 fn make_devices(dev: &Path) -> io::Result<()> {

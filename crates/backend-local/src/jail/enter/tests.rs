@@ -58,3 +58,19 @@ proptest! {
         prop_assert_eq!(names, ["root", "source"], "something was made outside");
     }
 }
+
+#[test]
+fn a_link_in_place_of_a_mount_point_is_refused() {
+    let place = TempDir::new().unwrap();
+    let root = place.path().join("root");
+    fs::create_dir_all(root.join("real")).unwrap();
+    fs::create_dir_all(root.join("proc")).unwrap();
+    check_mount_point(&root, "proc").unwrap();
+    fs::write(root.join("file"), "").unwrap();
+    for (name, target) in [("inside", "real"), ("outside", "/etc"), ("up", "../..")] {
+        symlink(target, root.join(name)).unwrap();
+    }
+    for name in ["inside", "outside", "up", "file", "missing"] {
+        assert!(check_mount_point(&root, name).is_err(), "{name}");
+    }
+}
