@@ -54,6 +54,9 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a command may leave input unread whose client is gone.
 const ABANDONED_INPUT_TIMEOUT: Duration = Duration::from_secs(10);
 const PING_INTERVAL: Duration = Duration::from_secs(30);
+/// How long a client may take nothing, beyond the time for which its command is held back. It is long
+/// because somebody may look at the output with a pager, which reads on when a key is pressed.
+const UNREAD_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 const SIGHUP: i32 = 1;
 
 const STDIN: u8 = 0;
@@ -148,10 +151,10 @@ pub(super) async fn serve(socket: WebSocket, front: Front, scope: Scope, mode: M
     };
     let Ok(code) = code else { return };
     let close = CloseFrame { code, reason: "".into() };
-    let said = sink.send(Message::Close(Some(close))).await;
+    let said = timeout(HANDSHAKE_TIMEOUT, sink.send(Message::Close(Some(close)))).await;
     // Hanging up at once would reset the connection under a client that has not read everything.
     let heard = async { while let Some(Ok(_)) = stream.next().await {} };
-    if said.is_err() || timeout(HANDSHAKE_TIMEOUT, heard).await.is_err() {
+    if !matches!(said, Ok(Ok(()))) || timeout(HANDSHAKE_TIMEOUT, heard).await.is_err() {
         tracing::debug!("the client of a command left without closing its socket");
     }
 }
@@ -213,14 +216,25 @@ async fn run(
     let (replies, waiting) = mpsc::channel(16);
     let process = following.process.clone();
     let mut listener = Listener { front, scope, process, mode, replies, input: None };
+    let limit = front.service.output_settings().stall_limit.saturating_add(UNREAD_TIMEOUT);
     // Output that this client does not take must not keep its signals from passing.
-    tokio::select! {
-        ended = forward_output(sink, following, waiting) => ended,
-        () = listener.listen(stream) => {
-            listener.hang_up().await;
-            Err(Gone)
-        }
+    let ended = tokio::select! {
+        ended = forward_output(sink, following, waiting, limit) => ended,
+        () = listener.listen(stream) => Err(Gone),
+    };
+    if ended.is_err() {
+        listener.hang_up().await;
     }
+    ended
+}
+
+/// Gives up a client that takes nothing for so long. It may be gone without a word, and its
+/// connection would be held for ever.
+async fn within<T>(limit: Duration, sending: impl Future<Output = Result<T, Gone>>) -> Result<T, Gone> {
+    timeout(limit, sending).await.unwrap_or_else(|_elapsed| {
+        tracing::debug!("the client of a command takes nothing; its connection is closed");
+        Err(Gone)
+    })
 }
 
 /// Sends output and replies until the command has ended.
@@ -228,6 +242,7 @@ async fn forward_output(
     sink: &mut Sink,
     mut following: Following,
     mut waiting: mpsc::Receiver<ServerFrame>,
+    limit: Duration,
 ) -> Result<(), Gone> {
     let mut ping = interval_at(Instant::now() + PING_INTERVAL, PING_INTERVAL);
     loop {
@@ -235,24 +250,25 @@ async fn forward_output(
         let event = tokio::select! {
             event = following.next() => event,
             Some(reply) = waiting.recv() => {
-                send(sink, &reply).await?;
+                within(limit, send(sink, &reply)).await?;
                 continue;
             }
             _ = ping.tick() => {
-                sink.send(Message::Ping(Bytes::new())).await.map_err(Gone::because)?;
+                let sent = sink.send(Message::Ping(Bytes::new()));
+                within(limit, async { sent.await.map_err(Gone::because) }).await?;
                 continue;
             }
         };
-        let (mut ended, mut fed) = feed(sink, event).await?;
+        let (mut ended, mut fed) = within(limit, feed(sink, event)).await?;
         while !ended
             && fed < BATCH
             && let Some(event) = following.next().now_or_never()
         {
-            let (over, more) = feed(sink, event).await?;
+            let (over, more) = within(limit, feed(sink, event)).await?;
             ended = over;
             fed += more;
         }
-        sink.flush().await.map_err(Gone::because)?;
+        within(limit, async { sink.flush().await.map_err(Gone::because) }).await?;
         if ended {
             return Ok(());
         }
@@ -457,6 +473,15 @@ async fn abandoned(replies: &mpsc::Sender<ServerFrame>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_takes_nothing_is_given_up() {
+        let begun = Instant::now();
+        let given_up = within(UNREAD_TIMEOUT, std::future::pending::<Result<(), Gone>>()).await;
+        assert!(given_up.is_err());
+        assert_eq!(begun.elapsed().as_secs(), UNREAD_TIMEOUT.as_secs());
+        assert!(within(UNREAD_TIMEOUT, async { Ok(()) }).await.is_ok());
+    }
 
     #[test]
     fn frames_have_the_documented_names() {
