@@ -9,6 +9,7 @@ mod stdio;
 
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
 use coracle_client::events::Ending;
@@ -16,6 +17,7 @@ use coracle_client::exec::{ExecFrame, ExecRequest, INPUT_WINDOW};
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout};
 
 use self::stdio::{INPUT_PIECE, OutputWriter, Target};
 use super::shell::{RawMode, window_size};
@@ -28,6 +30,10 @@ use crate::output::{Printer, WithHint};
 const INTERRUPTED: u8 = 130;
 /// A command that does not end at so many interrupts is left alone.
 const MAX_INTERRUPTS: u8 = 3;
+/// How long a command may take to end once we were told to end.
+const END_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the server may take to accept a signal for the command.
+const SIGNAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// The size of a terminal whose user has none.
 const DEFAULT_SIZE: (u16, u16) = (80, 24);
 
@@ -93,8 +99,10 @@ enum End {
         message: String,
         ending: Option<Ending>,
     },
-    /// The user has had enough of it; the command runs on.
-    Left,
+    /// The user has had enough of it, and sent this signal; the command runs on.
+    Left {
+        signal: &'static str,
+    },
 }
 
 /// One command that is connected to our own input and output.
@@ -108,8 +116,42 @@ struct Conversation {
     writer: Option<OutputWriter>,
     /// Output that the writer has not taken yet.
     pending: Option<(Target, bytes::Bytes)>,
-    interrupts: u8,
+    patience: Patience,
     missing: u64,
+}
+
+/// The signals that were passed on to the command, and for how long it is waited for because of them.
+#[derive(Debug, Default)]
+struct Patience {
+    interrupts: u8,
+    /// The signal that told us to end, and when its time is over.
+    ending: Option<(&'static str, Instant)>,
+}
+
+impl Patience {
+    /// Counts a signal. `true` if the command had its chance and is left alone, rather than told.
+    fn is_over(&mut self, signal: &'static str) -> bool {
+        if self.ending.is_some() {
+            return true;
+        }
+        match signal {
+            // A service manager, or a terminal that was closed, expects us to end.
+            "SIGTERM" | "SIGHUP" => self.ending = Some((signal, Instant::now() + END_TIMEOUT)),
+            _ => self.interrupts += 1,
+        }
+        self.interrupts >= MAX_INTERRUPTS
+    }
+
+    /// Waits until the time of the command is over, and returns the signal that limits it.
+    async fn run_out(&self) -> &'static str {
+        match self.ending {
+            Some((signal, until)) => {
+                tokio::time::sleep_until(until).await;
+                signal
+            }
+            None => std::future::pending().await,
+        }
+    }
 }
 
 /// What happens next.
@@ -119,6 +161,8 @@ enum Step {
     Writable(bool),
     Input(Option<Vec<u8>>),
     Signal(&'static str),
+    /// The command did not end in the time that this signal gave it.
+    Overdue(&'static str),
     Resized,
 }
 
@@ -139,7 +183,7 @@ impl Conversation {
             credit: INPUT_WINDOW,
             writer: None,
             pending: None,
-            interrupts: 0,
+            patience: Patience::default(),
             missing: 0,
         })
     }
@@ -165,6 +209,7 @@ impl Conversation {
                     None
                 }
                 Step::Signal(name) => self.pass_signal(name, printer).await?,
+                Step::Overdue(signal) => Some(leave(signal, printer)),
                 Step::Resized => {
                     if let Ok(size) = window_size() {
                         self.socket.resize((size.columns, size.rows)).await?;
@@ -177,14 +222,18 @@ impl Conversation {
             }
         };
         let outcome = Outcome { end, missing: self.missing };
-        if !matches!(outcome.end, End::Left)
+        if !matches!(outcome.end, End::Left { .. })
             && let Some(writer) = self.writer.take()
         {
-            let mut interrupt = signal(SignalKind::interrupt())?;
             tokio::select! {
                 written = writer.finish() => written?,
                 // The command has ended, and nobody reads its output.
-                _ = interrupt.recv() => return Ok(Outcome { end: End::Left, ..outcome }),
+                signal = any_signal(&mut self.signals) => {
+                    return Ok(Outcome { end: End::Left { signal }, ..outcome });
+                }
+                signal = self.patience.run_out() => {
+                    return Ok(Outcome { end: End::Left { signal }, ..outcome });
+                }
             }
         }
         Ok(outcome)
@@ -192,12 +241,13 @@ impl Conversation {
 
     /// Every branch may be dropped: what was not delivered stays where it is.
     async fn step(&mut self) -> Step {
-        let Self { socket, signals, resized, input, credit, writer, pending, .. } = self;
+        let Self { socket, signals, resized, input, credit, writer, pending, patience, .. } = self;
         tokio::select! {
             frame = socket.next(), if pending.is_none() => Step::Frame(frame),
             open = OutputWriter::ready(writer.as_ref()), if pending.is_some() => Step::Writable(open),
             bytes = receive(input.as_mut()), if *credit >= INPUT_PIECE => Step::Input(bytes),
             name = any_signal(signals) => Step::Signal(name),
+            signal = patience.run_out() => Step::Overdue(signal),
             () = received(resized.as_mut()) => Step::Resized,
         }
     }
@@ -242,15 +292,28 @@ impl Conversation {
     }
 
     async fn pass_signal(&mut self, name: &'static str, printer: &Printer) -> Result<Option<End>> {
-        if name == "SIGINT" {
-            self.interrupts += 1;
-            if self.interrupts >= MAX_INTERRUPTS {
-                printer.note("the command does not end; it is left running");
-                return Ok(Some(End::Left));
-            }
+        if self.patience.is_over(name) {
+            return Ok(Some(leave(name, printer)));
         }
-        self.socket.signal(name).await?;
-        Ok(None)
+        match timeout(SIGNAL_TIMEOUT, self.socket.signal(name)).await {
+            Ok(sent) => sent.map(|()| None),
+            Err(_elapsed) => Ok(Some(leave(name, printer))),
+        }
+    }
+}
+
+fn leave(signal: &'static str, printer: &Printer) -> End {
+    printer.note("the command does not end; it is left running");
+    End::Left { signal }
+}
+
+/// The number of a signal that we pass on.
+fn number_of(signal: &str) -> u8 {
+    match signal {
+        "SIGHUP" => 1,
+        "SIGQUIT" => 3,
+        "SIGTERM" => 15,
+        _ => 2,
     }
 }
 
@@ -290,7 +353,8 @@ fn warn_of_gap(from: u64, to: u64, printer: &Printer) {
 /// Our exit code for how the command ended.
 fn finish(outcome: Outcome, request: &ExecRequest, printer: &Printer) -> Result<ExitCode> {
     let code = match outcome.end {
-        End::Left => INTERRUPTED,
+        // What shells answer for a command that the signal ended.
+        End::Left { signal } => 128 | number_of(signal),
         End::Failed { message, ending } => return Err(not_started(message, ending, request)),
         End::Exited { code, ending: None } => u8::try_from(code & 0xff).unwrap_or(u8::MAX),
         End::Exited { ending: Some(ending), .. } => ending_code(ending, request, printer)?,
@@ -364,10 +428,23 @@ mod tests {
             (failed(Some(Ending::Missing)), Some(127)),
             (failed(Some(Ending::NotExecutable)), Some(126)),
             (failed(None), None),
-            (End::Left, Some(130)),
+            (End::Left { signal: "SIGINT" }, Some(130)),
+            (End::Left { signal: "SIGTERM" }, Some(143)),
         ] {
             let shown = format!("{end:?}");
             assert_eq!(code_of(end, 0), code.map(ExitCode::from), "{shown}");
+        }
+    }
+
+    #[test]
+    fn the_third_interrupt_or_the_signal_after_a_termination_leaves_the_command() {
+        let over = |signals: &[&'static str]| {
+            let mut patience = Patience::default();
+            signals.iter().map(|signal| patience.is_over(signal)).collect::<Vec<_>>()
+        };
+        assert_eq!(over(&["SIGINT", "SIGQUIT", "SIGINT"]), [false, false, true]);
+        for (first, second) in [("SIGTERM", "SIGTERM"), ("SIGHUP", "SIGINT"), ("SIGTERM", "SIGQUIT")] {
+            assert_eq!(over(&[first, second]), [false, true], "{first}, {second}");
         }
     }
 
