@@ -19,7 +19,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
-use self::stdio::{INPUT_PIECE, OutputWriter, Target};
+use self::stdio::{INPUT_PIECE, OutputPiece, OutputWriter};
 use super::shell::{RawMode, window_size};
 use super::{NOT_RUN, NotStarted};
 use crate::args::ExecArgs;
@@ -115,7 +115,7 @@ struct Conversation {
     credit: usize,
     writer: Option<OutputWriter>,
     /// Output that the writer has not taken yet.
-    pending: Option<(Target, bytes::Bytes)>,
+    pending: Option<OutputPiece>,
     patience: Patience,
     missing: u64,
 }
@@ -254,12 +254,13 @@ impl Conversation {
 
     fn take(&mut self, frame: ExecFrame, printer: &Printer) -> Option<End> {
         match frame {
-            ExecFrame::Stdout(bytes) => self.print(Target::Stdout, bytes),
-            ExecFrame::Stderr(bytes) => self.print(Target::Stderr, bytes),
+            ExecFrame::Stdout(bytes) => self.print(OutputPiece::Stdout(bytes)),
+            ExecFrame::Stderr(bytes) => self.print(OutputPiece::Stderr(bytes)),
             ExecFrame::Credit(bytes) => self.credit += bytes,
             ExecFrame::StdinClosed => self.input = None,
             ExecFrame::Gap { from, to } => {
                 self.missing += to.saturating_sub(from);
+                self.print(OutputPiece::Gap);
                 warn_of_gap(from, to, printer);
             }
             ExecFrame::Exited { code, ending } => return Some(End::Exited { code, ending }),
@@ -269,16 +270,16 @@ impl Conversation {
         None
     }
 
-    fn print(&mut self, target: Target, bytes: bytes::Bytes) {
+    fn print(&mut self, piece: OutputPiece) {
         self.writer.get_or_insert_with(OutputWriter::start);
-        self.pending = Some((target, bytes));
+        self.pending = Some(piece);
         self.write();
     }
 
     /// Hands pending output to the writer, if it takes more right now.
     fn write(&mut self) {
-        if let (Some(writer), Some((target, bytes))) = (&self.writer, self.pending.take()) {
-            self.pending = writer.offer(target, bytes);
+        if let (Some(writer), Some(piece)) = (&self.writer, self.pending.take()) {
+            self.pending = writer.offer(piece);
         }
     }
 

@@ -18,10 +18,14 @@ pub(super) const INPUT_PIECE: usize = 64 << 10;
 /// Pieces of input or output between a thread and the conversation.
 const AHEAD: usize = 4;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Target {
-    Stdout,
-    Stderr,
+/// A piece of a command's output.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum OutputPiece {
+    Stdout(Bytes),
+    Stderr(Bytes),
+    /// Output is missing here. Unfinished lines are ended, so that the halves of two lines are not
+    /// taken for one.
+    Gap,
 }
 
 /// Whether our input comes from somewhere else than a terminal or `/dev/null`.
@@ -62,18 +66,23 @@ fn wait(fd: &impl AsFd, flags: PollFlags) -> bool {
 
 /// Writes output in the order in which it came.
 pub(super) struct OutputWriter {
-    pieces: mpsc::Sender<(Target, Bytes)>,
+    pieces: mpsc::Sender<OutputPiece>,
     thread: JoinHandle<io::Result<()>>,
 }
 
 impl OutputWriter {
     pub(super) fn start() -> Self {
-        let (pieces, mut receiver) = mpsc::channel::<(Target, Bytes)>(AHEAD);
+        let (pieces, mut receiver) = mpsc::channel(AHEAD);
         let thread = std::thread::spawn(move || {
-            while let Some((target, bytes)) = receiver.blocking_recv() {
-                match target {
-                    Target::Stdout => write_all(&io::stdout(), &bytes)?,
-                    Target::Stderr => write_all(&io::stderr(), &bytes)?,
+            let (mut stdout, mut stderr) = (OpenLine::default(), OpenLine::default());
+            while let Some(piece) = receiver.blocking_recv() {
+                match piece {
+                    OutputPiece::Stdout(bytes) => stdout.write(&io::stdout(), &bytes)?,
+                    OutputPiece::Stderr(bytes) => stderr.write(&io::stderr(), &bytes)?,
+                    OutputPiece::Gap => {
+                        stdout.finish(&io::stdout())?;
+                        stderr.finish(&io::stderr())?;
+                    }
                 }
             }
             Ok(())
@@ -82,8 +91,8 @@ impl OutputWriter {
     }
 
     /// Gives the output back if there is no room for it now.
-    pub(super) fn offer(&self, target: Target, bytes: Bytes) -> Option<(Target, Bytes)> {
-        match self.pieces.try_send((target, bytes)) {
+    pub(super) fn offer(&self, piece: OutputPiece) -> Option<OutputPiece> {
+        match self.pieces.try_send(piece) {
             Ok(()) => None,
             Err(TrySendError::Full(piece) | TrySendError::Closed(piece)) => Some(piece),
         }
@@ -103,6 +112,21 @@ impl OutputWriter {
         let thread = self.thread;
         let written = tokio::task::spawn_blocking(move || thread.join()).await?;
         Ok(written.ok().context("the thread that writes output died")??)
+    }
+}
+
+/// Whether the last line that was written is unfinished.
+#[derive(Debug, Default)]
+struct OpenLine(bool);
+
+impl OpenLine {
+    fn write(&mut self, fd: &impl AsFd, bytes: &[u8]) -> io::Result<()> {
+        self.0 = bytes.last().map_or(self.0, |last| *last != b'\n');
+        write_all(fd, bytes)
+    }
+
+    fn finish(&mut self, fd: &impl AsFd) -> io::Result<()> {
+        if std::mem::take(&mut self.0) { write_all(fd, b"\n") } else { Ok(()) }
     }
 }
 
