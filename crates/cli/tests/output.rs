@@ -28,7 +28,7 @@ fn nobody_there() -> String {
 fn a_missing_server_is_an_error_with_a_hint() {
     let url = nobody_there();
     let complaint = format!(
-        "error: could not talk to the server at `{url}/v1`\n\
+        "error: could not talk to the server at `{url}`\n\
          caused by: client error (Connect)\n\
          caused by: tcp connect error\n\
          caused by: Connection refused (os error 111)\n\

@@ -278,7 +278,9 @@ pub(super) fn is_unreachable(error: &anyhow::Error) -> bool {
 
 fn unreachable<T>(base: &str, error: hyper_util::client::legacy::Error) -> Result<T> {
     let connecting = error.is_connect();
-    let failed = Err(error).with_context(|| format!("could not talk to the server at `{base}`"));
+    // People named the server, not the API below which this client calls.
+    let server = base.trim_end_matches("/v1").trim_end_matches("/coracle");
+    let failed = Err(error).with_context(|| format!("could not talk to the server at `{server}`"));
     if connecting {
         failed.hint("start one with `coracle serve`, or name another with --url")
     } else {
