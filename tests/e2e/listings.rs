@@ -109,20 +109,24 @@ fn key_rm_takes_a_prefix_and_says_what_becomes_of_sandboxes() {
 }
 
 #[test]
-fn unique_beginnings_of_names_work_and_release_takes_an_id() {
+fn names_are_written_in_full_and_release_takes_an_id() {
     let server = Server::start();
     let url = address(&server);
     let text = |words: &[&str]| said(&server, "", words).0;
-    let (linux, mac) = (text(&["create", "--key", "build-linux"]), text(&["create", "--key", "build-mac"]));
-    assert_eq!(text(&["exec", "build-l", "--", "echo", "it runs"]), "it runs");
-    let why = refusal(&url, "", &["rm", "build-"]);
-    assert!(why.contains("could mean 2 sandboxes") && why.contains(&linux) && why.contains(&mac), "{why}");
+    let linux = text(&["create", "--key", "build-linux"]);
+    text(&["create", "--key", "build-mac"]);
+    // The beginning of one name only, which must not be enough to remove it.
+    for words in [&["rm", "build-l"][..], &["release", "build-l"], &["exec", "build-l", "--", "true"]] {
+        let why = refusal(&url, "", words);
+        assert!(why.contains("`build-l`"), "{words:?}: {why}");
+    }
+    assert_eq!(text(&["exec", &linux[..8], "--", "echo", "it runs"]), "it runs");
     let released = |reference: &str| {
         let told: Value = serde_json::from_str(&text(&["--json", "release", reference])).expect("it is JSON");
         told
     };
     assert_eq!(released(&linux), json!({"name": "build-linux", "released": true}));
-    assert_eq!(released("build-m"), json!({"name": "build-mac", "released": true}));
+    assert_eq!(released("build-mac"), json!({"name": "build-mac", "released": true}));
     let nameless = text(&["create"]);
     let why = refusal(&url, "", &["release", &nameless]);
     assert!(why.contains("has no name that could be released") && why.contains("hint: "), "{why}");

@@ -94,7 +94,7 @@ pub(crate) enum Command {
     Release(ReleaseArgs),
     /// Show what a sandbox is made of, what holds for it and what it uses
     Inspect {
-        /// The sandbox: its id, its name, or the beginning of either
+        /// The sandbox: its id, its name, or the beginning of its id
         #[arg(value_name = "SANDBOX")]
         id: SandboxRef,
         #[command(flatten)]
@@ -387,7 +387,7 @@ impl CreateArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ReleaseArgs {
-    /// The sandbox: the name that `create --key` was given, its id, or the beginning of either
+    /// The sandbox: the name that `create --key` was given, its id, or the beginning of its id
     #[arg(value_name = "SANDBOX")]
     pub key: SandboxRef,
 }
@@ -447,7 +447,7 @@ pub(crate) struct LsArgs {
 #[command(after_help = EXEC_HELP)]
 #[command(group = clap::ArgGroup::new("what").required(true).args(["command", "text"]))]
 pub(crate) struct ExecArgs {
-    /// The sandbox: its id, its name, or the beginning of either
+    /// The sandbox: its id, its name, or the beginning of its id
     #[arg(value_name = "SANDBOX")]
     pub id: SandboxRef,
 
@@ -502,7 +502,7 @@ command; the third Ctrl-C leaves it running and returns.";
 
 #[derive(Debug, Args)]
 pub(crate) struct ShellArgs {
-    /// The sandbox: its id, its name, or the beginning of either
+    /// The sandbox: its id, its name, or the beginning of its id
     #[arg(value_name = "SANDBOX")]
     pub id: SandboxRef,
 
@@ -529,7 +529,7 @@ pub(crate) struct CpArgs {
 #[derive(Debug, Args)]
 #[command(after_help = LOGS_HELP)]
 pub(crate) struct LogsArgs {
-    /// The sandbox: its id, its name, or the beginning of either
+    /// The sandbox: its id, its name, or the beginning of its id
     #[arg(value_name = "SANDBOX")]
     pub id: SandboxRef,
 
@@ -557,7 +557,7 @@ is not UTF-8), gaps with offset and length, and the end.";
 
 #[derive(Debug, Args)]
 pub(crate) struct RmArgs {
-    /// The sandboxes: ids, names, or beginnings of either
+    /// The sandboxes: ids, names, or beginnings of ids
     #[arg(value_name = "SANDBOX", required_unless_present = "all")]
     pub ids: Vec<SandboxRef>,
 

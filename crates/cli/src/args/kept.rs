@@ -76,7 +76,7 @@ fn count_or_none(text: &str) -> Result<u32, ParseIntError> {
 pub(crate) enum SnapshotCommand {
     /// Keep the files of a sandbox, running or dead, and print the id of the snapshot
     Create {
-        /// The sandbox: its id, its name, or the beginning of either
+        /// The sandbox: its id, its name, or the beginning of its id
         #[arg(value_name = "SANDBOX")]
         id: SandboxRef,
         /// What to call it
@@ -93,7 +93,7 @@ pub(crate) enum SnapshotCommand {
     },
     /// Show a snapshot
     Inspect {
-        /// The snapshot: its id, its name, or the beginning of either
+        /// The snapshot: its id, its name, or the beginning of its id
         #[arg(value_name = "SNAPSHOT")]
         id: SnapshotRef,
         #[command(flatten)]
@@ -111,7 +111,7 @@ pub(crate) enum SnapshotCommand {
 #[derive(Debug, Args)]
 #[command(after_help = FORK_HELP)]
 pub(crate) struct ForkArgs {
-    /// The sandbox: its id, its name, or the beginning of either
+    /// The sandbox: its id, its name, or the beginning of its id
     #[arg(value_name = "SANDBOX")]
     pub id: SandboxRef,
 
@@ -204,7 +204,7 @@ pub(crate) enum VolumeCommand {
     },
     /// Show one volume and which sandboxes use it
     Inspect {
-        /// The volume: its name, its id, or the beginning of either
+        /// The volume: its name, its id, or the beginning of its id
         name: String,
         #[command(flatten)]
         owners: OwnerArgs,
@@ -232,12 +232,12 @@ pub(crate) enum ImageCommand {
     },
     /// Make an image of the files of a sandbox or a snapshot; every owner of the server can use it
     Commit {
-        /// A sandbox by id, name or the beginning of either; or the id of a snapshot
+        /// A sandbox by id, name or the beginning of its id; or the id of a snapshot
         #[arg(value_name = "ID")]
         source: SandboxRef,
         /// What sandboxes will call it
         name: String,
-        /// ID is a snapshot, by id, name or the beginning of either
+        /// ID is a snapshot, by id, name or the beginning of its id
         #[arg(long)]
         snapshot: bool,
     },

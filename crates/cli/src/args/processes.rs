@@ -11,7 +11,7 @@ use crate::values;
 #[derive(Debug, Args)]
 #[command(after_help = PS_HELP)]
 pub(crate) struct PsArgs {
-    /// The sandbox: its id, its name, or the beginning of either
+    /// The sandbox: its id, its name, or the beginning of its id
     #[arg(value_name = "SANDBOX")]
     pub id: SandboxRef,
 
@@ -31,7 +31,7 @@ for each process. `coracle kill` and `coracle logs` take the ids; the logs of a 
 #[derive(Debug, Args)]
 #[command(after_help = KILL_HELP)]
 pub(crate) struct KillArgs {
-    /// The sandbox: its id, its name, or the beginning of either
+    /// The sandbox: its id, its name, or the beginning of its id
     #[arg(value_name = "SANDBOX")]
     pub id: SandboxRef,
 
@@ -51,14 +51,14 @@ ends by it starts a new one with its next run.";
 /// One sandbox and nothing else.
 #[derive(Debug, Args)]
 pub(crate) struct SandboxArgs {
-    /// The sandbox: its id, its name, or the beginning of either
+    /// The sandbox: its id, its name, or the beginning of its id
     #[arg(value_name = "SANDBOX")]
     pub id: SandboxRef,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ExtendArgs {
-    /// The sandbox: its id, its name, or the beginning of either
+    /// The sandbox: its id, its name, or the beginning of its id
     #[arg(value_name = "SANDBOX")]
     pub id: SandboxRef,
 
@@ -69,7 +69,7 @@ pub(crate) struct ExtendArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct UrlArgs {
-    /// The sandbox: its id, its name, or the beginning of either
+    /// The sandbox: its id, its name, or the beginning of its id
     #[arg(value_name = "SANDBOX")]
     pub id: SandboxRef,
 

@@ -1,9 +1,10 @@
-//! From what a person wrote to an id: sandboxes, snapshots, volumes and keys by id, by name, or by
-//! the beginning of either.
+//! Resolves the text that a person wrote to an id: sandboxes, snapshots, volumes and keys by id, by name, or
+//! by the beginning of an id.
 //!
 //! The API knows ids only, so this is done here. A whole id is believed without asking the server,
 //! which keeps commands with ids at one request. A name that is equal to the text is preferred to
-//! ids and names that begin with it.
+//! ids that begin with it. A name must be written in full: people choose names that begin alike, and
+//! `coracle rm build` must never remove `build-linux` because `build` is already gone.
 
 use std::fmt;
 use std::str::FromStr;
@@ -20,11 +21,11 @@ use crate::output::WithHint;
 /// How many candidates an error lists.
 const MAX_LISTED: usize = 10;
 
-/// A sandbox as it is written on the command line: an id, a name or the beginning of either.
+/// A sandbox as it is written on the command line: an id, a name or the beginning of an id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SandboxRef(String);
 
-/// A snapshot as it is written on the command line: an id, a name or the beginning of either.
+/// A snapshot as it is written on the command line: an id, a name or the beginning of an id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SnapshotRef(String);
 
@@ -246,7 +247,7 @@ impl Server {
         Ok(self.owned_snapshots(scope).await?.into_iter().map(candidate).collect())
     }
 
-    /// The volume whose name or id is the text, or begins with it.
+    /// The volume whose name or id is the text, or whose id begins with it.
     pub(crate) async fn resolve_volume(&self, text: &str, scope: &OwnerScope) -> Result<Option<VolumeKey>> {
         let volumes = self.volumes(scope).await?;
         let candidate = |volume: &super::VolumeInfo| Candidate {
@@ -379,7 +380,7 @@ pub(super) fn pick<Id: ParseId>(text: &str, candidates: &[Candidate], kind: &Kin
             let (count, plural) = (meant.len(), kind.plural);
             Err(anyhow!("`{text}` could mean {count} {plural}: {}{more}", listed.join(", "))).hint(format!(
                 "write more of the id{} of the {} that is meant",
-                if kind.by_name { " or name" } else { "" },
+                if kind.by_name { ", or the whole name," } else { "" },
                 kind.singular
             ))
         }
@@ -392,14 +393,11 @@ fn find<'a>(text: &str, candidates: &'a [Candidate], kind: &Kind) -> Match<'a> {
     }
     let name = |one: &'a Candidate| one.name.as_deref().filter(|_| kind.by_name);
     let named: Vec<&Candidate> = candidates.iter().filter(|one| name(one) == Some(text)).collect();
-    let begins = |one: &&'a Candidate| {
-        one.id.starts_with(text) || name(one).is_some_and(|name| name.starts_with(text))
-    };
     let whole = candidates.iter().find(|one| one.id == text);
     let meant = match whole {
         _ if !named.is_empty() => named,
         Some(whole) => vec![whole],
-        None => candidates.iter().filter(begins).collect(),
+        None => candidates.iter().filter(|one| one.id.starts_with(text)).collect(),
     };
     match meant[..] {
         [] => Match::Nothing,
@@ -435,20 +433,19 @@ mod tests {
         assert_eq!(found("webd"), Match::One(&all[2]));
         assert_eq!(found("abx"), Match::One(&all[1]));
         assert_eq!((found("zzz"), found("")), (Match::Nothing, Match::Nothing));
-        let error = pick::<SandboxId>("ab", &all, &SANDBOXES).expect_err("three begin so");
+        let error = pick::<SandboxId>("ab", &all, &SANDBOXES).expect_err("two begin so");
         assert_eq!(
             error.to_string(),
-            "`ab` could mean 3 sandboxes: abcdefghijklmnopqrst (web), abxdefghijklmnopqrst, webdefghijklmnopqrst (abc)"
+            "`ab` could mean 2 sandboxes: abcdefghijklmnopqrst (web), abxdefghijklmnopqrst"
         );
     }
 
     #[test]
-    fn beginning_of_a_name_finds_it_but_not_by_the_text_of_a_process() {
-        let all = [candidate("k1", Some("build-linux")), candidate("m2", Some("build-mac"))];
-        assert_eq!(find("build-l", &all, &SANDBOXES), Match::One(&all[0]));
-        assert!(matches!(find("build", &all, &SANDBOXES), Match::Several(meant) if meant.len() == 2));
-        assert_eq!(find("build-l", &all, &PROCESSES), Match::Nothing);
-        // The name of one that is the beginning of another's is whole.
+    fn beginning_of_a_name_is_not_a_name() {
+        let all = [candidate("k1", Some("build-linux"))];
+        assert_eq!(find("build", &all, &SANDBOXES), Match::Nothing);
+        assert_eq!(find("build-linux", &all, &SANDBOXES), Match::One(&all[0]));
+        assert_eq!(find("build-linux", &all, &PROCESSES), Match::Nothing);
         let all = [candidate("k1", Some("web")), candidate("m2", Some("web2")), candidate("webx", None)];
         assert_eq!(find("web", &all, &VOLUMES), Match::One(&all[0]));
         assert_eq!(find("webx", &all, &VOLUMES), Match::One(&all[2]));
