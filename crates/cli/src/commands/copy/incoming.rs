@@ -35,13 +35,22 @@ pub(super) async fn to_local(
         (true, None) => bail!("`{path}` has no name that a copy could have"),
         (false, _) => destination.to_owned(),
     };
-    if found.kind == Kind::Directory {
-        return directory(sandbox, path, &target, printer).await;
-    }
     let name = target.file_name().with_context(|| format!("`{}` is not a file name", target.display()))?;
     let above = target.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let destination = Destination::open(above)?;
-    destination.receive_entry(sandbox, &found, Path::new(name), printer).await
+    match found.kind {
+        // A link at the destination itself would lead the next copy, or a reader, to a place that the
+        // sandbox chose.
+        Kind::Symlink => Err(anyhow!("`{path}` is a symbolic link"))
+            .hint("name the file or directory that it leads to, or the directory that holds it"),
+        Kind::Directory => {
+            let about = || format!("could not make `{}`", above.display());
+            tokio::fs::create_dir_all(above).await.with_context(about)?;
+            directory(sandbox, path, &Destination::open(above)?, Path::new(name), printer).await
+        }
+        Kind::File | Kind::Other => {
+            Destination::open(above)?.receive_entry(sandbox, &found, Path::new(name), printer).await
+        }
+    }
 }
 
 async fn existing(sandbox: &Sandbox, path: &str) -> Result<FileInfo> {
@@ -52,12 +61,18 @@ async fn existing(sandbox: &Sandbox, path: &str) -> Result<FileInfo> {
         .hint("`coracle exec ID -- ls DIRECTORY` lists what is there")
 }
 
-async fn directory(sandbox: &Sandbox, source: &str, target: &Path, printer: &Printer) -> Result<()> {
-    let about = || format!("could not make `{}`", target.display());
-    tokio::fs::create_dir_all(target).await.with_context(about)?;
-    let destination = Destination::open(target)?;
+/// Copies a directory to `name` beneath the destination. An earlier copy may have left a link there,
+/// so `name` is not followed either.
+async fn directory(
+    sandbox: &Sandbox,
+    source: &str,
+    destination: &Destination,
+    name: &Path,
+    printer: &Printer,
+) -> Result<()> {
+    destination.explain(name, destination.root.make_directories(name, 0o777))?;
     for entry in sandbox.walk(source).await? {
-        let local = relative(source, &entry.path)?;
+        let local = name.join(relative(source, &entry.path)?);
         if entry.kind == Kind::Other {
             printer.warn(format_args!("`{}` is not a file, directory or link, left out", entry.path));
         } else {
@@ -263,6 +278,18 @@ mod tests {
                 assert_eq!(std::fs::read_dir(&outside).expect("our own").count(), 0, "{entry}");
             }
         }
+    }
+
+    #[tokio::test]
+    async fn link_of_an_earlier_copy_does_not_lead_the_next_one_elsewhere() {
+        let place = tempfile::tempdir().expect("a temporary directory");
+        let outside = place.path().join("outside");
+        std::fs::create_dir(&outside).expect("our own directory");
+        std::os::unix::fs::symlink(&outside, place.path().join("d")).expect("our own link");
+        let entries = json!([json!({ "path": "/d/pre-commit", "type": "file", "mode": 755 })]);
+        let refused = copied(entries, place.path()).await.expect_err("a link is in the way");
+        assert!(format!("{refused:#}").contains("could not write"), "{refused:#}");
+        assert_eq!(std::fs::read_dir(&outside).expect("our own").count(), 0);
     }
 
     #[tokio::test]
