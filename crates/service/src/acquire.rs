@@ -94,6 +94,10 @@ impl Core {
     ) -> Result<Sandbox, ServiceError> {
         // What goes with its last sandbox must not go before the successor uses it.
         let _volumes = place.sandbox().map(|former| self.hold_volumes(&former)).transpose()?;
+        if revival.is_some() {
+            // A request that cannot be fulfilled must not cost the settings that its successor inherits.
+            self.prepare(key.owner(), &mut wish.clone()).await?;
+        }
         let retired = match self.retire(place) {
             Some((handle, retired)) => {
                 // Nobody is to see two that live under one key, so its end is told first.

@@ -27,7 +27,7 @@ use crate::pools::{Pools, Taken, WaitsForRoom};
 use crate::quota::{Cost, Quota};
 use crate::reaper::Schedule;
 use crate::registry::{Handle, NoRoom, Registry, Room};
-use crate::snapshots::Shelf;
+use crate::snapshots::{Shelf, Using};
 use crate::store::{Kept, KeptVolume, Record, Store};
 use crate::tokens::{Mint, random};
 use crate::trouble::Troubles;
@@ -152,17 +152,8 @@ impl Core {
         if self.stop.is_cancelled() {
             return Err(ServiceError::Stopping);
         }
-        if wish.spec.on_death == Some(OnDeath::Restart) && !self.capabilities.restart {
-            return Err(ServiceError::NoRestarts);
-        }
-        let _files = self.stand_on_snapshot(owner, &mut wish)?;
-        self.complete(&mut wish)?;
-        let mut nothing_to_start = false;
-        if wish.spec.snapshot.is_none() {
-            // Whoever has credentials for it has asked before, and then it is there.
-            self.ensure_image(owner, &wish.spec, None).await?;
-            nothing_to_start = self.settle_entrypoint(&mut wish.spec).await;
-        }
+        let _files = self.prepare(owner, &mut wish).await?;
+        let nothing_to_start = wish.spec.snapshot.is_none() && self.settle_entrypoint(&mut wish.spec).await;
         let record = |wish| {
             let record = self.record(owner, key, wish)?;
             let entrypoint = record.entrypoint.filter(|_| !nothing_to_start);
@@ -178,6 +169,25 @@ impl Core {
             }
         }
         self.bring(record(wish)?, None, cause).await
+    }
+
+    /// Completes a request and fetches its image. Refuses one that can never be fulfilled, before
+    /// anything is changed. The snapshot is kept until the returned guard is dropped.
+    pub(crate) async fn prepare(
+        self: &Arc<Self>,
+        owner: &Owner,
+        wish: &mut Create,
+    ) -> Result<Option<Using>, ServiceError> {
+        if wish.spec.on_death == Some(OnDeath::Restart) && !self.capabilities.restart {
+            return Err(ServiceError::NoRestarts);
+        }
+        let files = self.stand_on_snapshot(owner, wish)?;
+        self.complete(wish)?;
+        if wish.spec.snapshot.is_none() {
+            // A caller with credentials for the image has fetched it before.
+            self.ensure_image(owner, &wish.spec, None).await?;
+        }
+        Ok(files)
     }
 
     /// Has a driver make the sandbox of a new record, of a warm one if there is one.

@@ -103,6 +103,9 @@ impl Core {
             };
             spec.snapshot = old.snapshot.filter(is_ready);
         }
+        // The values of the dead sandbox are decided now; the snapshot that it began with must not
+        // replace them with its own.
+        create.defaulted.clear();
         // The entrypoint of another image need not exist in this one.
         if spec.only_waits() && spec.image == old.image {
             spec.entrypoint = old.entrypoint;

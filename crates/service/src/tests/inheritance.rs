@@ -128,6 +128,29 @@ async fn what_the_caller_names_wins() {
 }
 
 #[tokio::test]
+async fn replacement_keeps_the_network_that_was_named_over_that_of_its_snapshot() {
+    let bench = Bench::new().await;
+    let open = Create { spec: Spec { network: Network::On, ..Spec::plain() }, ..plain() };
+    let parent = bench.service.create(&bench.owner, open).await.unwrap();
+    let snapshot = snapshot_of(&bench, &parent).await;
+    let key = Key::new(&bench.owner, NAMES, "k").unwrap();
+    let spec = Spec {
+        snapshot: Some(snapshot.id.clone()),
+        network: Network::Off,
+        on_death: Some(OnDeath::Replace),
+        ..Spec::plain()
+    };
+    let made = bench.service.acquire(&key, Create { spec, ..plain() }).await.unwrap().sandbox;
+    assert_eq!(made.spec.network, Network::Off);
+    bench.died(&made).await;
+    let spec = Spec { network: Network::On, ..Spec::plain() };
+    let by_name = Create { spec, defaulted: vec![Defaulted::Network, Defaulted::Image], ..plain() };
+    let again = bench.service.acquire(&key, by_name).await.unwrap().sandbox;
+    assert_eq!(again.spec.snapshot, Some(snapshot.id));
+    assert_eq!(again.spec.network, Network::Off);
+}
+
+#[tokio::test]
 async fn default_limits_that_were_in_force_are_recorded() {
     let bench = Bench::new().await;
     let source = bench.create().await;

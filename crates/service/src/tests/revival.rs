@@ -24,7 +24,7 @@ pub(super) fn replacing() -> Create {
 }
 
 impl Bench {
-    async fn died(&self, sandbox: &Sandbox) {
+    pub(super) async fn died(&self, sandbox: &Sandbox) {
         self.backend.kill(&sandbox.id, Cause::AgentDied);
         self.until(sandbox, |phase| matches!(phase, Phase::Failed(_))).await;
         // It is stopped in the same breath; an order waits for that.
@@ -235,6 +235,23 @@ async fn a_successor_of_lost_files_is_confined_as_its_predecessor() {
     assert_eq!(first_event(&bench, &again.sandbox), ("starting", Some("files-lost")));
     let bench = bench.restarted().await;
     assert_eq!(first_event(&bench, &again.sandbox), ("starting", Some("files-lost")), "it is kept");
+}
+
+#[tokio::test]
+async fn refused_replacement_leaves_the_settings_to_the_next_one() {
+    let backend = Pretend::new();
+    backend.restarts.store(false, Ordering::Relaxed);
+    let bench = Bench::with(backend, tempfile::tempdir().unwrap(), Clock::host()).await;
+    let key = bench.key("a");
+    let made = bench.service.acquire(&key, confined(Some(OnDeath::Replace))).await.unwrap().sandbox;
+    bench.died(&made).await;
+    let mut impossible = by_name_alone();
+    impossible.spec.on_death = Some(OnDeath::Restart);
+    let refused = bench.service.acquire(&key, impossible).await;
+    assert!(matches!(refused, Err(ServiceError::NoRestarts)), "{refused:?}");
+    let again = bench.service.acquire(&key, by_name_alone()).await.unwrap();
+    assert_eq!(again.revival.map(|revival| revival.how), Some(Revived::Replaced));
+    successor_is_as_confined(&bench, &made, &again.sandbox);
 }
 
 #[tokio::test]
