@@ -125,6 +125,8 @@ pub enum BackupError {
     DatabaseTimeout(u64),
     #[error("`{0}` is not a file that the server of this state directory made")]
     ForeignDatabase(PathBuf),
+    #[error("the database `{path}` is larger than {}", Bytes(*limit).for_people())]
+    LargeDatabase { path: PathBuf, limit: u64 },
     #[error("the images in `{0}` are being changed")]
     ImagesBusy(PathBuf),
     #[error("`{path}` is not a backup, or damaged: {why}")]
@@ -157,6 +159,7 @@ impl BackupError {
             Self::ForeignDatabase(_) => {
                 Some("find out who put it there, stop the server, and move the file away")
             }
+            Self::LargeDatabase { .. } => Some("stop the server, and find out what fills its database"),
             Self::ImagesBusy(_) => Some("wait until pulls, imports and commits of images are done"),
             Self::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
                 Some("run it as root, or as the user whose server has this state directory")

@@ -35,6 +35,9 @@ const DIRECTORY: &str = "database";
 const DATABASE: &str = "coracle.db";
 /// The files that SQLite reads beside the database, by what is added to its name.
 const FILES: [&str; 4] = ["", "-wal", "-shm", "-journal"];
+/// The largest copy that is taken. The child's directory is the server's, which could put a file there
+/// that fills the disk while a disk of a sandbox is frozen.
+const MAX_DATABASE_SIZE: u64 = 1 << 30;
 /// The longest message that is taken from the child.
 const MAX_MESSAGE: u64 = 4 << 10;
 
@@ -168,6 +171,9 @@ fn take(copied: &Path, target: &Path, owner: Owner) -> Result<(), BackupError> {
     let facts = file.metadata().during("look at", copied)?;
     if !facts.is_file() || facts.uid() != owner.uid || facts.nlink() != 1 {
         return Err(BackupError::ForeignDatabase(copied.to_owned()));
+    }
+    if facts.len() > MAX_DATABASE_SIZE {
+        return Err(BackupError::LargeDatabase { path: copied.to_owned(), limit: MAX_DATABASE_SIZE });
     }
     let mut options = OpenOptions::new();
     let mut to = options.write(true).create_new(true).mode(0o600).open(target).during("make", target)?;

@@ -69,6 +69,9 @@ fn what_is_not_a_plain_file_is_not_taken() {
     assert!(take(&copied, &target, us()).is_err() && !target.exists());
     fs::remove_file(&copied).unwrap();
     take(&copied, &target, us()).unwrap();
+    fs::File::create(&copied).unwrap().set_len(MAX_DATABASE_SIZE + 1).unwrap();
+    let refused = take(&copied, &target, us());
+    assert!(matches!(refused, Err(BackupError::LargeDatabase { .. })) && !target.exists(), "{refused:?}");
     fs::write(&copied, "rows").unwrap();
     take(&copied, &target, us()).unwrap();
     assert_eq!(fs::read(&target).unwrap(), b"rows");
