@@ -32,7 +32,7 @@ pub(crate) async fn volume(server: &Server, command: VolumeCommand, printer: &Pr
     Ok(ExitCode::SUCCESS)
 }
 
-/// A volume by its name or, where there is none of that name, by its id or the beginning of either.
+/// A volume by its name or, where there is none of that name, by its id or the beginning of its id.
 async fn find(server: &Server, text: &str, scope: &OwnerScope) -> Result<Option<VolumeInfo>> {
     if let Some(exact) = exact(text, scope) {
         match server.volume(&exact).await {
