@@ -1,17 +1,17 @@
-//! Users and groups as the files of the sandbox tell them.
+//! Users and groups from the account files of the sandbox.
 //!
-//! The files belong to the sandbox, so they are read with care: whatever is not a regular file
-//! of a decent size is taken for empty, and a line that makes no sense is skipped. The C
-//! library's own functions are not used, because they load modules named in yet another file.
+//! The sandbox controls these files, so they are read with care: anything but a regular file of
+//! moderate size counts as empty, and a malformed line is skipped. The C library's functions are
+//! not used, because they load modules named in yet another file.
 
 use std::os::fd::OwnedFd;
 
 use rustix::fs::{FileType, Mode, OFlags};
 
-/// The largest file that is read. Longer ones are cut.
+/// The largest part of a file that is read; the rest is ignored.
 const LARGEST: usize = 1 << 20;
 
-/// How many supplementary groups one user may have here; the kernel allows more.
+/// The maximum number of supplementary groups of one user; the kernel allows more.
 const MOST_GROUPS: usize = 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,7 +82,7 @@ fn account(line: &str) -> Option<Account> {
 }
 
 fn read_text(path: &str) -> String {
-    // A pipe in the place of the file must not stop the agent.
+    // A pipe instead of the file must not block the agent.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
     let Ok(file) = rustix::fs::open(path, flags, Mode::empty()) else { return String::new() };
     let regular = rustix::fs::fstat(&file).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode).is_file());

@@ -1,4 +1,4 @@
-//! The agent's state and its loop.
+//! The agent's state and its event loop.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::convert::Infallible;
@@ -21,8 +21,8 @@ use crate::process::Process;
 use crate::session::Session;
 use crate::worker::Job;
 
-/// Everything the agent knows. The parts of its behaviour are in the files that are named
-/// after them, each an `impl Agent`.
+/// All state of the agent. Its behaviour is split over the files of this crate, each with an `impl
+/// Agent`.
 pub(crate) struct Agent {
     pub(crate) place: Place,
     pub(crate) poll: Poll,
@@ -31,7 +31,7 @@ pub(crate) struct Agent {
     pub(crate) bodies: HashMap<u64, Body>,
     pub(crate) processes: HashMap<u64, Process>,
     pub(crate) process_names: HashMap<String, u64>,
-    /// Those that have ended, the oldest first.
+    /// Ended processes, the oldest first.
     pub(crate) finished: VecDeque<u64>,
     pub(crate) children: HashMap<Pid, Child>,
     /// Bodies that have ended and whose groups may still be in use.
@@ -44,24 +44,24 @@ pub(crate) struct Agent {
     pub(crate) watchers: usize,
     pub(crate) dials: HashMap<u64, Dial>,
     pub(crate) tunnels: HashMap<u64, Tunnel>,
-    /// Ports on which nobody is answered.
+    /// Ports on which every connection is closed at once.
     pub(crate) occupied: HashMap<u64, Source>,
     alarms: BTreeSet<(Instant, Alarm)>,
-    /// For bytes that come in, and for bytes that go out.
+    /// Buffer for bytes that are read; `page` is the buffer for bytes that are sent.
     pub(crate) scratch: Vec<u8>,
     pub(crate) page: Vec<u8>,
-    /// For what shells and kernels say, which makes the two above be used.
+    /// Buffer for reports of shells and kernels; handling one uses the two buffers above.
     pub(crate) reports: Vec<u8>,
-    /// Given up for a moment when no other descriptor is left.
+    /// A spare descriptor, released for a moment when no other is left.
     pub(crate) reserve: Option<OwnedFd>,
     last_number: u64,
-    /// Whether anything was ever asked of it that leaves traces.
+    /// Whether any request has been handled that leaves traces.
     pub(crate) used: bool,
-    /// Whether there was a nester that did not answer.
+    /// Whether the namespace broker has failed to answer.
     pub(crate) nester_failed: bool,
 }
 
-/// What a child is to us. A child that is not known is an orphan.
+/// The role of a child process. A child that is not in the table is an orphan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Child {
     /// The main process of a body.
@@ -72,26 +72,26 @@ pub(crate) enum Child {
     Worker,
     /// Watches files.
     Watcher,
-    /// Makes nests.
+    /// Creates the namespaces of isolated sessions.
     Nester,
 }
 
-/// What happens at a certain time.
+/// An action that is due at a certain time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Alarm {
-    /// A process has run for as long as it may.
+    /// A process has reached its deadline.
     Deadline(u64),
-    /// A port has not accepted.
+    /// A port has not accepted a connection in time.
     Dial(u64),
-    /// A kernel is not ready yet.
+    /// A kernel is not ready in time.
     Ready(u64),
-    /// A nest has gone unused.
+    /// An isolated session has been idle for too long.
     Idle(u64),
-    /// A process was interrupted a while ago.
+    /// An interrupted process still runs, so the interrupt is sent again.
     Insist(u64),
-    /// The reader of a held process has taken no byte.
+    /// The reader of a process with back-pressure has taken no byte.
     Stall(u64),
-    /// The files that show limits were refreshed a moment ago.
+    /// The pause after a refresh of the limit files is over.
     LimitView,
 }
 
@@ -133,7 +133,7 @@ impl Agent {
         })
     }
 
-    /// Turns for ever.
+    /// Runs the event loop forever.
     pub(crate) fn run(mut self) -> io::Result<Infallible> {
         loop {
             for (token, flags) in self.poll.wait(self.until_next_alarm())? {
@@ -165,13 +165,14 @@ impl Agent {
         }
     }
 
-    /// A number that nothing else has or will have.
+    /// Returns a number that no other object has or will have.
     pub(crate) fn next_number(&mut self) -> u64 {
         self.last_number += 1;
         self.last_number
     }
 
-    /// The time at which it will ring; a time beyond what the clock can tell never comes.
+    /// Returns the time at which the alarm is due; `None`, and no alarm, if the clock cannot
+    /// represent it.
     pub(crate) fn set_alarm(&mut self, after: Duration, alarm: Alarm) -> Option<Instant> {
         let time = Instant::now().checked_add(after)?;
         self.alarms.insert((time, alarm));

@@ -1,4 +1,4 @@
-//! One connection of a server: bytes in, frames out.
+//! One connection from a server: bytes in, frames out.
 
 use std::os::fd::AsFd;
 
@@ -13,20 +13,20 @@ use crate::journal::Cursor;
 use crate::poll::{Source, Token};
 use crate::{fault, requests};
 
-/// How many connections may be open at once.
+/// The maximum number of connections open at once.
 const MOST_CONNECTIONS: usize = 512;
 
-/// How many more are heard, only to be told that there are too many.
+/// How many more connections are accepted only to answer that there are too many.
 const SURPLUS: usize = 64;
 
-/// How many connections one turn of the loop accepts.
+/// The maximum number of connections accepted in one turn of the event loop.
 const ACCEPTS: usize = 32;
 
 #[derive(Debug)]
 pub(crate) struct Connection {
     source: Source,
     pub(crate) decoder: Decoder,
-    /// Encoded frames, of which the first `sent` bytes are gone.
+    /// Encoded frames; the first `sent` bytes have been sent already.
     pub(crate) out: Vec<u8>,
     sent: usize,
     pub(crate) stage: Stage,
@@ -35,12 +35,12 @@ pub(crate) struct Connection {
     finished_sending: bool,
 }
 
-/// What a connection is about.
+/// The state of a connection's operation.
 #[derive(Debug)]
 pub(crate) enum Stage {
     /// The request has not arrived yet.
     Asking,
-    /// Something else will answer: an exec, a shell, a free worker.
+    /// Another part of the agent will reply: an exec, a shell, a free worker.
     Waiting,
     Following {
         process: u64,
@@ -48,9 +48,9 @@ pub(crate) enum Stage {
     },
     /// Input for a body.
     Feeding(u64),
-    /// All input has come; the body has not taken it yet.
+    /// All input has arrived, but the body has not taken it yet.
     Fed(u64),
-    /// Everything is said; what is left is sent.
+    /// The last reply is queued; the connection closes when it has been sent.
     Leaving,
 }
 
@@ -68,7 +68,7 @@ impl Connection {
         }
     }
 
-    /// Adds a message. The first is preceded by the greeting.
+    /// Queues a message. The greeting is sent before the first one.
     pub(crate) fn say(&mut self, reply: &impl Serialize) {
         if !self.greeted {
             self.greeted = true;
@@ -97,8 +97,8 @@ impl Connection {
         self.set_interest(false);
     }
 
-    /// Waits for what this stage waits for; `more` says that there is more to put out than the
-    /// buffer holds now.
+    /// Waits for the events that matter in this stage; `more` means that there is more to send than
+    /// the buffer holds now.
     pub(crate) fn set_interest(&mut self, more: bool) {
         let mut interest = EventFlags::empty();
         if self.reading && matches!(self.stage, Stage::Asking | Stage::Feeding(_)) {
@@ -110,8 +110,8 @@ impl Connection {
         self.source.want(interest);
     }
 
-    /// Sends what the socket takes and says how much that was. An error means that nobody reads
-    /// any more.
+    /// Sends as much as the socket takes and returns the number of bytes. An error means that the
+    /// peer is gone.
     pub(crate) fn flush(&mut self) -> rustix::io::Result<usize> {
         let before = self.unsent();
         while self.unsent() > 0 {
@@ -135,7 +135,7 @@ impl Connection {
         Ok(count)
     }
 
-    /// Reads once more, without waiting. False if there is nothing now.
+    /// Reads once more, without waiting. Returns false if there is nothing to read now.
     pub(crate) fn receive_more(&mut self, buffer: &mut [u8]) -> bool {
         match self.receive(buffer) {
             Ok(_) => true,
@@ -147,12 +147,12 @@ impl Connection {
         }
     }
 
-    /// What has not been sent, for whoever sends it instead.
+    /// Takes the unsent bytes, for a process that sends them instead.
     pub(crate) fn take_unsent(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.out).split_off(std::mem::take(&mut self.sent))
     }
 
-    /// For whoever goes on with the connection: it was not greeted yet.
+    /// Splits the connection for a process that takes it over; the greeting has not been sent yet.
     pub(crate) fn into_parts(self) -> (Source, Decoder) {
         (self.source, self.decoder)
     }
@@ -177,8 +177,8 @@ impl Agent {
         }
     }
 
-    /// Out of descriptors. The connection would be reported again and again until it is
-    /// accepted, so one descriptor is kept for this and lent to it.
+    /// Handles running out of descriptors. The poll reports the connection again and again until it
+    /// is accepted, so the spare descriptor is used to accept and close it.
     fn turn_away(&mut self) {
         self.reserve = None;
         drop(self.place.accept());
@@ -206,7 +206,7 @@ impl Agent {
         }
     }
 
-    /// Does what can be done with the bytes that have come.
+    /// Handles the bytes that have arrived.
     fn go_on(&mut self, number: u64) {
         let crowded = self.connections.len() > MOST_CONNECTIONS;
         let Some(connection) = self.connections.get_mut(&number) else { return };
@@ -233,7 +233,8 @@ impl Agent {
         }
     }
 
-    /// The server is gone. What it sent before is still done; what it asked for goes on.
+    /// The server has closed the connection. Data it sent before is still handled, and operations
+    /// it requested continue.
     fn on_hang_up(&mut self, number: u64) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
         if !matches!(connection.stage, Stage::Asking | Stage::Feeding(_)) {
@@ -242,7 +243,7 @@ impl Agent {
         }
         while matches!(connection.receive(&mut self.scratch), Ok(1..)) {}
         connection.finished_sending = true;
-        // It would report the hang-up again and again while we wait for a process to read.
+        // The poll would report the hang-up again and again while we wait for a process to read.
         connection.source.mute();
         self.go_on(number);
     }
@@ -255,7 +256,7 @@ impl Agent {
         }
     }
 
-    /// Sends the last message and closes when it is out.
+    /// Sends the last message and closes the connection once it has been sent.
     pub(crate) fn answer(&mut self, number: u64, reply: &Reply) {
         if let Some(connection) = self.connections.get_mut(&number) {
             connection.say(reply);
@@ -268,7 +269,7 @@ impl Agent {
         self.answer(number, &Reply::Fault(fault));
     }
 
-    /// Sends what the socket takes, and closes a connection that has nothing more to say.
+    /// Sends as much as the socket takes, and closes a connection that has nothing more to send.
     pub(crate) fn push(&mut self, number: u64) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
         let gone = connection.flush().is_err();

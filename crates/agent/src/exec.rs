@@ -1,4 +1,4 @@
-//! Starting a command: its pipes or terminal, its tree, the fork.
+//! Starts a command: its pipes or terminal, its group or runner, the fork.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -17,48 +17,48 @@ use crate::identity::Who;
 use crate::place::{HIGH, Place};
 use crate::{runner, tree};
 
-/// How a command is connected.
+/// How a command's input and output are connected.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wiring {
     pub(crate) terminal: Option<TerminalSize>,
     pub(crate) stdin: bool,
 }
 
-/// Where a command goes when it is forked.
+/// The cgroup and processor share that a command is forked into.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spot {
     /// The number of its own group.
     pub(crate) group: u64,
-    /// Which share of the processor it has, where those are apart from groups.
+    /// Its share of the processor, where shares are separate from groups.
     pub(crate) share: usize,
 }
 
-/// A forked child that is about to become a command, and our ends of what connects it.
+/// A forked child that is about to become a command, and our ends of its pipes or terminal.
 #[derive(Debug)]
 pub(crate) struct Launched {
     /// The command, or its runner.
     pub(crate) pid: Pid,
     pub(crate) keeper: Keeper,
-    /// Silent and then closed if the exec succeeds, else it tells the failure.
+    /// Closed without data if the exec succeeds; otherwise it carries the failure.
     pub(crate) report: OwnedFd,
     pub(crate) ours: Ours,
 }
 
-/// Who has the whole tree in hand.
+/// The means to signal and kill the whole tree.
 #[derive(Debug)]
 pub(crate) enum Keeper {
     Group(u64),
     Runner(OwnedFd),
 }
 
-/// Our ends; none of them blocks.
+/// Our ends; all are non-blocking.
 #[derive(Debug)]
 pub(crate) enum Ours {
     Pipes { stdin: Option<OwnedFd>, stdout: OwnedFd, stderr: OwnedFd },
     Terminal(OwnedFd),
 }
 
-/// Forks and lets the child become the command. Whether that succeeded is told later.
+/// Forks a child that becomes the command. Whether that succeeds is reported later.
 pub(crate) fn launch(
     place: &Place,
     command: &Command,
@@ -68,7 +68,7 @@ pub(crate) fn launch(
     let (ours, theirs) = connect(place, wiring, &command.who)?;
     let (report, mut their_report) = pipe_with(PipeFlags::CLOEXEC)?;
     if !command.placed.is_empty() {
-        // It must not lie where something else is put before the exec.
+        // It must not have a number that another descriptor gets before the exec.
         their_report = rustix::io::fcntl_dupfd_cloexec(&their_report, HIGH)?;
     }
     rustix::io::ioctl_fionbio(&report, true)?;
@@ -94,8 +94,8 @@ fn fork_into_group(
     let mut join = None;
     let mut forked = fork(&place.thread, Some(&group));
     if forked.as_ref().is_err_and(|errno| *errno == Errno::AGAIN) {
-        // The group is full. Moving into it is allowed all the same, and the server's commands
-        // have to work while a fork bomb sits there.
+        // The group is full. Moving into it is still allowed, and commands from the server have to
+        // work while a fork bomb fills the group.
         join = Some(tree::open_members(&group)?);
         forked = fork(&place.thread, None);
     }
@@ -152,7 +152,7 @@ pub(crate) fn connect(place: &Place, wiring: Wiring, who: &Who) -> rustix::io::R
         rustix::io::ioctl_fionbio(fd, true)?;
     }
     if !who.is_root() {
-        // So that the command may open its own /dev/stdout, which is a new open of the pipe.
+        // Lets the command open its own /dev/stdout, which opens the pipe anew.
         for fd in [&their_stdout, &their_stderr] {
             rustix::fs::fchown(fd, Some(who.uid), Some(who.gid))?;
         }

@@ -1,14 +1,14 @@
-//! Faults: how the agent says that something did not succeed.
+//! Faults: the agent's error replies.
 
 use std::io;
 
 use rustix::io::Errno;
 use wire::{Fault, FaultKind};
 
-/// How many characters of a subject are told.
+/// The maximum number of characters of a subject in a reply.
 const LONGEST_SUBJECT: usize = 4096;
 
-/// What the kernel's number means to a caller.
+/// The kind of fault that an error number of the kernel stands for.
 pub(crate) fn kind_of(errno: Errno) -> FaultKind {
     match errno {
         Errno::NOENT | Errno::SRCH => FaultKind::NotFound,
@@ -24,7 +24,7 @@ pub(crate) fn kind_of(errno: Errno) -> FaultKind {
     }
 }
 
-/// A fault with the kernel's number behind it.
+/// A fault with an error number of the kernel.
 pub(crate) fn from_errno(errno: Errno, operation: &str, subject: &str) -> Fault {
     Fault {
         kind: kind_of(errno),
@@ -34,7 +34,7 @@ pub(crate) fn from_errno(errno: Errno, operation: &str, subject: &str) -> Fault 
     }
 }
 
-/// As [`from_errno`], for errors of the standard library.
+/// Like [`from_errno`], for errors of the standard library.
 pub(crate) fn from_io(error: &io::Error, operation: &str, subject: &str) -> Fault {
     match Errno::from_io_error(error) {
         Some(errno) => from_errno(errno, operation, subject),
@@ -42,12 +42,12 @@ pub(crate) fn from_io(error: &io::Error, operation: &str, subject: &str) -> Faul
     }
 }
 
-/// A fault of our own.
+/// A fault that did not come from the kernel.
 pub(crate) fn plain(kind: FaultKind, operation: &str, subject: &str) -> Fault {
     Fault { kind, errno: None, operation: operation.to_owned(), subject: shorten(subject) }
 }
 
-/// A subject may come from a request and be as long as one; an answer must fit its frame.
+/// A subject may come from a request and be as long as one; a reply must fit its frame.
 fn shorten(subject: &str) -> String {
     match subject.char_indices().nth(LONGEST_SUBJECT) {
         Some((end, _)) => subject[..end].to_owned(),

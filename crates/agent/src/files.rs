@@ -1,9 +1,9 @@
-//! File operations, as a worker performs them: with the identity that was asked for, waiting
-//! where it has to.
+//! File operations, as a worker performs them: with the requested identity, and blocking where
+//! necessary.
 //!
 //! Paths are those of the sandbox and are opened as any program inside would open them; nothing
-//! here protects the sandbox from itself. What is protected is the caller: a pipe or a device
-//! in the place of a file is refused instead of waited for.
+//! here protects the sandbox from itself. Only the caller is protected: a pipe or a device instead
+//! of a file is refused, because opening it could block.
 
 mod attributes;
 mod changes;
@@ -24,14 +24,14 @@ use crate::fault;
 use crate::identity::Who;
 use crate::line::Line;
 
-/// A worker's task: whom to answer, and as whom it works.
+/// A worker's task: the connection to reply on, and the user it works as.
 pub(crate) struct Work<'a> {
     pub(crate) line: &'a mut Line,
     pub(crate) config: &'a AgentConfig,
     pub(crate) who: &'a Who,
 }
 
-/// Turns an error into a fault that says what was attempted on what.
+/// Turns an error into a fault that names the operation and the path.
 pub(crate) trait Named<T> {
     fn named(self, operation: &str, path: &Path) -> Result<T, Fault>;
 }
@@ -87,7 +87,8 @@ impl Work<'_> {
         Ok(self.line.say(&Reply::Ok)?)
     }
 
-    /// Makes a path absolute: `~` is the home, anything else starts in the default directory.
+    /// Makes a path absolute: `~` is the home directory, and a relative path starts at the default
+    /// directory.
     pub(crate) fn resolve(&self, path: &str) -> Result<PathBuf, Fault> {
         if path.is_empty() || path.contains('\0') {
             return Err(fault::plain(FaultKind::Invalid, "open", path));
@@ -96,12 +97,12 @@ impl Work<'_> {
             Some(rest) if rest.is_empty() || rest.starts_with('/') => format!("{}{rest}", self.who.home),
             _ => path.to_owned(),
         };
-        // An absolute path replaces what it is joined to.
+        // `join` discards the base if the path is absolute.
         Ok(Path::new(&self.config.default_directory).join(resolved))
     }
 }
 
-/// Makes the directories above a path that are missing.
+/// Creates the missing directories above a path.
 pub(crate) fn make_parents(path: &Path) -> Result<(), Fault> {
     match path.parent() {
         Some(parent) => std::fs::create_dir_all(parent).named("make directory", parent),
@@ -109,7 +110,7 @@ pub(crate) fn make_parents(path: &Path) -> Result<(), Fault> {
     }
 }
 
-/// A name in the same directory that nobody else will choose.
+/// A random name in the same directory.
 pub(crate) fn temporary_name(path: &Path) -> Result<PathBuf, Fault> {
     let mut random = [0; 8];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty()).named("choose name", path)?;

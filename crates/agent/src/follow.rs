@@ -1,7 +1,7 @@
-//! Followers: connections to which a process's output is sent.
+//! Followers: connections that receive a process's output.
 //!
-//! A follower reads the journal at its own pace. Only a bounded piece of it is in memory, so a
-//! slow one costs nobody anything: not the process, not the other followers.
+//! A follower reads the journal at its own pace. Only a bounded part is in memory, so a slow
+//! follower delays neither the process nor the other followers.
 
 use std::os::fd::AsFd;
 
@@ -11,11 +11,11 @@ use crate::agent::Agent;
 use crate::connection::Stage;
 use crate::journal::{Cursor, Piece, RECORD};
 
-/// How much is encoded ahead for one follower.
+/// How much is encoded in advance for one follower.
 const AHEAD: usize = 256 << 10;
 
 impl Agent {
-    /// From now on the connection gets the process's output, and its end.
+    /// Sends the process's output, and then its end, to the connection from now on.
     pub(crate) fn follow(&mut self, connection: u64, process: u64, from: u64) {
         let Some(following) = self.connections.get_mut(&connection) else { return };
         following.stage = Stage::Following { process, cursor: Cursor::at(from) };
@@ -39,7 +39,7 @@ impl Agent {
         self.balance(number);
     }
 
-    /// Moves a follower on as far as its socket takes it.
+    /// Sends as much to a follower as its socket takes.
     pub(crate) fn pump(&mut self, connection: u64) {
         let Some(following) = self.connections.get_mut(&connection) else { return };
         let Stage::Following { process, cursor } = &mut following.stage else { return };
@@ -83,8 +83,8 @@ impl Agent {
         self.balance(number);
     }
 
-    /// Gives new output to the followers that have everything before it, so that it need not be
-    /// read back from the journal.
+    /// Sends new output directly to the followers that have everything before it, so that it need
+    /// not be read back from the journal.
     pub(crate) fn pass_on(&mut self, process: u64, stream: StreamTag, offset: u64, bytes: &[u8]) {
         let Some(process) = self.processes.get(&process) else { return };
         for follower in &process.followers {
@@ -102,11 +102,11 @@ impl Agent {
         }
     }
 
-    /// Tells the followers that there is more.
+    /// Continues sending to the followers, because there is more.
     pub(crate) fn pump_followers(&mut self, process: u64) {
         let Some(process) = self.processes.get(&process) else { return };
         for follower in process.followers.clone() {
-            // One that is behind goes on when its socket takes more.
+            // A follower that is behind continues when its socket takes more.
             if self.connections.get(&follower).is_some_and(|following| following.unsent() < AHEAD) {
                 self.pump(follower);
             }

@@ -1,8 +1,8 @@
-//! Holding a command back while the reader that started it is slow, where the caller asked for it.
+//! Blocks a command while the reader that started it is slow, if the caller asked for it.
 //!
-//! Nothing is read from the command's pipes while that reader lags too far behind; they fill,
-//! and the command waits in its write, as it would with the reader's own pipe. Other followers
-//! never hold a command back.
+//! While that reader lags too far behind, nothing is read from the command's pipes. They fill, and
+//! the command blocks in its write, as it would with the reader's own pipe. Other followers never
+//! block a command.
 //!
 //! ```text
 //!            reader lags                 stall limit passed
@@ -18,7 +18,7 @@ use rustix::event::epoll::EventFlags;
 use crate::agent::{Agent, Alarm};
 use crate::connection::Stage;
 
-/// A reader may lag behind by at least so much, however little is kept.
+/// The lag that is always allowed, however little is kept.
 const MIN_LAG: u64 = 256 << 10;
 
 /// Back-pressure of one process.
@@ -33,7 +33,7 @@ pub(crate) struct Backpressure {
 }
 
 impl Agent {
-    /// Stops or goes on reading from a process's pipes, as its reader demands.
+    /// Pauses or resumes reading from a process's pipes, depending on its reader.
     pub(crate) fn balance(&mut self, process: u64) {
         let Some(running) = self.processes.get_mut(&process) else { return };
         let retention = running.journal.retention();
@@ -47,7 +47,7 @@ impl Agent {
         });
         let released = running.backpressure.released;
         running.journal.pin(position.map(|cursor| cursor.offset).filter(|_| !released));
-        // Half of what is kept: the other half has room for what the pipes still hold.
+        // Half of the retained size; the other half is for what the pipes still hold.
         let most = (retention.last / 2).max(MIN_LAG);
         let lags = position.is_some_and(|cursor| {
             let behind = running.journal.written().saturating_sub(cursor.offset);
@@ -74,7 +74,7 @@ impl Agent {
         }
     }
 
-    /// The reader took bytes: it is not stalled, and holds its command back again.
+    /// The reader took bytes: it is not stalled, and its lag blocks the command again.
     pub(crate) fn reader_advanced(&mut self, process: u64, connection: u64) {
         let Some(running) = self.processes.get_mut(&process) else { return };
         if running.backpressure.reader == Some(connection) {
@@ -83,7 +83,7 @@ impl Agent {
         }
     }
 
-    /// The reader took no byte for as long as a command waits.
+    /// The reader took no byte for the whole stall limit.
     pub(crate) fn reader_stalled(&mut self, process: u64) {
         if let Some(running) = self.processes.get_mut(&process) {
             running.backpressure.stalled_at = None;

@@ -1,4 +1,4 @@
-//! As whom something is done inside.
+//! The user as whom commands and file operations run in the sandbox.
 
 use rustix::fs::{Gid, Uid};
 use wire::process::Identity;
@@ -7,22 +7,22 @@ use wire::{AgentConfig, Fault, FaultKind};
 use crate::accounts::{Account, Accounts};
 use crate::fault;
 
-/// A user with everything that an identity change needs.
+/// A user with everything needed to assume its identity.
 #[derive(Clone, Debug)]
 pub(crate) struct Who {
     pub(crate) uid: Uid,
     pub(crate) gid: Gid,
     pub(crate) groups: Vec<Gid>,
     pub(crate) name: String,
-    /// The account's, unless the sandbox's environment names another for its usual user.
+    /// The account's home, unless the sandbox's environment sets another one for its default user.
     pub(crate) home: String,
     pub(crate) shell: String,
-    /// Whether it is the user of everything that names none.
+    /// Whether this is the sandbox's default user.
     pub(crate) usual: bool,
 }
 
 impl Who {
-    /// Finds the user among the accounts inside. A number needs no account.
+    /// Looks the user up in the accounts of the sandbox. A numeric id needs no account.
     pub(crate) fn find(config: &AgentConfig, identity: &Identity) -> Result<Self, Fault> {
         let accounts = Accounts::read();
         let (account, gid) = match identity {
@@ -38,7 +38,8 @@ impl Who {
         if config.single_user && (account.uid != 0 || gid != 0) {
             return Err(fault::plain(FaultKind::Permission, "become user", &account.name));
         }
-        // To the calls that change an identity this number means "leave it", that is, stay root.
+        // To the calls that change the identity this number means "unchanged", so the process would
+        // stay root.
         if account.uid == u32::MAX || gid == u32::MAX {
             return Err(fault::plain(FaultKind::Invalid, "become user", &account.name));
         }
@@ -59,9 +60,9 @@ impl Who {
         self.uid.is_root()
     }
 
-    /// Takes the identity on, for good. The last of the three removes the right to the others,
-    /// hence the order. In a sandbox with a single user there is nothing to change to, and the
-    /// kernel forbids to try.
+    /// Assumes the identity permanently. The last of the three calls removes the permission for the
+    /// others, hence the order. A sandbox with a single user has no other identity, and the kernel
+    /// forbids these calls.
     pub(crate) fn assume(&self, config: &AgentConfig) -> rustix::io::Result<()> {
         if config.single_user {
             return Ok(());
@@ -72,7 +73,8 @@ impl Who {
     }
 }
 
-/// The user that an image names, maybe with a group: `user`, `uid`, `user:group`, `uid:gid`.
+/// The default user that an image names, optionally with a group: `user`, `uid`, `user:group`,
+/// `uid:gid`.
 fn usual(accounts: &Accounts, text: &str) -> Result<(Account, Option<u32>), Fault> {
     let Some((user, group)) = text.split_once(':') else { return Ok((named(accounts, text)?, None)) };
     let gid = accounts.gid_of(group).or_else(|| group.parse().ok());
@@ -86,12 +88,12 @@ fn named(accounts: &Accounts, name: &str) -> Result<Account, Fault> {
         Some(accounts.by_uid(uid).unwrap_or_else(|| unnamed(uid)))
     };
     let known = accounts.by_name(name).or_else(by_number);
-    // An image without accounts still has its root.
+    // An image without account files still has its root user.
     let known = known.or_else(|| (name == "root").then(|| unnamed(0)));
     known.ok_or_else(|| fault::plain(FaultKind::NotFound, "find user", name))
 }
 
-/// What a uid without an account is taken for.
+/// The account assumed for a uid that has none.
 fn unnamed(uid: u32) -> Account {
     let (name, home) = if uid == 0 { ("root".to_owned(), "/root") } else { (uid.to_string(), "/") };
     Account { name, uid, gid: uid, home: home.to_owned(), shell: "/bin/sh".to_owned() }

@@ -1,4 +1,4 @@
-//! Feeding a process: what was sent and not yet taken.
+//! The input of a process: bytes that were sent and not yet written.
 
 use std::os::fd::AsFd;
 
@@ -11,10 +11,10 @@ use crate::connection::{Connection, Stage};
 use crate::fault;
 use crate::poll::Source;
 
-/// How much may wait for a process that does not read. Then its feeders wait, too.
+/// How much is buffered for a process that does not read. Beyond that, its feeders wait too.
 const MOST_WAITING: usize = 256 << 10;
 
-/// What a terminal takes for the end of input.
+/// The character that a terminal takes for the end of input.
 const END_OF_TRANSMISSION: u8 = 4;
 
 /// The writing end of a process's input.
@@ -55,7 +55,7 @@ impl Input {
         }
     }
 
-    /// Writes what the process takes now. True while more is waiting.
+    /// Writes as much as the process takes now. Returns true while more is waiting.
     pub(crate) fn pump(&mut self) -> rustix::io::Result<bool> {
         while !self.waiting.is_empty() {
             match rustix::io::write(self.source.as_fd(), &self.waiting) {
@@ -71,19 +71,19 @@ impl Input {
     }
 }
 
-/// How far a feeder got.
+/// The state of a feeder after its frames were handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fed {
-    /// The process has to take something first.
+    /// The process has to read something first.
     Stuck,
-    /// Everything that came was taken in.
+    /// Everything that arrived was accepted.
     Waiting,
-    /// It is no feeder any more.
+    /// The connection no longer feeds input.
     Over,
 }
 
 impl Agent {
-    /// Answers `Ok` and goes on with what comes behind the request.
+    /// Replies `Ok` and handles the input that follows the request.
     pub(crate) fn begin_feeding(&mut self, connection: u64, body: u64) {
         self.send(connection, &Reply::Ok);
         if let Some(asking) = self.connections.get_mut(&connection) {
@@ -92,8 +92,8 @@ impl Agent {
         self.feed(body);
     }
 
-    /// Takes in what the feeders of a body have sent, in the order in which they connected: the bytes
-    /// that one has sent before it left come before those of its successor.
+    /// Accepts input from the feeders of a body in the order of their connections, so that the rest
+    /// of one feeder's input precedes the input of the next.
     pub(crate) fn feed(&mut self, body: u64) {
         loop {
             let is_stuck =
@@ -159,8 +159,8 @@ impl Agent {
         }
     }
 
-    /// Writes on. When everything is taken, those who have sent their end are let go: to the
-    /// server that is the answer.
+    /// Writes more input. When all of it is written, the connections that have sent `End` are
+    /// closed: to the server that is the reply.
     fn pump_input(&mut self, number: u64) {
         let Some(body) = self.bodies.get_mut(&number) else { return };
         let Some(input) = &mut body.input else { return };
@@ -185,7 +185,7 @@ impl Agent {
         }
     }
 
-    /// The process has taken something.
+    /// The process has read some input.
     pub(crate) fn on_input(&mut self, body: u64) {
         self.pump_input(body);
         self.feed(body);

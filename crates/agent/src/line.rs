@@ -1,4 +1,4 @@
-//! A connection as a worker sees it: it owns it alone, and may wait.
+//! A connection as a worker uses it: the worker is its only owner and may block on it.
 
 use std::fs::File;
 use std::io::Read;
@@ -12,35 +12,35 @@ use wire::{Decoder, Fault, FaultKind, Frame, Greeting, Reply};
 
 use crate::fault;
 
-/// How much is received at once. It is written as it comes, and a filesystem that keeps
-/// checksums and quotas likes large writes.
+/// How much is received at once. It is written as it arrives, and large writes are faster on a
+/// filesystem that keeps checksums and quotas.
 const RECEIVED_AT_ONCE: usize = 256 << 10;
 
 #[derive(Debug)]
 pub(crate) struct Line {
     connection: OwnedFd,
-    /// What was received, of which `waiting` is still to be taken.
+    /// Received bytes; `waiting` is the part that has not been consumed.
     buffer: Vec<u8>,
     waiting: Range<usize>,
-    /// How much of a data frame is still to come.
+    /// How much of a data frame has not arrived yet.
     data_left: usize,
     out: Vec<u8>,
     greeted: bool,
 }
 
-/// The other side is gone, or does not speak the protocol; there is nobody to answer.
+/// The peer is gone or does not speak the protocol, so there is no one to reply to.
 #[derive(Debug)]
 pub(crate) struct Broken;
 
 impl From<Broken> for Fault {
-    /// It is sent into the void, but the way out of a worker is the same.
+    /// The fault is never delivered, but lets a worker return all its errors as one type.
     fn from(_: Broken) -> Self {
         fault::plain(FaultKind::Other, "talk", "a broken connection")
     }
 }
 
 impl Line {
-    /// Goes on where the agent has stopped reading.
+    /// Continues where the agent has stopped reading.
     pub(crate) fn new(connection: OwnedFd, decoder: Decoder) -> Self {
         let mut buffer = Vec::from(decoder.into_rest());
         let waiting = 0..buffer.len();
@@ -54,7 +54,7 @@ impl Line {
         self.flush()
     }
 
-    /// As [`Line::say`], for a message that may be too long to be sent.
+    /// Like [`Line::say`], for a message that may be too long to be sent.
     pub(crate) fn say_bounded(&mut self, reply: &Reply, subject: &str) -> Result<(), Fault> {
         match Frame::message(reply) {
             Frame::Control(json) if json.len() > MAX_PAYLOAD => {
@@ -68,7 +68,7 @@ impl Line {
         }
     }
 
-    /// The last word. Whether it arrives cannot matter any more.
+    /// Sends the last message. It does not matter whether it arrives.
     pub(crate) fn fail(&mut self, fault: Fault) {
         self.say(&Reply::Fault(fault)).ok();
     }
@@ -79,8 +79,8 @@ impl Line {
         self.flush()
     }
 
-    /// Sends `length` bytes of a file from where it stands, which the kernel need not copy for it.
-    /// A file that has become shorter ends the connection: the frame has promised its length.
+    /// Sends `length` bytes from the file's position without copying them. If the file has become
+    /// shorter the connection is closed, because the frame header already contains the length.
     pub(crate) fn send_file(&mut self, file: &mut File, length: usize) -> Result<(), Broken> {
         self.greet();
         self.out.extend_from_slice(&Header { kind: Kind::Data, length }.encoded());
@@ -97,7 +97,7 @@ impl Line {
         Ok(())
     }
 
-    /// For filesystems that cannot lend their pages.
+    /// For filesystems that do not support sendfile(2).
     fn copy_file(&mut self, file: &mut File, mut left: usize) -> Result<(), Broken> {
         while left > 0 {
             self.out.resize(left.min(CHUNK), 0);
@@ -115,7 +115,7 @@ impl Line {
         self.flush()
     }
 
-    /// The next piece of what the server sends, as it came; `None` at its end.
+    /// The next piece of data from the server, as it arrives; `None` at its end.
     pub(crate) fn receive_data(&mut self) -> Result<Option<&[u8]>, Broken> {
         while self.data_left == 0 {
             match self.receive_header()? {
@@ -151,7 +151,7 @@ impl Line {
         &self.buffer[begin..self.waiting.start]
     }
 
-    /// Adds to what waits, which is at most a part of a header.
+    /// Receives more bytes. At most a part of a header is waiting when this is called.
     fn receive(&mut self) -> Result<(), Broken> {
         self.buffer.copy_within(self.waiting.clone(), 0);
         self.waiting = 0..self.waiting.len();

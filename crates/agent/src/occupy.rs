@@ -1,7 +1,7 @@
-//! Ports that are only kept: somebody listens and hangs up at once.
+//! Reserved ports: the agent listens on them and closes every connection at once.
 //!
-//! Some clients look whether a port is open before they use something else. Nothing is ever read
-//! from whoever connects, so nothing inside gets to the agent this way.
+//! Some clients check whether a port is open before they use something else. Nothing is ever read
+//! from these connections, so nothing in the sandbox can reach the agent through them.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,14 +15,15 @@ use crate::agent::Agent;
 use crate::fault;
 use crate::poll::Token;
 
-/// How many ports are kept.
+/// The maximum number of reserved ports.
 const MOST_PORTS: usize = 8;
 
-/// How many wait to be hung up on, and how many are in one turn of the loop.
+/// How many connections may wait to be closed, and how many are closed in one turn of the event
+/// loop.
 const BACKLOG: i32 = 16;
 
 impl Agent {
-    /// Listens on a port of the sandbox's own loopback, unless somebody does already.
+    /// Listens on a port of the sandbox's loopback, unless the port is in use already.
     pub(crate) fn occupy(&mut self, port: u16) -> Result<(), Fault> {
         if self.occupied.len() >= MOST_PORTS {
             return Err(fault::plain(FaultKind::Busy, "listen", "too many ports"));
@@ -40,14 +41,15 @@ impl Agent {
         Ok(())
     }
 
-    /// Hangs up on those who have come.
+    /// Closes the connections that have arrived.
     pub(crate) fn hang_up(&mut self, number: u64) {
         for _ in 0..BACKLOG {
             let Some(listener) = self.occupied.get(&number) else { return };
             match rustix::net::accept_with(listener.as_fd(), SocketFlags::CLOEXEC) {
                 Ok(caller) => drop(caller),
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return,
-                // It would be reported again and again; the port matters less than the loop.
+                // The error would be reported again and again; the port matters less than the event
+                // loop.
                 Err(_) => drop(self.occupied.remove(&number)),
             }
         }
@@ -57,7 +59,7 @@ impl Agent {
 fn listen(port: u16) -> rustix::io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)?;
-    // Connections that we have hung up on must not keep the port from whoever wants it later.
+    // Connections that were closed here must not block a program that wants the port later.
     rustix::net::sockopt::set_socket_reuseaddr(&socket, true)?;
     rustix::net::bind(&socket, &SocketAddr::from((Ipv4Addr::LOCALHOST, port)))?;
     rustix::net::listen(&socket, BACKLOG)?;

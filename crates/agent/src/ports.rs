@@ -1,11 +1,11 @@
-//! Tunnels: a connection becomes the byte stream of a port inside.
+//! Tunnels: a connection becomes the byte stream of a port in the sandbox.
 //!
 //! ```text
 //! server ══ near ══ [ 64 KiB ] ══► far ══ 127.0.0.1:port
 //!                 ◄══ [ 64 KiB ] ══
 //! ```
-//! Each direction ends on its own: when one side has said everything, the other is told so and
-//! may go on answering.
+//! Each direction ends on its own: when one side has sent everything, the other side sees the end
+//! and may still send its answer.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,16 +20,16 @@ use crate::agent::{Agent, Alarm};
 use crate::fault;
 use crate::poll::{Source, Token};
 
-/// How much waits in each direction.
+/// The size of the buffer in each direction.
 const BUFFER: usize = 64 << 10;
 
-/// How many tunnels there may be at once.
+/// The maximum number of tunnels at once.
 const MOST_TUNNELS: usize = 512;
 
 /// How long a port may take to accept.
 const DIAL_PATIENCE: Duration = Duration::from_secs(10);
 
-/// A port that is being dialled.
+/// A connection to a port that is being established.
 #[derive(Debug)]
 pub(crate) struct Dial {
     connection: u64,
@@ -45,7 +45,7 @@ enum Family {
     V6,
 }
 
-/// Two sides, and what is on its way between them.
+/// The two sides and the bytes buffered between them.
 #[derive(Debug)]
 pub(crate) struct Tunnel {
     near: Source,
@@ -58,16 +58,16 @@ pub(crate) struct Tunnel {
 #[derive(Debug, Default)]
 struct Flow {
     waiting: Vec<u8>,
-    /// The sender has said everything.
+    /// The sender has sent everything.
     ended: bool,
-    /// The receiver was told so.
+    /// The end was passed on to the receiver.
     told: bool,
-    /// The receiver takes nothing more.
+    /// The receiver accepts nothing more.
     refused: bool,
 }
 
 impl Agent {
-    /// Dials a port of the sandbox's own loopback.
+    /// Connects to a port on the sandbox's loopback.
     pub(crate) fn dial(&mut self, connection: u64, port: u16) -> Result<(), Fault> {
         if self.tunnels.len() + self.dials.len() >= MOST_TUNNELS {
             return Err(fault::plain(FaultKind::Busy, "connect", "too many tunnels"));
@@ -84,7 +84,8 @@ impl Agent {
             Err(_) if family == Family::V4 => return self.dial_family(connection, port, Family::V6),
             Err(errno) => return Err(failed(errno)),
         };
-        // A connection on the loopback is complete at once or refused; both are told as events.
+        // A connection on the loopback is completed at once or refused; both are reported as
+        // events.
         let far = self.poll.watch(far, Token::Far(number), EventFlags::OUT);
         let far = far.map_err(|error| fault::from_io(&error, "connect", &subject))?;
         let patience = self.set_alarm(DIAL_PATIENCE, Alarm::Dial(number));
@@ -92,7 +93,7 @@ impl Agent {
         Ok(())
     }
 
-    /// The far side of a dial or a tunnel has something to tell.
+    /// Handles an event on the far side of a dial or a tunnel.
     pub(crate) fn on_far(&mut self, number: u64, flags: EventFlags) {
         match self.dials.remove(&number) {
             Some(dial) => {
@@ -128,7 +129,7 @@ impl Agent {
         }
     }
 
-    /// Answers `Ok`; from then on there are no frames.
+    /// Replies `Ok`; from then on the connection carries no frames.
     fn open_tunnel(&mut self, number: u64, dial: Dial) {
         let Some(mut asking) = self.connections.remove(&dial.connection) else { return };
         asking.say(&Reply::Ok);
@@ -157,7 +158,7 @@ enum Side {
 }
 
 impl Tunnel {
-    /// Moves what can be moved. False when nothing more can ever come.
+    /// Moves as many bytes as possible. Returns false when nothing more can ever come.
     fn turn(&mut self, flags: EventFlags, side: Side, scratch: &mut [u8]) -> bool {
         if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
             self.hang_up(side);
@@ -172,7 +173,7 @@ impl Tunnel {
             if self.inward.told && self.outward.told {
                 return false;
             }
-            // A side that hung up makes no more events, so all it left behind is read now.
+            // A side that hung up produces no more events, so all its remaining bytes are read now.
             let left = |side: &Source, flow: &Flow| side.is_muted() && flow.hungry();
             if !left(&self.near, &self.inward) && !left(&self.far, &self.outward) {
                 break;
@@ -183,7 +184,8 @@ impl Tunnel {
         true
     }
 
-    /// A side is closed both ways: it takes nothing more, but may have left something.
+    /// A side is closed in both directions: it accepts nothing more, but may have left bytes to
+    /// read.
     fn hang_up(&mut self, side: Side) {
         match side {
             Side::Near => {
@@ -203,20 +205,20 @@ impl Flow {
         self.waiting.is_empty() && !self.ended
     }
 
-    /// Nobody is there to be told anything.
+    /// Ends the flow at once, because the receiver is gone.
     fn give_up(&mut self) {
         *self = Self { ended: true, told: true, ..Self::default() };
     }
 
-    /// The receiver takes nothing more. What is still sent is dropped until the sender stops: a
+    /// The receiver accepts nothing more. Further bytes are dropped until the sender stops: a
     /// service may answer without reading the request, and a client whose writes fail would not
-    /// look for that answer.
+    /// read that answer.
     fn refuse(&mut self) {
         self.waiting.clear();
         self.refused = true;
     }
 
-    /// Moves what can be moved; it fails if the receiver is gone.
+    /// Moves as many bytes as possible; fails if the receiver is gone.
     fn step(&mut self, from: &Source, to: &Source, scratch: &mut [u8]) -> rustix::io::Result<()> {
         self.send(to)?;
         if self.hungry() {
@@ -249,7 +251,7 @@ impl Flow {
     }
 }
 
-/// One side is read while its own flow has room, and written while the other flow has bytes.
+/// A side is read while its own flow has space, and written while the other flow has bytes.
 fn interest(own: &Flow, other: &Flow) -> EventFlags {
     let mut interest = EventFlags::empty();
     if own.hungry() {

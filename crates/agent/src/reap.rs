@@ -1,13 +1,14 @@
-//! Collecting children: commands, workers, and every orphan in the sandbox.
+//! Reaps children: commands, workers, and every orphan in the sandbox.
 
 use linux::spawn::{self, Reaped};
 
 use crate::agent::{Agent, Child};
 
 impl Agent {
-    /// Collects everyone who has ended.
+    /// Reaps all children that have ended.
     pub(crate) fn reap(&mut self) {
-        // First the signal, then the children: one that ends in between signals again.
+        // The signal is cleared before the children are reaped: a child that ends in between
+        // signals again.
         self.child_signals.clear().expect("our own descriptor can be read");
         while let Ok(Some(reaped)) = spawn::reap() {
             self.on_child_end(reaped);
@@ -24,8 +25,8 @@ impl Agent {
         }
     }
 
-    /// A runner ends after its last child, or was killed. Then its children are ours now, and
-    /// the command's end is told by the kernel instead.
+    /// A runner ends after its last child, or was killed. In the latter case its children now
+    /// belong to the agent, and the kernel reports the command's end directly.
     fn runner_ended(&mut self, body: u64) {
         self.on_runner(body);
         self.on_report(body);

@@ -2,13 +2,13 @@
 //!
 //! ```text
 //! open ─► idle ⇄ running (one run at a time; others are refused or wait)
-//!           │        │ the shell ends, whoever ended it
+//!           │        │ the shell ends for any reason
 //!           ▼        ▼
 //!          without a shell ── next run ─► a new shell with the last known directory and exports
 //! ```
-//! A run is a process with its own journal. Its body is the shell's, so that signals and
-//! deadlines reach everything the session has started. A kernel is to its session what a shell is
-//! to others; what it says in its own way is in `kernel.rs`.
+//! A run is a process with its own journal. Its body is the shell's, so that signals and deadlines
+//! reach everything the session has started. A session may have a kernel instead of a shell;
+//! `kernel.rs` has its protocol.
 
 mod life;
 mod run;
@@ -32,8 +32,8 @@ use crate::poll::Source;
 use crate::process::{Subjects, is_plain};
 use crate::shell::{self, Dialect, Kind};
 
-/// How much is taken in at once of what a shell or kernel says. One that never stops must not
-/// keep the agent from everybody else.
+/// How much is read at once from the reports of a shell or kernel. One that never stops must not
+/// starve everything else.
 const EARFUL: usize = 256 << 10;
 
 #[derive(Debug)]
@@ -42,15 +42,15 @@ pub(crate) struct Session {
     pub(crate) open: OpenSession,
     kernel: Option<Kernel>,
     shell: Option<Shell>,
-    /// Where its shells run, if not where everything does.
+    /// The namespaces of its shells, if it is isolated.
     pub(crate) nest: Option<Kept>,
-    /// What the next shell starts with.
+    /// The directory and exports that the next shell starts with.
     pub(crate) directory: Option<String>,
     pub(crate) exports: String,
     pub(crate) current: Option<Run>,
-    /// How many runs it has had.
+    /// The number of runs so far.
     runs: u64,
-    /// Variables of the last run, which the next is not to have.
+    /// Variables of the last run, which the next run must not see.
     passing: Vec<String>,
     queue: VecDeque<(u64, RunInSession)>,
     /// The connection that waits for the first shell.
@@ -62,7 +62,7 @@ pub(crate) struct Session {
     pub(crate) opened_ms: u64,
 }
 
-/// A shell or kernel that runs, and the private ways to it.
+/// A running shell or kernel, and the private pipes to it.
 #[derive(Debug)]
 struct Shell {
     body: u64,
@@ -71,19 +71,19 @@ struct Shell {
     verdicts: Source,
     heard: Vec<u8>,
     started: bool,
-    /// It was started in the place of one that had died.
+    /// Whether it replaced a shell that had died.
     forgetful: bool,
     subjects: Subjects,
 }
 
-/// What is spoken on the private ways.
+/// The protocol on the private pipes.
 #[derive(Debug)]
 enum Tongue {
     Shell(Dialect),
     Kernel(Hearing),
 }
 
-/// The run that is on.
+/// The run in progress.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) process: u64,
@@ -92,7 +92,7 @@ pub(crate) struct Run {
 }
 
 impl Session {
-    /// Its kernel's body, and what was heard from it.
+    /// The body of its kernel, and the state of its reports.
     pub(crate) fn hearing(&mut self) -> Option<(u64, &mut Hearing)> {
         match self.shell.as_mut()? {
             Shell { body, tongue: Tongue::Kernel(hearing), .. } => Some((*body, hearing)),
@@ -100,7 +100,7 @@ impl Session {
         }
     }
 
-    /// What its shell or kernel runs in, while there is one.
+    /// The body of its shell or kernel, while there is one.
     pub(crate) fn body(&self) -> Option<u64> {
         self.shell.as_ref().map(|shell| shell.body)
     }
@@ -110,14 +110,14 @@ impl Session {
         self.kernel.as_ref().map(|kernel| kernel.language.as_str())
     }
 
-    /// Whether its first shell is all that whoever opens it waits for.
+    /// Whether the session is open as soon as its first shell runs.
     pub(crate) fn opens_with_its_shell(&self) -> bool {
         self.kernel.as_ref().is_none_or(|kernel| kernel.program == Program::Shell)
     }
 }
 
 impl Agent {
-    /// Opens a session; answered when its shell runs.
+    /// Opens a session; the reply comes when its shell runs.
     pub(crate) fn open_session(&mut self, connection: u64, open: OpenSession) -> Result<(), Fault> {
         self.add_session(connection, open, None).map(drop)
     }
@@ -134,7 +134,7 @@ impl Agent {
         if self.session_names.contains_key(&open.session) {
             return Err(fault::plain(FaultKind::AlreadyExists, "open session", &open.session));
         }
-        // One that was closed no longer counts, as long as it ends soon.
+        // A closed session does not count, provided that it ends soon.
         let most = usize::try_from(self.place.config.max_processes).unwrap_or(usize::MAX);
         let open_ones = self.sessions.values().filter(|session| !session.closing).count();
         if open_ones >= most || self.sessions.len() >= most.saturating_mul(2) {
@@ -185,7 +185,7 @@ impl Agent {
         statuses
     }
 
-    /// Ends a session with everything in it.
+    /// Closes a session and kills everything in it.
     pub(crate) fn close_session(&mut self, name: &str) -> Result<(), Fault> {
         let number = self.session(name)?;
         self.session_names.remove(name);
@@ -200,8 +200,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Ends a session's shell with everything in it; answered when it has ended. The next run has
-    /// a new one.
+    /// Kills a session's shell with everything in it; the reply comes when it has ended. The next
+    /// run starts a new one.
     pub(crate) fn restart_session(&mut self, connection: u64, name: &str) -> Result<(), Fault> {
         let number = self.session(name)?;
         let session = self.sessions.get_mut(&number).expect("it was just found");
@@ -238,12 +238,12 @@ impl Agent {
     pub(crate) fn on_orders(&mut self, number: u64) {
         let shell = self.sessions.get_mut(&number).and_then(|session| session.shell.as_mut());
         if let Some(shell) = shell {
-            // A shell that does not read has ended, which is told otherwise.
+            // A shell that does not read has ended, which is reported elsewhere.
             shell.orders.pump().ok();
         }
     }
 
-    /// The shell has said something.
+    /// The shell or kernel has sent a report.
     pub(crate) fn on_verdict(&mut self, number: u64) {
         let mut buffer = std::mem::take(&mut self.reports);
         let (mut taken, mut drains) = (0, 0);
@@ -254,7 +254,7 @@ impl Agent {
         self.reports = buffer;
     }
 
-    /// Takes in one piece of what the shell says. `None` if there was none.
+    /// Reads and handles one piece of a report. Returns `None` if there was none.
     fn listen(&mut self, number: u64, buffer: &mut [u8], drains: &mut u32) -> Option<usize> {
         let shell = self.sessions.get_mut(&number)?.shell.as_mut()?;
         let count = match rustix::io::read(shell.verdicts.as_fd(), &mut *buffer) {
@@ -283,17 +283,17 @@ impl Agent {
         Some(count)
     }
 
-    /// Answers a kernel. One that does not read its answers gets no more of them.
+    /// Sends a line to a kernel. A kernel that does not read its lines gets no more of them.
     pub(crate) fn give_to_kernel(&mut self, number: u64, line: &[u8]) {
         let shell = self.sessions.get_mut(&number).and_then(|session| session.shell.as_mut());
         if let Some(shell) = shell.filter(|shell| shell.orders.is_empty()) {
             shell.orders.add(line);
-            // A kernel that does not read has ended, which is told otherwise.
+            // A kernel that does not read has ended, which is reported elsewhere.
             shell.orders.pump().ok();
         }
     }
 
-    /// Takes in the verdicts that are complete. Those without the right key are not the shell's.
+    /// Handles the complete verdicts. Those without the right key do not come from the shell.
     fn judge(&mut self, number: u64) {
         loop {
             let Some(session) = self.sessions.get_mut(&number) else { return };
@@ -314,7 +314,8 @@ impl Agent {
         }
     }
 
-    /// What was printed while no run was on. Before a kernel is ready it may say why it never is.
+    /// Output that was printed while no run was in progress. Before a kernel is ready it may
+    /// contain the reason why it never is.
     pub(crate) fn overhear(&mut self, number: u64, stream: StreamTag, bytes: &[u8]) {
         let hearing = self.sessions.get_mut(&number).and_then(Session::hearing);
         if let Some((_, hearing)) = hearing.filter(|_| stream == StreamTag::Stderr) {
@@ -322,7 +323,7 @@ impl Agent {
         }
     }
 
-    /// Reads on from a shell or kernel, or waits until its readers have caught up.
+    /// Pauses or resumes reading the reports of a shell or kernel, depending on its readers.
     pub(crate) fn hold_reports(&mut self, name: &str, interest: EventFlags) {
         let number = self.session_names.get(name).copied();
         let session = number.and_then(|number| self.sessions.get_mut(&number));

@@ -1,8 +1,8 @@
-//! A command and everything it ever started, as one thing that can be signalled and killed.
+//! A command and everything it ever started, as one unit that can be signalled and killed.
 //!
-//! With a v2 group nothing escapes: whoever is forked is in the group, `cgroup.kill` ends all
-//! of them at once. Without one a runner process stands above the command and adopts what it
-//! leaves behind; that is weaker, because the runner has to look for them.
+//! With a v2 group nothing escapes: every forked process is in the group, and `cgroup.kill` ends
+//! all of them at once. Without groups a runner process is the parent of the command and adopts
+//! what it leaves behind; that is weaker, because the runner has to search for the processes.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -13,23 +13,24 @@ use rustix::process::{Pid, Signal};
 use crate::poll::Source;
 use crate::proc;
 
-/// How many processes of a group one signal reaches, so that a fork bomb cannot keep us busy.
+/// The maximum number of processes in a group that one signal reaches, so that a fork bomb cannot
+/// keep the agent busy.
 const MOST_MEMBERS: usize = 1 << 16;
 
 #[derive(Debug)]
 pub(crate) enum Tree {
     /// The v2 group of this number below the commands' group.
     Group(u64),
-    /// A runner that does what it is told through this channel.
+    /// A runner that executes orders sent through this channel.
     Runner(Source),
-    /// Nothing is left but the process group.
+    /// Only the process group is left.
     Gone,
 }
 
-/// Makes the group of a command and opens it.
+/// Creates the group of a command and opens it.
 ///
-/// Each command has a new one. A group in which everything was killed once is of no use any more:
-/// the kernel takes whoever is cloned into it for one that was forked while the killing went on.
+/// Each command gets a new group. A group that was killed once cannot be used again: the kernel
+/// treats a process cloned into it as one that was forked during the kill.
 pub(crate) fn make_group(commands: &OwnedFd, number: u64) -> rustix::io::Result<OwnedFd> {
     let name = number.to_string();
     rustix::fs::mkdirat(commands, name.as_str(), Mode::from_raw_mode(0o755))?;
@@ -37,19 +38,19 @@ pub(crate) fn make_group(commands: &OwnedFd, number: u64) -> rustix::io::Result<
     rustix::fs::openat(commands, name.as_str(), flags, Mode::empty())
 }
 
-/// Opens the file by which a process that was forked elsewhere moves into the group.
+/// Opens the file by which a process forked elsewhere moves into the group.
 pub(crate) fn open_members(group: &OwnedFd) -> rustix::io::Result<OwnedFd> {
     rustix::fs::openat(group, "cgroup.procs", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Removes the group if nobody is in it any more.
+/// Removes the group if it is empty.
 pub(crate) fn remove_group(commands: &OwnedFd, number: u64) -> bool {
     let removed = rustix::fs::unlinkat(commands, number.to_string(), AtFlags::REMOVEDIR);
     matches!(removed, Ok(()) | Err(Errno::NOENT))
 }
 
 impl Tree {
-    /// Ends everything.
+    /// Kills all processes in the tree.
     pub(crate) fn kill(&self, commands: Option<&OwnedFd>, leader: Option<Pid>) -> rustix::io::Result<()> {
         match (self, commands) {
             (Self::Group(number), Some(commands)) => {
@@ -62,15 +63,15 @@ impl Tree {
         }
     }
 
-    /// Whether anybody is in it beside its leader.
+    /// Whether it contains other processes than its leader.
     pub(crate) fn has_company(&self, commands: Option<&OwnedFd>, leader: Option<Pid>) -> bool {
         match (self, commands) {
             (Self::Group(number), Some(commands)) => {
                 let members = open_list(commands, *number).and_then(|file| read_members(&file));
-                // Who cannot be asked may have some.
+                // If the list cannot be read, there may be others.
                 members.map_or(true, |members| members.len() > 1)
             }
-            // What was left behind belongs to the runner.
+            // Processes that the command left behind are children of the runner.
             _ => leader.map(Pid::as_raw_pid).is_some_and(|leader| {
                 let runner = proc::living_kin(leader).map(|kin| proc::children(kin.parent));
                 proc::children(leader).chain(runner.into_iter().flatten()).any(|pid| pid != leader)
@@ -78,8 +79,8 @@ impl Tree {
         }
     }
 
-    /// Everything in it, up to `limit`: the members of the group or, without one, the leader and
-    /// whatever descends from it or from its runner.
+    /// All processes in it, up to `limit`: the members of the group or, without one, the leader and
+    /// everything that descends from it or from its runner.
     pub(crate) fn members(&self, commands: Option<&OwnedFd>, leader: Option<Pid>, limit: usize) -> Vec<Pid> {
         if let (Self::Group(number), Some(commands)) = (self, commands) {
             return open_list(commands, *number).and_then(|file| read_members(&file)).unwrap_or_default();
@@ -100,7 +101,7 @@ impl Tree {
         found.into_iter().filter_map(Pid::from_raw).collect()
     }
 
-    /// Sends a signal to everything.
+    /// Sends a signal to all processes in the tree.
     pub(crate) fn signal(
         &self,
         commands: Option<&OwnedFd>,
@@ -127,7 +128,7 @@ fn signal_members(commands: &OwnedFd, number: u64, signal: Signal) -> rustix::io
     }
     for member in members {
         match rustix::process::kill_process(member, signal) {
-            // It ended in the meantime.
+            // The process ended in the meantime.
             Ok(()) | Err(Errno::SRCH) => {}
             Err(errno) => return Err(errno),
         }
@@ -150,6 +151,6 @@ fn read_members(file: &OwnedFd) -> rustix::io::Result<Vec<Pid>> {
         }
     }
     let text = String::from_utf8_lossy(&text);
-    // A member of another pid namespace is shown as 0 and is none of ours.
+    // A member of another pid namespace appears as 0 and is skipped.
     Ok(text.lines().filter_map(|line| line.parse().ok().and_then(Pid::from_raw)).collect())
 }

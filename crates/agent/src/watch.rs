@@ -1,4 +1,4 @@
-//! Watching files: inotify(7), as a worker that lasts as long as its connection.
+//! Watches files with inotify(7), in a worker that lasts as long as its connection.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -15,13 +15,13 @@ use wire::{Fault, Reply};
 
 use crate::files::{Named, Work};
 
-/// How deep new directories are followed down.
+/// The maximum depth to which new directories are watched.
 const DEEPEST: usize = 1000;
 
 struct Watcher {
     events: OwnedFd,
     directories: HashMap<i32, PathBuf>,
-    /// Found in a new directory and told; the kernel may tell it as well, or may not.
+    /// Paths found in a new directory and already reported; the kernel may report them as well.
     told: HashSet<PathBuf>,
     recursive: bool,
 }
@@ -32,7 +32,7 @@ impl Work<'_> {
         let mut watcher = Watcher { events, directories: HashMap::new(), told: HashSet::new(), recursive };
         watcher.add(path).named("watch", path)?;
         if recursive {
-            // What vanishes or may not be read meanwhile is not watched.
+            // Directories that vanish meanwhile or are unreadable are not watched.
             watcher.add_below(path, DEEPEST, &mut |_| {});
         }
         self.line.say(&Reply::Ok)?;
@@ -45,7 +45,7 @@ impl Work<'_> {
             }
             let mut last = None;
             for event in watcher.read(path).named("watch", path)? {
-                // A program that writes in small pieces makes one event of each.
+                // A program that writes in small pieces causes one event for each.
                 if last.as_ref() != Some(&event) {
                     self.line.say(&Reply::Watched(event.clone()))?;
                 }
@@ -69,7 +69,7 @@ impl Watcher {
         Ok(())
     }
 
-    /// Watches the directories below one, and tells what is found there.
+    /// Watches the directories below one, and passes every path found there to `found`.
     fn add_below(&mut self, directory: &Path, depth: usize, found: &mut dyn FnMut(PathBuf)) {
         let Ok(entries) = std::fs::read_dir(directory) else { return };
         for entry in entries.flatten() {
@@ -81,7 +81,7 @@ impl Watcher {
         }
     }
 
-    /// The events that have come since the last time.
+    /// The events since the last call.
     fn read(&mut self, root: &Path) -> rustix::io::Result<Vec<WatchEvent>> {
         let mut buffer = [MaybeUninit::uninit(); 16 << 10];
         let mut reader = Reader::new(&self.events, &mut buffer);
@@ -123,7 +123,7 @@ impl Watcher {
         events.push(told(path, change));
         let new_directory = change == Change::Created && flags.contains(ReadFlags::ISDIR);
         if self.recursive && new_directory && self.add(path).is_ok() {
-            // What was put there before it was watched made no event.
+            // Files created before the directory was watched caused no event.
             let mut found = Vec::new();
             self.add_below(path, DEEPEST, &mut |path| found.push(path));
             events.extend(found.iter().map(|path| told(path, Change::Created)));

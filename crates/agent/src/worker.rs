@@ -1,12 +1,13 @@
-//! Workers: each file operation is done by a forked process that owns the connection.
+//! Workers: each file operation runs in a forked process that owns the connection.
 //!
-//! So a slow disk, a large file or a server that does not read holds up nobody else, and the
-//! operation runs with the identity it was asked for, which the kernel then checks.
+//! A slow disk, a large file or a server that does not read therefore delays nothing else, and the
+//! operation runs with the requested identity, which the kernel checks.
 //!
-//! A worker belongs to the groups of the commands, not to the agent's: what it writes to a
-//! tmpfs or leaves in the page cache is charged to the sandbox, and the agent's own small bounds
-//! stay the agent's. Where the number of processes is exhausted the fork is made outside and
-//! moved, which the kernel never refuses, so files can be read while a fork bomb sits there.
+//! A worker belongs to the groups of the commands, not to the agent's: data that it writes to a
+//! tmpfs or leaves in the page cache is charged to the sandbox, and the agent's small limits remain
+//! for the agent alone. If the number of processes is exhausted, the worker is forked outside the
+//! group and moved into it, which the kernel never refuses, so that files can be read during a fork
+//! bomb.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -33,13 +34,13 @@ use crate::place::Place;
 use crate::poll::Source;
 use crate::{child, fault, tree};
 
-/// How many operations are done at once; more of them wait.
+/// The maximum number of operations at once; further ones wait.
 const MOST_WORKERS: usize = 64;
 
-/// How many may wait.
+/// The maximum number of operations that wait.
 const MOST_WAITING: usize = 1024;
 
-/// Watches last, so they have a number of their own and do not wait.
+/// Watches last long, so they have their own limit and do not wait.
 const MOST_WATCHERS: usize = 64;
 
 /// How long a worker waits for a server that neither sends nor reads.
@@ -48,11 +49,11 @@ const PATIENCE: Duration = Duration::from_secs(600);
 /// The group of the workers below the commands' group.
 const GROUP: &str = "files";
 
-/// What a worker of an identity other than root gets is nothing; root may do with files what
-/// root may do.
+/// The capabilities of a worker that runs as root, so that root may access any file. Other workers
+/// have none.
 const ROOT_CAPABILITIES: CapSet = CapSet::of(&[caps::CHOWN, caps::DAC_OVERRIDE, caps::FOWNER, caps::FSETID]);
 
-/// An operation and the connection on which it is answered.
+/// An operation and the connection for its reply.
 #[derive(Debug)]
 pub(crate) struct Job {
     connection: Source,
@@ -61,11 +62,11 @@ pub(crate) struct Job {
 }
 
 impl Agent {
-    /// Hands the connection over to a worker, now or when one is free.
+    /// Passes the connection to a worker, now or when one is free.
     pub(crate) fn work(&mut self, connection: u64, mut request: FileRequest) -> Result<(), Fault> {
         if let Some(session) = &request.nest {
             let identity = self.identity_inside(session)?;
-            // Files of a session are by default those of its user.
+            // The default user for files of an isolated session is the user of the session.
             if request.identity == Identity::Default {
                 request.identity = identity;
             }
@@ -90,7 +91,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Starts as many of the waiting operations as there may be workers.
+    /// Starts waiting operations until the maximum number of workers is reached.
     fn employ_next(&mut self) {
         while self.workers < MOST_WORKERS
             && let Some(job) = self.jobs.pop_front()
@@ -122,7 +123,7 @@ impl Agent {
         }
     }
 
-    /// As [`Agent::employ`], by whom the nester clones.
+    /// Like [`Agent::employ`], in a process that the namespace broker clones.
     fn employ_in_nest(&mut self, job: Job, kind: Child, session: &str) {
         let Job { connection, decoder, request } = job;
         let order = Order::Work {
@@ -159,8 +160,8 @@ fn turn_away(connection: Source, fault: Fault) {
     connection.flush().ok();
 }
 
-/// Forks into the workers' group. A child that could not be made there gets what it needs to
-/// move.
+/// Forks into the workers' group. A child that could not be forked there gets the descriptor by
+/// which it moves.
 fn fork(place: &Place) -> rustix::io::Result<(Forked, Option<OwnedFd>)> {
     let raw = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
     let Some(commands) = &place.commands else {
@@ -187,10 +188,11 @@ pub(crate) fn open_group(commands: &OwnedFd) -> rustix::io::Result<OwnedFd> {
     }
 }
 
-/// What the worker does. It never returns: its copies of the agent's descriptors are closed
-/// behind the agent's back.
+/// The main function of a worker. It never returns, because it closes its copies of the agent's
+/// descriptors while the objects that own them still exist.
 ///
-/// `enter` leads to where the files are, if that is elsewhere; the rights for it are given up after.
+/// `enter` enters the namespace of the files, if that is another one; the privileges for it are
+/// given up afterwards.
 pub(crate) fn run(
     place: &Place,
     config: &AgentConfig,
@@ -211,7 +213,7 @@ pub(crate) fn run(
         spawn::exit_now(1);
     }
     let mut line = Line::new(connection, decoder);
-    // Outside the sandbox's bounds nothing is done at all.
+    // Nothing is done outside the sandbox's limits.
     let joined = joined.map_err(|errno| fault::from_errno(errno, "join the group", GROUP));
     let entered = entered.map_err(|error| fault::from_io(&error, "enter", "the session"));
     let done = joined
@@ -234,8 +236,8 @@ fn become_user(place: &Place, config: &AgentConfig, request: &FileRequest) -> Re
     caps::set(keep).map_err(dropping)?;
     place.confine_late().map_err(dropping)?;
     rustix::process::umask(Mode::WGRP | Mode::WOTH);
-    // A change of identity forgets it, so it comes last. Where the agent is the first process its
-    // end is everybody's; elsewhere nobody would wait for this one any more.
+    // A change of identity resets this setting, so it comes last. If the agent is pid 1, its end
+    // kills all processes anyway; otherwise this worker must not outlive it.
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(named)?;
     Ok(who)
 }

@@ -13,11 +13,11 @@ use super::Named;
 use crate::accounts::Accounts;
 use crate::fault;
 
-/// Attributes with names turned into numbers.
+/// Attributes with names resolved to ids.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
     pub(super) mode: Option<Mode>,
-    /// Of a file that is newly made, where `mode` says nothing.
+    /// The mode of a new file if `mode` is not given.
     pub(super) new_mode: Option<Mode>,
     pub(super) uid: Option<Uid>,
     pub(super) gid: Option<Gid>,
@@ -39,7 +39,7 @@ impl Wanted {
         Ok(Self { mode, new_mode, uid: uid.transpose()?, gid: gid.transpose()? })
     }
 
-    /// What a file does not have yet.
+    /// The attributes that differ from those a file has.
     pub(super) fn beyond(&self, old: &Metadata) -> Self {
         Self {
             mode: self.mode.filter(|mode| mode.as_raw_mode() != old.mode() & 0o7777),
@@ -49,15 +49,15 @@ impl Wanted {
         }
     }
 
-    /// The owner goes first, because a change of owner takes set-id bits away.
+    /// Changes the owner first, because a change of owner clears set-id bits.
     pub(super) fn apply(&self, path: &Path) -> Result<(), Fault> {
         if self.changes_owner() {
             rustix::fs::chown(path, self.uid, self.gid).named("change owner", path)?;
         }
         match self.mode {
             Some(mode) => rustix::fs::chmod(path, mode).named("change mode", path),
-            // Asked for nothing, it still tells whether the path is there. A change of owner to
-            // nobody would tell it too, and take set-id bits away.
+            // Without attributes this still checks that the path exists. A chown that changes
+            // nothing would check it too, but would clear set-id bits.
             None => rustix::fs::stat(path).map(drop).named("look at", path),
         }
     }
@@ -66,7 +66,7 @@ impl Wanted {
         self.uid.is_some() || self.gid.is_some()
     }
 
-    /// As [`Wanted::apply`], to an open file that will be known as `path`.
+    /// Like [`Wanted::apply`], for an open file that will be known as `path`.
     pub(super) fn apply_to(&self, file: impl AsFd, path: &Path) -> Result<(), Fault> {
         if self.changes_owner() {
             rustix::fs::fchown(&file, self.uid, self.gid).named("change owner", path)?;
@@ -78,7 +78,7 @@ impl Wanted {
     }
 }
 
-/// The largest number means "leave it" to the kernel and is nobody's.
+/// To the kernel the largest number means "unchanged"; it is not a valid id.
 fn number(known: Option<u32>, name: &str) -> Option<u32> {
     known.or_else(|| name.parse().ok()).filter(|number| *number != u32::MAX)
 }

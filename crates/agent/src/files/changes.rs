@@ -1,4 +1,4 @@
-//! Moving, removing and making.
+//! Moves, removes and creates files and directories.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -12,17 +12,17 @@ use super::attributes::Wanted;
 use super::{Named, copy, make_parents, temporary_name};
 use crate::fault;
 
-/// Renames, or copies where renaming cannot: to another filesystem, and a directory that comes
-/// from a read-only layer.
+/// Renames, or copies where a rename is impossible: to another filesystem, or a directory from a
+/// read-only layer.
 pub(super) fn move_file(from: &Path, to: &Path, overwrite: bool) -> Result<(), Fault> {
-    // Without this a missing source would leave the new parents behind.
+    // Without this check a missing source would leave the new parents behind.
     from.symlink_metadata().named("move", from)?;
     make_parents(to)?;
     let flags = if overwrite { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
     match rustix::fs::renameat_with(CWD, from, CWD, to, flags) {
         Ok(()) => Ok(()),
         Err(Errno::XDEV) => copy::move_by_copy(from, to, flags),
-        // With both names right the source was seen above, so it is the target that is in the way.
+        // The source was found above, so for these errors the target is in the way.
         Err(errno @ (Errno::EXIST | Errno::NOTEMPTY | Errno::ISDIR | Errno::NOTDIR)) => {
             Err(fault::from_errno(errno, "move", &to.to_string_lossy()))
         }
@@ -30,7 +30,7 @@ pub(super) fn move_file(from: &Path, to: &Path, overwrite: bool) -> Result<(), F
     }
 }
 
-/// What is not there is removed already. Links are removed, never followed.
+/// Removing a missing path succeeds. Links are removed, never followed.
 pub(super) fn remove(path: &Path, recursive: bool) -> Result<(), Fault> {
     let directory = match path.symlink_metadata() {
         Ok(metadata) => metadata.is_dir(),
@@ -48,8 +48,8 @@ pub(super) fn remove(path: &Path, recursive: bool) -> Result<(), Fault> {
     }
 }
 
-/// Makes a directory and those above it, which get no attributes but the usual ones. What was
-/// there before keeps its own.
+/// Creates a directory and its parents, which get default attributes. A directory that exists
+/// already keeps its attributes.
 pub(super) fn make_directory(path: &Path, attributes: &Attributes) -> Result<(), Fault> {
     let wanted = Wanted::new(attributes)?;
     let missing: Vec<&Path> =
@@ -62,7 +62,7 @@ pub(super) fn make_directory(path: &Path, attributes: &Attributes) -> Result<(),
     let mut new = false;
     for directory in missing.iter().rev() {
         match std::fs::create_dir(directory) {
-            // Somebody else made it in the meantime, so it is not new.
+            // Another process created it in the meantime, so it is not new.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => new = false,
             made => {
                 made.named("make directory", directory)?;

@@ -1,4 +1,4 @@
-//! Moving a tree by copying it, where the kernel cannot rename it.
+//! Moves a tree by copying it, where the kernel cannot rename it.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -9,7 +9,7 @@ use wire::Fault;
 
 use super::{Named, changes, temporary_name};
 
-/// Copies under another name beside the target, gives it the right one, and removes the source.
+/// Copies to a temporary name beside the target, renames the copy, and removes the source.
 pub(super) fn move_by_copy(from: &Path, to: &Path, flags: RenameFlags) -> Result<(), Fault> {
     let draft = temporary_name(to)?;
     let placed = copy(from, &draft)
@@ -21,7 +21,7 @@ pub(super) fn move_by_copy(from: &Path, to: &Path, flags: RenameFlags) -> Result
     changes::remove(from, true)
 }
 
-/// Copies whatever it is, with its attributes.
+/// Copies a file of any type with its attributes.
 fn copy(from: &Path, to: &Path) -> Result<(), Fault> {
     let metadata = from.symlink_metadata().named("stat", from)?;
     let kind = metadata.file_type();
@@ -51,7 +51,7 @@ fn copy_directory(from: &Path, to: &Path) -> Result<(), Fault> {
 
 fn copy_attributes(metadata: &Metadata, to: &Path) -> Result<(), Fault> {
     let (uid, gid) = (Uid::from_raw(metadata.uid()), Gid::from_raw(metadata.gid()));
-    // Only root may give a file away; for others the copy simply is theirs.
+    // Only root may change the owner; otherwise the copy belongs to the caller.
     rustix::fs::chownat(CWD, to, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW).ok();
     if !metadata.is_symlink() {
         let mode = Mode::from_raw_mode(metadata.mode() & 0o7777);

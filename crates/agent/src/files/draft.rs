@@ -1,8 +1,9 @@
-//! A file that is being written and does not have its name yet.
+//! A file that is being written under a temporary name.
 //!
-//! It lies beside the file that it will replace. Who may write a file but may not change the
-//! directory it is in has no place for a draft, and writes into the file itself, as any program
-//! would; half of it is seen then, and stays if the sender goes away.
+//! The draft is in the directory of the file that it will replace. A user who may write a file but
+//! not change its directory cannot create a draft; the data is then written into the file itself,
+//! as any program would do. In that case a partial file is visible, and it stays if the sender
+//! disconnects.
 
 use std::fs::File;
 use std::io::{self, Seek, Write};
@@ -21,13 +22,13 @@ use crate::fault;
 pub(super) struct Draft {
     file: File,
     target: PathBuf,
-    /// Its own name. Without one it is the target itself.
+    /// Its temporary name. `None` means that `file` is the target itself.
     name: Option<PathBuf>,
     emptied: bool,
 }
 
 impl Draft {
-    /// A draft for a target that is a regular file or does not exist.
+    /// Creates a draft for a target that is a regular file or does not exist.
     pub(super) fn new(target: &Path) -> Result<Self, Fault> {
         let there = match target.symlink_metadata() {
             Ok(old) if old.is_dir() => {
@@ -50,7 +51,7 @@ impl Draft {
         self.file.write_all(bytes).named("write", &self.target)
     }
 
-    /// The old bytes stay until there is something to replace them.
+    /// Truncates the target only when there is something to replace its bytes.
     fn empty(&mut self) -> Result<(), Fault> {
         let first = !std::mem::replace(&mut self.emptied, true);
         if first && self.name.is_none() {
@@ -59,14 +60,13 @@ impl Draft {
         Ok(())
     }
 
-    /// Gives the file its attributes, those of the old one where none are asked for, and its
-    /// name.
+    /// Sets the attributes, by default those of the old file, and renames the draft to the target.
     pub(super) fn put_in_place(mut self, wanted: &Wanted) -> Result<(), Fault> {
         self.empty()?;
         let Some(name) = &self.name else { return change(&self.file, &self.target, wanted) };
         self.dress(wanted)?;
         match std::fs::rename(name, &self.target) {
-            // In a sticky directory only its owner may replace a file.
+            // In a sticky directory only the owner of a file may replace it.
             Err(error) if is_refused(&error) => self.copy_to_target(wanted),
             renamed => {
                 renamed.named("rename", &self.target)?;
@@ -79,7 +79,7 @@ impl Draft {
     fn dress(&self, wanted: &Wanted) -> Result<(), Fault> {
         let old = self.target.metadata().ok();
         if let Some(old) = &old {
-            // Only root may give a file away; for others the new file simply is theirs.
+            // Only root may change the owner; otherwise the new file belongs to the caller.
             let owner = rustix::fs::Uid::from_raw(old.uid());
             let group = rustix::fs::Gid::from_raw(old.gid());
             rustix::fs::fchown(&self.file, Some(owner), Some(group)).ok();
@@ -107,12 +107,12 @@ impl Drop for Draft {
     }
 }
 
-/// Whether it is the directory that may not be changed.
+/// Whether the directory may not be changed.
 fn is_refused(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::ACCESS | Errno::PERM | Errno::ROFS))
 }
 
-/// Opens what lies there, which may be something else by now.
+/// Opens the target, which may be another file by now.
 fn open_target(target: &Path) -> Result<File, Fault> {
     let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(target, flags, Mode::empty()).named("open", target)?);
@@ -120,7 +120,8 @@ fn open_target(target: &Path) -> Result<File, Fault> {
     Ok(file)
 }
 
-/// Changes a file that stays. What it has already, only its owner could ask for.
+/// Changes the attributes of an existing file, but only those that differ: setting an attribute to
+/// its present value would fail for a user who is not the owner.
 fn change(file: &File, path: &Path, wanted: &Wanted) -> Result<(), Fault> {
     let old = file.metadata().named("stat", path)?;
     wanted.beyond(&old).apply_to(file, path)

@@ -1,4 +1,4 @@
-//! What is known of a file without opening it.
+//! File metadata, read without opening the file.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ impl Work<'_> {
     }
 }
 
-/// Of a link it tells about the link itself, and where it leads.
+/// For a symbolic link, returns the metadata of the link itself, and its target.
 pub(super) fn info(path: &Path, accounts: &Accounts) -> rustix::io::Result<FileInfo> {
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
     let stat = rustix::fs::statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, wanted)?;

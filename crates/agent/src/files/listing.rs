@@ -1,7 +1,7 @@
-//! Walking directories.
+//! Directory listings.
 //!
-//! A listing is sent in pages while it is walked, so its size is bounded by nothing here. What
-//! vanishes during the walk is left out, and so is what may not be read below the start.
+//! A listing is sent in pages during the walk, so its total size is not limited here. Entries that
+//! vanish during the walk are left out, and so are unreadable directories below the start.
 
 use std::ffi::OsString;
 use std::io;
@@ -17,10 +17,10 @@ use super::{Named, Work};
 use crate::accounts::Accounts;
 use crate::fault;
 
-/// How large a page may become, with room for the entry that makes it so.
+/// The size at which a page is sent; the frame has space for the entry that exceeds it.
 const PAGE: usize = MAX_PAYLOAD / 4;
 
-/// How deep a walk goes at most.
+/// The maximum depth of a walk.
 const DEEPEST: u32 = 1000;
 
 /// One walk over a tree.
@@ -45,7 +45,7 @@ impl Work<'_> {
     }
 
     fn walk(&mut self, path: &Path, depth: u32, wanted: Option<GlobMatcher>) -> Result<(), Fault> {
-        // The start must be a directory even if nothing below it is asked for.
+        // The start must be a directory even if the depth is zero.
         let names = names_in(path).named("list", path)?;
         let mut walk =
             Walk { work: self, accounts: Accounts::read(), wanted, page: Vec::new(), page_size: 0 };
@@ -79,7 +79,7 @@ impl Walk<'_, '_> {
     }
 
     fn add(&mut self, info: FileInfo) -> Result<(), Fault> {
-        // JSON may write a byte as six.
+        // JSON may encode one byte as six.
         let text = info.path.len() + info.link_target.as_ref().map_or(0, String::len);
         self.page_size += text * 6 + 512;
         self.page.push(info);
