@@ -1,4 +1,4 @@
-//! Images as the service sees them, and where they are fetched from.
+//! Images as the service sees them, and the registry they are pulled from.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,32 +11,32 @@ use tokio::io::AsyncRead;
 
 use crate::BackendError;
 
-/// The images that a backend keeps. One that keeps none of its own has nothing to list or pull.
+/// The images that a backend stores. A backend without its own images has nothing to list or pull.
 #[async_trait::async_trait]
 pub trait Images: Send + Sync {
-    /// By name; what is made of the host itself is not among them.
+    /// Lists images by name; images made from the host itself are not included.
     async fn list(&self) -> Result<Vec<ImageInfo>, BackendError>;
-    /// The image that a sandbox would get by this name.
+    /// Returns the image that a sandbox would get for this name.
     async fn find(&self, name: &str) -> Result<Option<ImageInfo>, BackendError>;
-    /// Whether this name may be fetched because a sandbox needs it.
+    /// Whether an image of this name may be pulled when a sandbox needs it.
     fn may_fetch(&self, name: &str) -> bool;
-    /// Fetches an image, in the place of one that has the name.
+    /// Pulls an image and replaces an existing one with the same name.
     async fn pull(&self, pull: Pull<'_>) -> Result<ImageInfo, BackendError>;
-    /// Takes in an archive: of a root file system, an OCI layout or what `docker save` wrote. A
-    /// name that is taken is refused.
+    /// Imports an archive: a root file system, an OCI layout or the output of `docker save`. Fails
+    /// if the name already exists.
     async fn import(&self, name: &str, archive: ArchiveStream<'_>) -> Result<ImageInfo, BackendError>;
-    /// Makes an image of the files of a snapshot, above the image that the snapshot was taken on. A
-    /// name that is taken is refused.
+    /// Creates an image from the files of a snapshot, on top of the image that the snapshot was
+    /// taken on. Fails if the name already exists.
     async fn commit(&self, snapshot: &SnapshotId, name: &str) -> Result<ImageInfo, BackendError>;
     async fn remove(&self, name: &str) -> Result<Freed, BackendError>;
-    /// Removes what nobody needs, and images beyond the size that all may have together.
+    /// Removes unused layers, and images beyond the total size limit.
     async fn collect(&self) -> Result<Freed, BackendError>;
 }
 
-/// An archive that is on its way.
+/// An archive that is being uploaded.
 pub type ArchiveStream<'a> = Pin<Box<dyn AsyncRead + Send + 'a>>;
 
-/// An image as it is told of.
+/// The description of an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImageInfo {
     pub name: String,
@@ -51,20 +51,21 @@ pub struct ImageInfo {
     pub user: Option<String>,
     pub workdir: Option<String>,
     pub last_used: Option<SystemTime>,
-    /// Whether its layers lie on the files of this host, as they are when a sandbox is made.
+    /// Whether its layers are stacked on the files of this host, as they are when a sandbox is
+    /// created.
     pub above_host: bool,
 }
 
-/// What became free.
+/// The storage that was freed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Freed {
-    /// Images that made room.
+    /// Images that were removed to free space.
     pub images: Vec<String>,
     pub layers: usize,
     pub bytes: u64,
 }
 
-/// An image to be fetched.
+/// A request to pull an image.
 #[derive(Clone, Copy)]
 pub struct Pull<'a> {
     pub name: &'a str,
@@ -72,14 +73,14 @@ pub struct Pull<'a> {
     pub progress: &'a (dyn Fn(Progress) + Send + Sync),
 }
 
-/// How far a pull has come.
+/// The progress of a pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     Fetching { bytes: u64, of: u64 },
     Unpacking,
 }
 
-/// What opens a registry. It never appears in what is printed.
+/// The credentials for a registry. They are never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credentials {
     pub username: String,
@@ -92,21 +93,22 @@ impl fmt::Debug for Credentials {
     }
 }
 
-/// What is here already when an image is fetched.
+/// The local state that a pull takes into account.
 #[derive(Clone, Debug, Default)]
 pub struct Here {
-    /// The digests of layers, of their uncompressed content.
+    /// The digests of the uncompressed layers that are already stored.
     pub layers: BTreeSet<String>,
-    /// How much more there is room for, with all gone that could go.
+    /// The space available for the image if everything removable were removed.
     pub room: Option<u64>,
 }
 
-/// Where images are fetched from. It is here so that backends need not know HTTP.
+/// The source of pulled images. The trait is defined here so that backends need no HTTP code.
 #[async_trait::async_trait]
 pub trait Registry: Send + Sync {
-    /// Whether this name may be fetched because a sandbox needs it.
+    /// Whether an image of this name may be pulled when a sandbox needs it.
     fn allows(&self, name: &str) -> bool;
-    /// Writes the image as an OCI layout into the empty directory `into`, without the layers
-    /// that are here. Answers the digest of its manifest. What can have no room is not fetched.
+    /// Writes the image as an OCI layout into the empty directory `into`, without the layers that
+    /// are already stored. Returns the digest of its manifest. An image that cannot fit is not
+    /// downloaded.
     async fn fetch(&self, pull: Pull<'_>, here: &Here, into: &Path) -> Result<String, BackendError>;
 }
