@@ -36,17 +36,17 @@ use crate::images;
 
 pub use self::restore::{Restored, restore};
 
-/// What the files of a backup that is being made are called in the state directory.
+/// The directory in the state directory for the files of a backup that is being made.
 const DRAFT: &str = "backup.draft";
 const LOCK: &str = "backup.lock";
-/// What must stay free on the filesystem of the state directory.
+/// The space that must stay free on the filesystem of the state directory.
 const SPARE_SPACE: u64 = 64 << 20;
 /// How long a backup waits for a pull or an import of an image.
 const IMAGES_TIMEOUT: Duration = Duration::from_secs(60);
 /// A secret is a few dozen bytes.
 const MAX_SECRET: u64 = 4 << 10;
 
-/// What to put into a backup.
+/// The contents and the target of a new backup.
 pub struct BackupRequest<'a> {
     pub state_dir: &'a Path,
     pub target: &'a Path,
@@ -56,11 +56,11 @@ pub struct BackupRequest<'a> {
     pub with_secrets: bool,
 }
 
-/// What a backup holds. It is the last entry of the archive.
+/// The contents of a backup. It is the last entry of the archive.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     pub version: u32,
-    /// Whether it was made of a state directory of root, whose files have many owners.
+    /// Whether it was made from a state directory of root, whose files have many owners.
     pub of_root: bool,
     pub with_secrets: bool,
     pub parts: Vec<Part>,
@@ -87,14 +87,14 @@ pub struct Written {
     pub manifest: Manifest,
 }
 
-/// An error of the server's database, which this crate knows nothing of.
+/// An error of the server's database, which this crate does not interpret.
 pub type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Copies the server's database to a path. It is called in a process of its own, which has the rights of
+/// Copies the server's database to a path. It is called in a separate process, which has the rights of
 /// the owner of the database.
 pub type CopyDatabase<'a> = dyn FnMut(&Path) -> Result<(), AnyError> + 'a;
 
-/// Is told how many bytes are done.
+/// Called with the number of bytes that are done.
 pub type Report<'a> = &'a mut dyn FnMut(u64);
 
 #[derive(Debug, thiserror::Error)]
@@ -138,7 +138,7 @@ pub enum BackupError {
 }
 
 impl BackupError {
-    /// What the user can do about it.
+    /// Advice about what the user can do.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Busy => Some("wait until it is done"),
@@ -188,7 +188,7 @@ pub fn write(
         return Err(BackupError::NoDirectory(parent.to_owned()));
     }
     let _turn = take_turn(state)?;
-    // While no server runs, none may start: it would begin to write to the disks.
+    // If no server runs, none may start meanwhile: it would begin to write to the disks.
     let stopped = try_lock(&state.join("lock"))?;
     let is_root = rustix::process::geteuid().is_root();
     let draft = Draft::make(state)?;
@@ -214,7 +214,7 @@ pub fn write(
     };
     let outcome = write_archive(request, &draft, &disks, (file, &partial), report);
     if outcome.is_err() {
-        // What cannot be removed is not mistaken for a backup: it has another name.
+        // A file that cannot be removed is not mistaken for a backup, since it has another name.
         fs::remove_file(&partial).ok();
     }
     let (bytes, manifest) = outcome?;
@@ -303,7 +303,7 @@ fn read_secret(state: &Path) -> Result<Option<Vec<u8>>, BackupError> {
     Ok(Some(secret))
 }
 
-/// What a backup is called until it is whole.
+/// The name of a backup until it is complete.
 fn partial_name(target: &Path) -> PathBuf {
     let mut name = target.as_os_str().to_owned();
     name.push(".partial");
@@ -317,12 +317,12 @@ struct Draft {
 }
 
 impl Draft {
-    /// Makes the directory anew; one that a killed backup left is removed.
+    /// Makes the directory anew; the remains of a killed backup are removed.
     fn make(state: &Path) -> Result<Self, BackupError> {
         let path = state.join(DRAFT);
         let above = Root::open(state).during("open", state)?;
         above.remove_tree(Path::new(DRAFT)).during("clear", &path)?;
-        // Whoever copies the database passes through; what lies in it is closed to others.
+        // The process that copies the database passes through; the contents are closed to others.
         fs::DirBuilder::new().mode(0o700).create(&path).during("make", &path)?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o711)).during("open to the server", &path)?;
         let root = Root::open(&path).during("open", &path)?;
@@ -375,7 +375,8 @@ impl Drop for Draft {
     }
 }
 
-/// Refuses what will not fit: the copies of disks in use beside them, and the archive at its target.
+/// Refuses a backup that will not fit: the copies of disks in use beside them, and the archive at its
+/// target.
 fn check_space(
     request: &BackupRequest<'_>,
     draft: &Draft,
@@ -390,7 +391,7 @@ fn check_space(
     })?;
     let beside = if disks::can_share(&draft.path) { 0 } else { copied };
     require_space(&draft.path, beside.saturating_add(SPARE_SPACE))?;
-    // What compresses well takes less, but nobody knows how much before it is done.
+    // Data that compresses well takes less space, but how much is only known afterwards.
     require_space(parent_of(request.target), copied.saturating_add(images).saturating_add(SPARE_SPACE))
 }
 
@@ -399,7 +400,7 @@ fn parent_of(file: &Path) -> &Path {
     file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Refuses to go on if the filesystem of `path` has less than this free.
+/// Fails if the filesystem of `path` has less than this free.
 fn require_space(path: &Path, needed: u64) -> Result<(), BackupError> {
     let status = rustix::fs::statvfs(path).map_err(io::Error::from).during("measure the space of", path)?;
     let free = status.f_bavail.saturating_mul(status.f_frsize);
@@ -407,8 +408,8 @@ fn require_space(path: &Path, needed: u64) -> Result<(), BackupError> {
     if free < needed { Err(BackupError::NoSpace { path, free, needed }) } else { Ok(()) }
 }
 
-/// Waits until no backup has disks frozen, for a launcher that is about to mount them, and removes
-/// what a killed backup left. No other backup begins while the file that is returned is open.
+/// Waits until no backup has disks frozen, for a launcher that is about to mount them, and removes the
+/// remains of a killed backup. No other backup begins while the returned file is open.
 pub(crate) fn wait_for_backup(state: &Path) -> io::Result<File> {
     let options =
         OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(state.join(LOCK));
@@ -424,7 +425,7 @@ fn take_turn(state: &Path) -> Result<File, BackupError> {
     try_lock(&state.join(LOCK))?.ok_or(BackupError::Busy)
 }
 
-/// Locks a file, unless somebody else has it.
+/// Locks a file, unless another process holds the lock.
 fn try_lock(path: &Path) -> Result<Option<File>, BackupError> {
     let options = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path);
     let file = options.during("open", path)?;
@@ -435,7 +436,7 @@ fn try_lock(path: &Path) -> Result<Option<File>, BackupError> {
     }
 }
 
-/// Waits until the name of a file cannot be lost.
+/// Waits until the name of a file is durable.
 fn sync_parent(path: &Path) -> Result<(), BackupError> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     File::open(parent).and_then(|parent| parent.sync_all()).during("write out", parent)

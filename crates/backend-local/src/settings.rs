@@ -1,5 +1,5 @@
-//! What an operator decides about sandboxes on this host. The supervisor hands it to the
-//! launcher; a plan cannot change it.
+//! The operator's settings for sandboxes on this host. The supervisor passes them to the
+//! launcher; a plan cannot change them.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,32 +13,33 @@ use crate::network::NetworkSettings;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Settings {
-    /// Everything we keep lies below it.
+    /// The directory that holds all state of this server.
     pub state_dir: PathBuf,
-    /// The state directory that has the images. One-shot sandboxes use those of the host's server.
+    /// The state directory that holds the images. One-shot sandboxes use the images of the host's server.
     pub image_state: PathBuf,
-    /// Part of the names of control groups, so that several servers share a host.
+    /// Part of the names of control groups, so that several servers can share a host.
     pub instance: String,
-    /// Whether records without a signature are ours: an older version made the state directory.
+    /// Whether records without a signature belong to this server, because an older version made the
+    /// state directory.
     #[serde(default)]
     pub owns_unsigned_records: bool,
-    /// The first host id that sandboxes may use; the first range is our own.
+    /// The first host id of the uid ranges. The first range is reserved for the server.
     pub uid_base: u32,
-    /// As whom the server runs, if not as ourselves.
+    /// The uid that the server runs as, if it differs from the launcher's.
     pub server_uid: Option<u32>,
-    /// Image names that mean another image.
+    /// Aliases: image names that are replaced by another image.
     pub aliases: BTreeMap<String, String>,
     /// Refuse image names that are neither imported nor `host`.
     pub strict_images: bool,
-    /// What disks are made of; `None` takes the best that the kernel has.
+    /// The kind of storage for disks; `None` selects the best kind that the kernel supports.
     #[serde(default)]
     pub disks: Option<Kind>,
-    /// What all layers of images together may hold.
+    /// The largest total size of all image layers.
     #[serde(default)]
     pub image_bytes: Option<u64>,
-    /// How large the pool of disks may grow.
+    /// The size that the pool of disks may grow to.
     pub pool_bytes: Option<u64>,
-    /// No sandbox is made while the disk has less free space.
+    /// New sandboxes are refused while the disk has less free space than this.
     pub free_space_floor: u64,
     /// How many net namespaces and volumes are kept ready.
     pub prepared: usize,
@@ -55,7 +56,7 @@ impl Settings {
     }
 }
 
-/// The most that one sandbox may be given; `None` where everything may be asked for.
+/// The largest limits that one sandbox may have; `None` means that there is no maximum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Maxima {
     pub memory: Option<u64>,
@@ -65,22 +66,22 @@ pub struct Maxima {
     pub disk: Option<u64>,
 }
 
-/// Which directories of the host a plan may mount.
+/// The directories of the host that a plan may mount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MountRule {
-    /// Only those below these directories; none if there are none.
+    /// Only directories below these; no directory at all if the list is empty.
     Below(Vec<Allowed>),
-    /// The caller is somebody who could read and write there anyway.
+    /// Any directory: the caller could read and write there anyway.
     Allow,
 }
 
-/// A directory of the host that may be mounted, with all below it.
+/// A directory of the host that may be mounted, with everything below it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Allowed {
-    /// As the operator names it, and clients after him.
+    /// The path as the operator wrote it; clients use the same spelling.
     pub written: PathBuf,
-    /// Where that led to at the start; this path holds no links.
+    /// The path that it resolved to at startup; it contains no symbolic links.
     pub real: PathBuf,
 }
 
@@ -88,8 +89,8 @@ pub struct Allowed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Lifetime {
-    /// Until they are destroyed, whatever happens to us.
+    /// Until they are destroyed, even if the launcher dies.
     Own,
-    /// No longer than this process.
+    /// At most as long as this process.
     Ours,
 }

@@ -14,7 +14,7 @@ use tar::{Builder, EntryType, Header};
 
 use super::{Manifest, Part, Report};
 
-/// Changes when older versions could not read it. Since version 2 attributes are encoded.
+/// Incremented when older versions could not read the archive. Since version 2, attributes are encoded.
 pub(super) const VERSION: u32 = 2;
 pub(super) const MARK: &str = "part:";
 pub(super) const MANIFEST: &str = "manifest.json";
@@ -25,7 +25,7 @@ const COMPRESSION: i32 = 3;
 #[error("larger than {0} bytes")]
 pub(super) struct Limit(pub(super) u64);
 
-/// Counts and bounds what is written.
+/// Counts and limits the written bytes.
 struct Bounded {
     file: File,
     written: u64,
@@ -48,7 +48,7 @@ impl Write for Bounded {
     }
 }
 
-/// The checksums of what passes by.
+/// The checksums of the bytes that pass through.
 #[derive(Default)]
 pub(super) struct Sums {
     whole: blake3::Hasher,
@@ -137,7 +137,7 @@ impl<'a> ArchiveWriter<'a> {
         self.builder.append_pax_extensions(pairs)
     }
 
-    /// Adds a file that only its owner may read, and that belongs to root until a server is given it.
+    /// Adds a file that only its owner may read, and that belongs to root until it is given to a server.
     pub(super) fn add_private(&mut self, name: &str, size: u64, content: impl Read) -> io::Result<()> {
         let mut header = entry(EntryType::Regular, 0o600);
         header.set_size(size);
@@ -154,7 +154,7 @@ impl<'a> ArchiveWriter<'a> {
         self.builder.append_file(name, file)
     }
 
-    /// Writes the manifest, and waits until all of it cannot be lost.
+    /// Writes the manifest, and waits until the whole archive is durable.
     pub(super) fn finish(mut self, mut manifest: Manifest) -> io::Result<(u64, Manifest)> {
         self.begin("manifest")?;
         manifest.parts = std::mem::take(&mut self.parts);

@@ -1,8 +1,8 @@
 //! The server's database in a backup.
 //!
-//! The server faces the network and owns the directory in which its database lies, so what is found
-//! there is not believed: a pipe in place of a journal would make us wait for ever while disks are
-//! frozen. The copy is made by a process with the rights of the owner, which has a few seconds:
+//! The server faces the network and owns the directory in which its database lies, so its files
+//! are not trusted: a pipe in place of a journal would make us wait for ever while disks are frozen.
+//! The copy is made by a process with the rights of the owner, which has a few seconds:
 //!
 //! ```text
 //!  backup                                    child, as the owner of `server/`
@@ -35,10 +35,10 @@ const DIRECTORY: &str = "database";
 const DATABASE: &str = "coracle.db";
 /// The files that SQLite reads beside the database, by what is added to its name.
 const FILES: [&str; 4] = ["", "-wal", "-shm", "-journal"];
-/// The largest copy that is taken. The child's directory is the server's, which could put a file there
-/// that fills the disk while a disk of a sandbox is frozen.
+/// The maximum size of a copy. The child's directory belongs to the server, which could put a file there
+/// that fills the disk while a sandbox's disk is frozen.
 const MAX_DATABASE_SIZE: u64 = 1 << 30;
-/// The longest message that is taken from the child.
+/// The maximum length of a message from the child.
 const MAX_MESSAGE: u64 = 4 << 10;
 
 /// The owner of the server's directory.
@@ -91,8 +91,8 @@ pub(super) fn copy(
     }
 }
 
-/// Refuses what the server's database would not leave. Whoever puts something else there later gains
-/// nothing: the child has the rights of the owner alone.
+/// Refuses files that the server's database would not leave. Replacing them later gains nothing, since
+/// the child has only the rights of the owner.
 fn check_files(server: &Path, owner: Owner) -> Result<(), BackupError> {
     for ending in FILES {
         let path = server.join(format!("{DATABASE}{ending}"));
@@ -134,15 +134,15 @@ fn run_copy(owner: Owner, report: &OwnedFd, target: &Path, copy_database: &mut C
     false
 }
 
-/// Gives up what opening a database does not need. The locks of the backup and what thaws disks are
-/// not kept open either.
+/// Drops everything that is not needed to open a database. The locks of the backup and the descriptors
+/// that thaw disks are closed too.
 fn become_owner(owner: Owner, report: &OwnedFd) -> io::Result<()> {
     linux::descriptors::keep_only_these([report.as_fd()].into_iter())?;
     if rustix::process::geteuid().is_root() && owner.uid != 0 {
         namespaces::become_ids(owner.uid, owner.gid, Setgroups::Allow)?;
     }
     linux::set_no_new_privs()?;
-    // A change of ids would undo this.
+    // A change of ids would undo this, so it comes last.
     namespaces::die_with_parent()
 }
 
@@ -159,7 +159,7 @@ fn wait(pidfd: &OwnedFd, timeout: Duration) -> io::Result<Option<End>> {
     Ok(in_time.then_some(end))
 }
 
-/// Copies what the child made to `target`. It is the owner's and may be anything.
+/// Copies the child's result to `target`. It belongs to the owner and may be anything.
 fn take(copied: &Path, target: &Path, owner: Owner) -> Result<(), BackupError> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(copied);

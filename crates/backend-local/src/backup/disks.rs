@@ -23,7 +23,7 @@ use crate::volumes::copy_image;
 const POOL: &str = "pool.btrfs";
 const BLOCK: u64 = 512;
 
-/// A disk that is to be saved.
+/// A disk that will be saved.
 pub(super) struct Source {
     path: PathBuf,
     /// Its name in the archive.
@@ -32,7 +32,7 @@ pub(super) struct Source {
     pub(super) bytes: u64,
 }
 
-/// A disk that can be read at leisure.
+/// A disk that can be read without blocking writers.
 pub(super) struct Copied {
     pub(super) path: PathBuf,
     pub(super) name: String,
@@ -92,8 +92,8 @@ pub(super) fn can_share(directory: &Path) -> bool {
     tried.is_ok()
 }
 
-/// Makes all disks readable at leisure; those in use are copied to `draft`. `small` copies what
-/// belongs to them and is called while the first of them stands still.
+/// Makes all disks readable without blocking writers; those in use are copied to `draft`. `small` copies
+/// the small files that belong to them and is called while the first disk is frozen.
 pub(super) fn copy(
     thread: &SingleThread,
     sources: &[Source],
@@ -128,7 +128,7 @@ pub(super) fn copy(
     Ok(copied)
 }
 
-/// Whether a server that runs may mount this file. It keeps copies, but never mounts them.
+/// Whether a running server may mount this file. It keeps copies, but never mounts them.
 fn is_live(source: &Source) -> bool {
     !source.name.contains("/snapshots/")
 }
@@ -138,7 +138,7 @@ struct FrozenDisk {
     /// Opened through a mount that is attached nowhere, so that nothing done to a path can reach the
     /// files of the disk. The mount goes with the last descriptor.
     directory: File,
-    /// Closed when writers may go on.
+    /// Closed when writers may continue.
     alive: Option<OwnedFd>,
     guard: OwnedFd,
 }
@@ -162,13 +162,13 @@ impl FrozenDisk {
                 spawn::exit_now(i32::from(keep_guard(&ended, &directory).is_err()))
             }
         };
-        // From here on every way out thaws, a failed freeze included.
+        // From here on every return thaws the disk, even after a failed freeze.
         let frozen = Self { directory, alive: Some(alive), guard };
         freeze::freeze(&frozen.directory).during("freeze", path)?;
         Ok(frozen)
     }
 
-    /// Lets writers go on.
+    /// Lets writers continue.
     fn thaw(&mut self) -> io::Result<()> {
         let thawed = freeze::thaw(&self.directory);
         if let Some(alive) = self.alive.take() {
@@ -189,8 +189,8 @@ impl Drop for FrozenDisk {
     }
 }
 
-/// Waits for the end of our parent's work, however it ends, and lets writers go on. It has a
-/// session of its own, so that a signal to the group of its parent does not reach it.
+/// Waits until our parent is done, however it ends, and then lets writers continue. It has its own
+/// session, so that a signal to the process group of its parent does not reach it.
 fn keep_guard(ended: &OwnedFd, directory: &File) -> io::Result<()> {
     rustix::process::setsid().ok();
     while rustix::io::retry_on_intr(|| rustix::io::read(ended, &mut [0; 1]))? > 0 {}

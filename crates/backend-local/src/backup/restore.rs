@@ -1,4 +1,4 @@
-//! Putting a state directory together from a backup.
+//! Restores a state directory from a backup.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -17,7 +17,7 @@ use super::tree::{ATTRIBUTES, IN_ARCHIVE, IN_ARCHIVE_1, from_hex, within};
 use super::{BackupError, During, Manifest, Part, Report, SPARE_SPACE, require_space, sync_parent};
 use crate::identity;
 
-/// What may be at the top of a state directory that is restored.
+/// The names that may be at the top of a restored state directory.
 const KNOWN: [&str; 6] = ["server", "identity", "boxes", "snapshots", "disk", "images"];
 /// No manifest is longer.
 const MAX_MANIFEST: u64 = 16 << 20;
@@ -29,8 +29,8 @@ pub struct Restored {
     pub manifest: Manifest,
 }
 
-/// Restores a backup as the state directory `target`, which must be empty or absent. Until all of
-/// it is there and its checksums are right, it has another name.
+/// Restores a backup as the state directory `target`, which must be empty or absent. The directory has
+/// another name until it is complete and its checksums are verified.
 pub fn restore(file: &Path, target: &Path, report: Report<'_>) -> Result<Restored, BackupError> {
     check_target(target)?;
     let source = File::open(file).during("open", file)?;
@@ -72,8 +72,8 @@ fn check_target(target: &Path) -> Result<(), BackupError> {
     }
 }
 
-/// Renames the directory to its place. An empty directory there is replaced; one that somebody
-/// filled meanwhile is not.
+/// Renames the directory to `target`. An empty directory there is replaced; one that was filled
+/// meanwhile is not.
 fn put_in_place(draft: &Path, target: &Path) -> Result<(), BackupError> {
     let renamed = rustix::fs::renameat_with(CWD, draft, CWD, target, RenameFlags::empty());
     match renamed {
@@ -162,11 +162,11 @@ fn check(
     Ok(())
 }
 
-/// What an entry may be depends on where it lies: the server trusts its own directories, and opens
-/// what is in them as root.
+/// The kinds of entries that are allowed depend on their path: the server trusts its own directories,
+/// and opens files in them as root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Placement {
-    /// Directories and files of the server, which belong to root and are closed to everybody else.
+    /// Directories and files of the server, which belong to root and are closed to others.
     Private,
     /// The top directory of a layer, with the owner and mode that it has in the image.
     LayerTop,
@@ -218,7 +218,7 @@ struct Restoring {
 }
 
 impl Restoring {
-    /// Puts one entry in its place. Paths lead through no links, so nothing is written elsewhere.
+    /// Writes one entry to its path. Paths lead through no links, so nothing is written elsewhere.
     fn place<R: Read>(
         &mut self,
         entry: &mut Entry<'_, R>,

@@ -14,15 +14,15 @@ use tar::{EntryType, Header};
 
 use super::archive::{self, ArchiveWriter};
 
-/// Layers are made by ourselves and are not nearly as deep.
+/// We make the layers ourselves, and they are far less deep.
 const MAX_DEPTH: usize = 512;
 /// The attributes that are kept; layers have no others.
 pub(super) const ATTRIBUTES: &str = "user.";
-/// Attributes in the archive: this, then the name in hexadecimal digits; the value is written so too.
-/// Records of tar archives end at a line feed and names end at an equals sign, and both may be part of
-/// an attribute.
+/// Attributes in the archive: this prefix, then the name in hexadecimal digits; the value is encoded in
+/// the same way. Records of tar archives end at a line feed and names end at an equals sign, and both
+/// may be part of an attribute.
 pub(super) const IN_ARCHIVE: &str = "CORACLE.xattr.";
-/// How archives of version 1 name attributes, which they hold as they are.
+/// The prefix of attributes in archives of version 1, which are not encoded.
 pub(super) const IN_ARCHIVE_1: &str = "SCHILY.xattr.";
 
 /// Bytes as hexadecimal digits.
@@ -39,7 +39,7 @@ pub(super) fn from_hex(text: &[u8]) -> Option<Vec<u8>> {
     if rest.is_empty() { bytes } else { None }
 }
 
-/// Adds what lies at `name` below `root`. Nothing there is no error.
+/// Adds the file or directory `name` below `root`. It is not an error if it does not exist.
 pub(super) fn add(archive: &mut ArchiveWriter<'_>, root: &Root, name: &str) -> io::Result<()> {
     let name = Path::new(name);
     let facts = match root.stat(name) {
@@ -119,7 +119,7 @@ fn header(kind: EntryType, facts: &Stat) -> Header {
     let mut header = archive::entry(kind, facts.st_mode & 0o7777);
     header.set_uid(facts.st_uid.into());
     header.set_gid(facts.st_gid.into());
-    // The time of a file before 1970 is written by the archive in the same way.
+    // The archive writes the time of a file before 1970 in the same way.
     header.set_mtime(facts.st_mtime.cast_unsigned());
     header
 }

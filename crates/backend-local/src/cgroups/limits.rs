@@ -1,4 +1,4 @@
-//! Writes the limits of one sandbox into its groups, in the words of either version.
+//! Writes the limits of one sandbox into its groups, for both cgroup versions.
 
 use std::fs;
 use std::io;
@@ -8,19 +8,19 @@ use domain::MAX_PIDS;
 use super::{Controller, Extent, Hierarchies, write_if_present};
 use crate::jail::plan::Limits;
 
-/// The agent's own bounds: it forks workers and its journal passes through the page cache.
+/// The memory limit of the agent: it forks workers, and its journal uses the page cache.
 const AGENT_MEMORY: u64 = 256 << 20;
 const AGENT_PIDS: u32 = 128;
-/// An honest agent has one thread, and its workers are charged to the commands: one core never
-/// slows it down, and all that a subverted one can burn is that core.
+/// An honest agent has one thread, and its workers are charged to the commands, so one core never
+/// slows it down. A subverted agent can use at most that core.
 const AGENT_CPUS: u32 = 1000;
 
 impl Hierarchies {
-    /// Bounds the commands as the sandbox's limits say, and the agent beside them.
+    /// Sets the sandbox's limits on the commands, and fixed limits on the agent.
     pub(super) fn limit(&self, id: &str, limits: &Limits) -> io::Result<()> {
         if self.extent != Extent::Whole {
-            // Root inside owns `cmd` with all its files here, and a subverted agent could lift its
-            // own limits. What lies above it cannot reach.
+            // Here root inside owns `cmd` with all its files, so a subverted agent could remove those
+            // limits. It cannot reach the group above, so that one has limits too.
             self.limit_memory(id, "", limits.memory.saturating_add(AGENT_MEMORY))?;
             self.limit_pids(id, "", limits.pids.saturating_add(AGENT_PIDS))?;
         }
@@ -32,17 +32,17 @@ impl Hierarchies {
         self.limit_cpus(id, "agent", AGENT_CPUS)
     }
 
-    /// As [`Hierarchies::limit`], for groups that have limits already.
+    /// Like [`Hierarchies::limit`], for groups that already have limits.
     pub fn resize(&self, id: &str, limits: &Limits) -> io::Result<()> {
         if let Controller::Legacy(root) = &self.memory {
-            // The limit on memory with swap must not be below the one on memory at any moment.
+            // The limit on memory with swap must never be below the limit on memory.
             let both = self.legacy_home(root, id, "cmd").join("memory.memsw.limit_in_bytes");
             write_if_present(&both, "-1")?;
         }
         self.limit(id, limits)
     }
 
-    /// `cpus` in thousandths of a core.
+    /// Sets the limit on processor time; `cpus` is in thousandths of a core.
     fn limit_cpus(&self, id: &str, part: &str, cpus: u32) -> io::Result<()> {
         const PERIOD: u64 = 100_000;
         let quota = (u64::from(cpus) * PERIOD / 1000).max(1000);
@@ -62,14 +62,14 @@ impl Hierarchies {
             Controller::Unified => {
                 let group = self.home(id).join(part);
                 fs::write(group.join("memory.max"), bytes.to_string())?;
-                // Swap would let a sandbox have more than it was given; the file is absent
-                // where the kernel has no swap accounting.
+                // Swap would let a sandbox use more than its limit; the file is absent if the kernel
+                // has no swap accounting.
                 write_if_present(&group.join("memory.swap.max"), "0")
             }
             Controller::Legacy(root) => {
                 let group = self.legacy_home(root, id, part);
                 fs::write(group.join("memory.limit_in_bytes"), bytes.to_string())?;
-                // Buffers of sockets are counted apart here; v2 counts them with the rest.
+                // v1 counts socket buffers separately; v2 counts them with the rest.
                 fs::write(group.join("memory.kmem.tcp.limit_in_bytes"), (bytes / 4).to_string())?;
                 write_if_present(&group.join("memory.memsw.limit_in_bytes"), &bytes.to_string())
             }

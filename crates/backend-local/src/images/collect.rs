@@ -1,10 +1,10 @@
-//! Removing images, and the layers that nobody needs any more.
+//! Removing images, and the layers that are not needed any more.
 //!
-//! Nothing is counted: who needs a layer is looked up when it matters. Needed is what an image
-//! names, and what a record of a sandbox or a snapshot names (the *roots*). A record that names a
-//! layer is written before the layer is used, and whoever wrote it looks whether the layer is
-//! still there; the collector moves a layer away and then looks at the roots again. So one of the
-//! two always sees the other.
+//! There are no reference counts: the users of a layer are looked up when needed. A layer is needed
+//! if an image names it, or a record of a sandbox or a snapshot (the *roots*). A record that names
+//! a layer is written before the layer is used, and its writer then checks that the layer still
+//! exists; the collector moves a layer away and then checks the roots again. So one of the two
+//! always notices the other.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,21 +15,21 @@ use super::record::Record;
 use super::store::{self, LAYERS, NAMES, Patience, Store, layer_path};
 use super::{Digest, During, HOST, ImageError, name};
 
-/// Directories of records that may name layers, below the state directory, and how the names of
-/// these records end. Each is a JSON object, which says in `made_of` what image it stands on.
+/// Directories below the state directory with records that may name layers, and the suffix of these
+/// records. Each record is a JSON object whose field `made_of` describes the image it is based on.
 const ROOTS: [(&str, &str); 3] = [("boxes", ""), ("oneshot/boxes", ""), ("snapshots", ".json")];
 
-/// What a collection removed.
+/// The images and layers that a collection removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Collected {
-    /// Images that made room.
+    /// Images that were removed to free space.
     pub images: Vec<String>,
     pub layers: usize,
     pub bytes: u64,
 }
 
-/// Removes an image. One whose layers a sandbox uses goes too: the name at once, the layers when
-/// they are not needed any more.
+/// Removes an image, even if a sandbox uses its layers: the name is removed at once, the layers
+/// when they are not needed any more.
 pub fn remove(state: &Path, image: &str) -> Result<Collected, ImageError> {
     let place = Path::new(NAMES).join(name::file_name(image)?);
     if image == HOST {
@@ -44,20 +44,20 @@ pub fn remove(state: &Path, image: &str) -> Result<Collected, ImageError> {
     sweep(state, &store)
 }
 
-/// Removes layers that nobody needs and then, while there are more bytes than `most`, images that
-/// nobody uses, the least recently used first.
+/// Removes unneeded layers and then, while the total exceeds `most` bytes, unused images, the least
+/// recently used first.
 pub fn collect(state: &Path, most: Option<u64>) -> Result<Collected, ImageError> {
     collect_in(state, &Store::open(state)?, most, None)
 }
 
-/// As [`collect`], unless somebody changes the images at this moment.
+/// Like [`collect`], but returns `None` if the images are being changed at this moment.
 pub fn collect_if_free(state: &Path, most: Option<u64>) -> Result<Option<Collected>, ImageError> {
     let store = Store::lock(state, Patience::GiveUp)?;
     store.map(|store| collect_in(state, &store, most, None)).transpose()
 }
 
-/// As [`collect`], for who holds the store. The image `spared` stays: somebody fetched it a moment
-/// ago and will use it a moment later.
+/// Like [`collect`], for a caller that holds the store. The image `spared` is kept: it was just
+/// pulled and is about to be used.
 pub(super) fn collect_in(
     state: &Path,
     store: &Store,
@@ -85,17 +85,17 @@ pub(super) fn collect_in(
     Ok(collected)
 }
 
-/// What is left of `most` beside the layers that no collection removes: more than this never
-/// fits. `None` without a bound, or if it cannot be said now.
+/// Returns the part of `most` that is left beside the layers that no collection removes: a larger
+/// image never fits. Returns `None` without a limit, or if it is unknown at the moment.
 pub fn room(state: &Path, most: Option<u64>, name: &str) -> Result<Option<u64>, ImageError> {
     let Some(most) = most else { return Ok(None) };
     let staying = staying_beside(state, name, &BTreeSet::new())?;
     Ok(staying.map(|staying| most.saturating_sub(staying)))
 }
 
-/// How many bytes stay whatever is collected: the layers of sandboxes and snapshots, and of images
-/// that they use. An image called `name` that is made of the layers `own` is left aside, and so is
-/// the one that it replaces.
+/// Returns the number of bytes that no collection can remove: the layers of sandboxes and
+/// snapshots, and of images that they use. An image called `name` with the layers `own` is not
+/// counted, and neither is the one that it replaces.
 pub(super) fn staying_beside(
     state: &Path,
     name: &str,
@@ -112,12 +112,12 @@ pub(super) fn staying_beside(
     Ok(Some(bytes))
 }
 
-/// What all layers hold together.
+/// Returns the size of all layers together.
 fn total(store: &Store) -> Result<u64, ImageError> {
     store.layers()?.iter().map(|layer| store.bytes_of(layer)).sum()
 }
 
-/// What all layers of a state directory hold together.
+/// Returns the size of all layers of a state directory together.
 pub fn stored_bytes(state: &Path) -> Result<u64, ImageError> {
     let mut seen = BTreeSet::new();
     let records = store::records(state)?;
@@ -129,7 +129,7 @@ fn is_used(image: &Record, needed: &BTreeSet<Digest>) -> bool {
     image.layers.iter().any(|layer| needed.contains(&layer.digest))
 }
 
-/// Removes the layers that nobody needs.
+/// Removes the layers that are not needed.
 fn sweep(state: &Path, store: &Store) -> Result<Collected, ImageError> {
     let mut collected = Collected::default();
     let Some(mut needed) = needed_by_records(state)? else { return Ok(collected) };
@@ -143,7 +143,7 @@ fn sweep(state: &Path, store: &Store) -> Result<Collected, ImageError> {
         let bytes = store.bytes_of(&layer)?;
         let away = store.move_away(&layer_path(&layer))?;
         if needed_by_records(state)?.is_none_or(|needed| needed.contains(&layer)) {
-            // Somebody began to use it in between.
+            // A sandbox began to use it in between.
             let back = Path::new(LAYERS).join(layer.hex());
             store.root.rename_new(&away, &back).during("keep", &back)?;
             continue;
@@ -156,8 +156,8 @@ fn sweep(state: &Path, store: &Store) -> Result<Collected, ImageError> {
     Ok(collected)
 }
 
-/// The layers that sandboxes need; `None` if that cannot be said now, since a record is just
-/// being written.
+/// Returns the layers that sandboxes need, or `None` if this is unknown now because a record is
+/// just being written.
 fn needed_by_records(state: &Path) -> Result<Option<BTreeSet<Digest>>, ImageError> {
     let mut needed = BTreeSet::new();
     for (directory, ending) in ROOTS {

@@ -1,4 +1,4 @@
-//! Taking an image in: unpack it into a draft, keep its layers, then give it its name.
+//! Importing an image: unpack it into a draft, store its layers, then add its name.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -13,59 +13,59 @@ use super::store::{self, Store};
 use super::unpack::{self, Source, Task, Unpacked, UnpackedLayer};
 use super::{Collected, Digest, During, HOST, ImageError, blobs, collect, name, worker};
 
-/// Who unpacks.
+/// The process that unpacks.
 #[derive(Clone, Copy)]
 pub enum Unpacker<'thread> {
-    /// A process of its own, without rights.
+    /// A separate, unprivileged process.
     Worker(&'thread SingleThread),
-    /// This process, for sources that can be trusted.
+    /// This process, for trusted sources.
     InProcess,
 }
 
-/// What becomes of an image that has the name already.
+/// The handling of an existing image with the same name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Existing {
     Refuse,
     Replace,
 }
 
-/// An image to be taken in.
+/// An image to import.
 pub struct Import<'a> {
     pub name: &'a str,
     pub source: Source,
-    /// The digest that its manifest must have.
+    /// The expected digest of its manifest.
     pub wanted: Option<Digest>,
     pub existing: Existing,
-    /// The most that all images may take up together, if the operator says so.
+    /// The operator's limit on the size of all images together.
     pub most: Option<u64>,
-    /// What the layers of the source lie on.
+    /// The base of the source's layers.
     pub below: Below,
 }
 
-/// What the layers of a source lie on.
+/// The base of the source's layers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Below {
     #[default]
     Nothing,
     /// The image `host`.
     Host,
-    /// The layers of another image, which also says how processes are started.
+    /// The layers of another image, whose configuration is used as well.
     Image(Record),
 }
 
-/// As many layers as an image may have.
+/// The maximum number of layers of an image.
 const MAX_LAYERS: usize = 200;
 
-/// An image that was taken in.
+/// The result of an import.
 #[derive(Debug)]
 pub struct Imported {
     pub record: Record,
-    /// What had to go for it.
+    /// The images and layers that were removed to make space.
     pub gone: Collected,
 }
 
 impl Source {
-    /// Finds out what lies at `path`.
+    /// Determines the kind of source at `path`.
     pub fn open(path: &Path) -> Result<Self, ImageError> {
         if !fs::metadata(path).during("open", path)?.is_dir() {
             return Ok(Self::Archive(File::open(path).during("open", path)?));
@@ -78,8 +78,9 @@ impl Source {
         Ok(Self::Tree(std::path::absolute(path).during("open", path)?))
     }
 
-    /// An OCI layout in a directory that somebody else may change. With `owner`, everything in it
-    /// must belong to that user: who asks for it may not have what it could not read itself.
+    /// An OCI layout in a directory that other users may change. With `owner`, everything in it
+    /// must belong to that user: callers must not get files imported that they could not read
+    /// themselves.
     pub fn layout(root: &Root, owner: Option<u32>) -> Result<Self, ImageError> {
         blobs::open_layout(root, owner).map(Self::Layout)
     }
@@ -92,8 +93,8 @@ impl Source {
     }
 }
 
-/// Takes an image in, and has others that nobody uses make room for it. It appears whole or not
-/// at all: one that would not fit with all of them gone takes no other's place.
+/// Imports an image and removes unused images to make space for it. The import is atomic: an image
+/// that would not fit even after removing all of them replaces none.
 pub fn import(
     state: &Path,
     import: Import<'_>,
@@ -127,7 +128,8 @@ pub fn import(
         let (unpacked, base) = stack(unpacked, below)?;
         keep(state, &store, name, unpacked, base, &task)
     });
-    // Why it failed matters more than why the draft stays, which the next one clears.
+    // The reason for a failed import matters more than an error about the draft, which the next
+    // import clears.
     let cleared = store.clear_draft();
     let record = kept?;
     cleared?;
@@ -135,7 +137,7 @@ pub fn import(
     Ok(Imported { record, gone })
 }
 
-/// Puts the layers of a source on those they lie on, which are all here.
+/// Puts the layers of a source on top of those of its base, which are all stored already.
 fn stack(unpacked: Unpacked, below: Below) -> Result<(Unpacked, ImageBase), ImageError> {
     let record = match below {
         Below::Nothing => return Ok((unpacked, ImageBase::Own)),
@@ -155,8 +157,8 @@ fn stack(unpacked: Unpacked, below: Below) -> Result<(Unpacked, ImageBase), Imag
     Ok((Unpacked { manifest: None, config: record.config, layers }, record.base))
 }
 
-/// Refuses an image that takes up more than it may, with those of its layers that were there
-/// before and with all that stays in any case.
+/// Rejects an image that exceeds its limit, counting its layers that existed before and everything
+/// that cannot be removed.
 fn check_size(
     state: &Path,
     store: &Store,
@@ -181,7 +183,7 @@ fn check_size(
     Ok(())
 }
 
-/// Gives the layers and then the image their names.
+/// Adds the layers and then the name of the image to the store.
 fn keep(
     state: &Path,
     store: &Store,

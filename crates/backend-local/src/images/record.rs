@@ -1,31 +1,31 @@
-//! What is written about an image: which layers it has and how its processes are started.
+//! The stored description of an image: its layers and how its processes are started.
 
 use serde::{Deserialize, Serialize};
 
 use super::Digest;
 
-/// An image as the store keeps it.
+/// An image in the store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     pub name: String,
-    /// The digest of its manifest, where it came with one.
+    /// The digest of its manifest, if it came with one.
     pub manifest: Option<Digest>,
     pub config: ImageConfig,
     /// From the bottom up.
     pub layers: Vec<LayerRecord>,
-    /// Absent in records of older servers.
+    /// Missing in records of older servers.
     #[serde(default)]
     pub base: ImageBase,
 }
 
-/// What the layers of an image lie on.
+/// The base of an image's layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ImageBase {
-    /// Nothing: they are all of its files.
+    /// Nothing: the layers contain all of its files.
     #[default]
     Own,
-    /// The trees of the image `host`, as they are when a sandbox is made.
+    /// The trees of the image `host`, as they are when a sandbox is created.
     Host,
 }
 
@@ -33,7 +33,7 @@ pub enum ImageBase {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerRecord {
     pub digest: Digest,
-    /// What it takes up: the content of its files, their attributes, and 4 KiB for each entry.
+    /// Its size: the content of its files, their attributes, and 4 KiB for each entry.
     pub bytes: u64,
     /// The tree that it is part of; only the image `host` has others than `/`.
     #[serde(default = "root_tree", skip_serializing_if = "is_root_tree")]
@@ -49,7 +49,7 @@ fn is_root_tree(mount_point: &str) -> bool {
     mount_point == "/"
 }
 
-/// How an image wants its processes to be started. Everything may be left open.
+/// How the processes of an image are started. Every field may be empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageConfig {
     pub entrypoint: Vec<String>,
@@ -61,7 +61,7 @@ pub struct ImageConfig {
 }
 
 impl ImageConfig {
-    /// What is started where a caller names nothing.
+    /// The command that is started if a caller names none.
     pub fn command(&self) -> Vec<String> {
         self.entrypoint.iter().chain(&self.cmd).cloned().collect()
     }

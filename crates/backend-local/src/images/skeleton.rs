@@ -1,7 +1,7 @@
-//! A skeleton as data: what it consists of, which name follows from that, and writing it.
+//! A skeleton as data: its entries, the name derived from them, and writing it.
 //!
-//! The name is a hash over the plan, in which a copied file stands with its size, times and
-//! inode. So a skeleton that is there already is recognised without reading a single file.
+//! The name is a hash over the plan, in which a copied file is represented by its size, times and
+//! inode. So an existing skeleton is recognised without reading a single file.
 
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata, OpenOptions};
@@ -18,10 +18,10 @@ use super::{During, ImageError};
 /// Changes when the same plan would be written differently.
 const FORMAT: u64 = 1;
 
-/// The largest file that is copied, in bytes.
+/// The maximum size of a copied file in bytes.
 pub(super) const LARGEST_FILE: u64 = 16 << 20;
 
-/// What a skeleton consists of, by path without the leading `/`.
+/// The entries of a skeleton, by path without the leading `/`.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     items: BTreeMap<PathBuf, Item>,
@@ -48,7 +48,7 @@ impl Plan {
         self.items.insert(path.to_owned(), Item::Text { mode, text: text.to_owned() });
     }
 
-    /// Plans a copy of `source`, of which `found` was seen.
+    /// Plans a copy of `source`, whose metadata is `found`.
     pub(super) fn copy(&mut self, path: &Path, source: &Path, found: &Metadata) {
         let mode = 0o644 | (found.mode() & 0o111);
         let times = [found.mtime(), found.mtime_nsec(), found.ctime()].map(i64::cast_unsigned);
@@ -60,7 +60,7 @@ impl Plan {
         self.items.len()
     }
 
-    /// The name that follows from the content.
+    /// The name derived from the content.
     pub(super) fn version(&self) -> String {
         let mut hash = blake3::Hasher::new();
         hash.update(&FORMAT.to_le_bytes());
@@ -83,7 +83,7 @@ impl Plan {
         hash.finalize().to_hex().as_str()[..16].to_owned()
     }
 
-    /// Writes all of it below `tree`, which is empty. A directory sorts before what is in it.
+    /// Writes all entries below `tree`, which is empty. A directory sorts before its entries.
     pub(super) fn write(&self, tree: &Root) -> Result<(), ImageError> {
         for (path, item) in &self.items {
             match item {
@@ -105,19 +105,19 @@ impl Plan {
     }
 }
 
-/// The length keeps one part from looking like the next.
+/// Hashes the length as well, so that the parts stay unambiguous.
 fn note(hash: &mut blake3::Hasher, part: &[u8]) {
     hash.update(&part.len().to_le_bytes());
     hash.update(part);
 }
 
-/// Opens a file of the host without waiting, should it be a pipe.
+/// Opens a host file without waiting if it is a pipe.
 pub(super) fn open(path: &Path) -> io::Result<File> {
     let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
     OpenOptions::new().read(true).custom_flags(flags).open(path)
 }
 
-/// Reads a file that everybody may read; it may have changed since it was planned.
+/// Reads a file that everyone may read; it may have changed since it was planned.
 fn read_as_anybody(path: &Path) -> io::Result<Vec<u8>> {
     let file = open(path)?;
     let found = file.metadata()?;

@@ -1,4 +1,4 @@
-//! The native jail: what to build, building it from outside, and building it from inside.
+//! The native jail: the plan of a sandbox, and building it from outside and from inside.
 
 pub mod build;
 pub mod enter;

@@ -1,8 +1,8 @@
-//! Ending a sandbox: kill its first process, wait, and take away everything it had.
+//! Ending a sandbox: kill its first process, wait, and remove everything it had.
 //!
-//! The kernel kills all of a pid namespace with its first process, frozen ones included, and
-//! reports that process as ended only when the others are gone. The record goes last, so that a
-//! launcher that was killed half-way finds it and goes on.
+//! The kernel kills all processes of a pid namespace with the first one, including frozen ones, and
+//! reports the first process as ended only when the others are gone. The record is removed last, so
+//! that the next launcher continues if this one is killed half-way.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,15 +14,15 @@ use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 use super::{Launcher, Rights};
 use crate::cgroups::Hierarchies;
 
-/// What stays of a sandbox whose processes have ended.
+/// The parts of a sandbox that are kept after its processes have ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
     Nothing,
-    /// Its disk, if it has one that outlives it, and its record.
+    /// Its disk, if that can outlive the processes, and its record.
     Disk,
 }
 
-/// How far an ending has come.
+/// The progress of ending a sandbox.
 #[derive(Debug)]
 pub enum Ending {
     Done,
@@ -31,7 +31,7 @@ pub enum Ending {
 }
 
 impl Launcher {
-    /// Kills a sandbox. One that is gone already is no error.
+    /// Kills a sandbox. It is not an error if it does not exist.
     pub fn kill(&mut self, id: &str) -> io::Result<Ending> {
         if let Some(pidfd) = self.pidfd(id) {
             match pidfd_send_signal(&pidfd, Signal::KILL) {
@@ -40,7 +40,7 @@ impl Launcher {
             }
             return Ok(Ending::Dying(pidfd));
         }
-        // One that died by itself is still our child until it is collected.
+        // A process that died by itself stays a child of ours until it is reaped.
         if let Some(remains) = self.records.read(id).and_then(|record| record.remains()) {
             collect(&remains)?;
         }
@@ -50,8 +50,8 @@ impl Launcher {
         Ok(Ending::Done)
     }
 
-    /// Removes what a dead sandbox left, but for what is to be kept. `WouldBlock` means that the
-    /// kernel has not let go of something yet; ask again.
+    /// Removes the parts of a dead sandbox that are not kept. `WouldBlock` means that the kernel has not
+    /// released something yet; the caller must try again.
     pub fn clear(&mut self, id: &str, pidfd: Option<&OwnedFd>, keep: Keep) -> io::Result<()> {
         if let Some(pidfd) = pidfd {
             collect(pidfd)?;
@@ -75,7 +75,7 @@ impl Launcher {
         if kept { self.records.note_stopped(id) } else { self.records.remove(id) }
     }
 
-    /// Whether there is a disk of this sandbox that outlives its processes.
+    /// Whether this sandbox has a disk that outlives its processes.
     pub fn has_disk(&self, id: &str) -> bool {
         match &self.rights {
             Rights::Root(root) => root.volumes.has(id),
@@ -83,7 +83,7 @@ impl Launcher {
         }
     }
 
-    /// Ends a sandbox and waits until nothing of it is left.
+    /// Ends a sandbox and waits until it is removed completely.
     pub fn destroy_and_wait(&mut self, id: &str) -> io::Result<()> {
         let pidfd = match self.kill(id)? {
             Ending::Done => None,
@@ -102,7 +102,8 @@ impl Launcher {
         Err(io::Error::from(io::ErrorKind::TimedOut))
     }
 
-    /// Removes this instance's own groups and other remains when nothing lives in them.
+    /// Removes prepared disks, and the packet filter and control groups of this instance if no sandbox
+    /// uses them.
     pub fn close(&mut self) -> io::Result<()> {
         if let Rights::Root(root) = &mut self.rights {
             for disk in std::mem::take(&mut root.disks) {
@@ -114,7 +115,7 @@ impl Launcher {
     }
 }
 
-/// Collects the exit status if the process is our child; an adopted one is somebody else's.
+/// Reaps the process if it is a child of ours; an adopted sandbox is the child of another process.
 fn collect(pidfd: &OwnedFd) -> io::Result<()> {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
     match waitid(WaitId::PidFd(pidfd.as_fd()), options) {
@@ -129,8 +130,8 @@ fn wait_readable(pidfd: &OwnedFd) -> io::Result<()> {
     Ok(())
 }
 
-/// The kernel removes the last tasks from a group a moment after their end, and says so to
-/// nobody who holds only a v1 group. One millisecond is the grain of that moment.
+/// Waits for a millisecond. The kernel removes the last tasks from a group shortly after their end, and
+/// there is no notification for a v1 group.
 fn pause_briefly() -> io::Result<()> {
     let moment = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
     poll(&mut [], Some(&moment))?;

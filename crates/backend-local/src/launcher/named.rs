@@ -1,4 +1,4 @@
-//! Volumes that outlive sandboxes, as the launcher keeps them.
+//! Named volumes in the launcher: they outlive sandboxes.
 
 use std::io;
 
@@ -11,7 +11,7 @@ use crate::jail::step::{JailError, Step};
 use crate::volumes::VolumeError;
 
 impl Launcher {
-    /// Whether volumes with a hard limit can be kept here.
+    /// Whether named volumes with a hard limit are supported here.
     pub fn keeps_volumes(&self) -> bool {
         matches!(self.rights, Rights::Root(_))
     }
@@ -44,7 +44,7 @@ impl Launcher {
         Ok(found.into_iter().map(|found| (plan(found.volume), found.used.0)).collect())
     }
 
-    /// What these hold, as far as it can be read.
+    /// Returns the usage of these volumes; those that cannot be read are left out.
     pub fn volumes_hold(&self, ids: Vec<String>) -> Vec<(String, u64)> {
         let Rights::Root(root) = &self.rights else { return Vec::new() };
         let held = |id: String| root.volumes.named_usage(&id).map(|usage| (id, usage.used.0));
@@ -62,7 +62,8 @@ impl Launcher {
     }
 }
 
-/// The asker is not believed: what it says becomes names on disk and is read by others.
+/// Checks the plan of a volume. The server is not trusted: the values become names on disk, and other
+/// code reads them.
 fn volume(plan: &VolumePlan) -> Result<Volume, Refusal> {
     let wrong = |_error| Refusal::unsupported("this is not a volume", None);
     Ok(Volume {

@@ -1,16 +1,16 @@
-//! The table of packet filters: what a sandbox may send where, in the order of a packet's way.
+//! The packet filter table: which packets a sandbox may send where, in the order that packets pass it.
 //!
 //! ```text
-//!  arrival   by its own address only ─► known connections ─► not too many ─► resolver ─► allowed
-//!            ─► not this host, no group ─► nothing that never is, or is denied, or is a sandbox
-//!  resolver  to the host's name server          source  looks like the host's own
-//!  input     resolver and what was allowed      forward no sandbox; back only what was asked for
+//!  arrival   only own source address ─► known connections ─► connection limits ─► resolver ─► allowed
+//!            ─► not this host, no multicast ─► not forbidden, denied or another sandbox
+//!  resolver  redirect to the host's name server    source  masquerade as the host
+//!  input     resolver and allowed targets          forward no sandbox; replies only
 //! ```
 //!
-//! All decisions about destinations fall at arrival, where the address is still the one that the
-//! sandbox wrote: others may redirect packets later, and a port that they publish on this host
-//! must not become a way around the guard. A refusal is told to the sender, who would otherwise
-//! wait for an answer.
+//! All decisions about destinations are made at arrival, where the address is still the one that the
+//! sandbox wrote. Other programs may redirect packets later, and a port that they publish on this host
+//! must not bypass the guard. A refused packet is rejected and not dropped, because the sender would
+//! otherwise wait for a reply.
 
 use std::fs;
 use std::net::IpAddr;
@@ -25,16 +25,16 @@ const UDP: u8 = 17;
 const ICMP: [u8; 2] = [1, 58];
 const DNS: u16 = 53;
 
-/// Connections of one sandbox at once.
+/// The largest number of concurrent connections of one sandbox.
 const CONNECTIONS: u32 = 4096;
-/// Into how many shares all sandboxes are divided: a power of two.
+/// The number of shares into which all sandboxes are divided; a power of two.
 const SHARES: u8 = 8;
 const NEW_CONNECTIONS: Bound = Bound::NewEachSecond { rate: 500, burst: 4000 };
 
-/// The start of the names of all links of all servers.
+/// The prefix of the names of all links of all servers.
 pub const ANY_LINK: &str = "cora";
 
-/// The table of one server on the host, for links whose names begin with `links`.
+/// Builds the table of one server on the host, for links whose names begin with `links`.
 pub fn for_host(
     name: &str,
     links: &str,
@@ -68,7 +68,7 @@ pub fn for_host(
         for rule in to(&Target { prefix: resolver.into(), port: Some(DNS) }, &ours()) {
             table.rule("resolver", &rule.redirect(*upstream));
         }
-        // The host may be its own name server, at an address that others reach too.
+        // The host may be its own name server, at an address that is not reserved for that.
         for rule in to(&Target { prefix: (*upstream).into(), port: Some(DNS) }, &ours().was_redirected()) {
             table.rule("input", &rule.accept());
         }
@@ -83,8 +83,8 @@ pub fn for_host(
     table.rule("forward", &Rule::new().to_link(links).state(State::Known).accept());
     table.rule("forward", &Rule::new().to_link(links).drop());
 
-    // The host itself has nothing to say to a sandbox but answers and errors: what it wants of
-    // one goes to the agent.
+    // The host sends only replies and errors to a sandbox: the server talks to the agent over its
+    // socket.
     table.base_chain("output", Hook::Output);
     table.rule("output", &Rule::new().to_link(links).state(State::Known).accept());
     for protocol in ICMP {
@@ -97,11 +97,13 @@ pub fn for_host(
     table
 }
 
-/// The host keeps track of every connection, in a table that all of its own connections need too.
-/// So each sandbox has its part of it and no more, and all together have a quarter.
+/// Limits the tracked connections. The host tracks every connection in a table that its own
+/// connections need too. So each sandbox may use only a part of it, and all sandboxes together a
+/// quarter.
 ///
-/// The kernel counts by walking a list. One list of a quarter would take too long, so sandboxes
-/// are put into shares by the ends of their addresses, and each share is counted for itself.
+/// The kernel counts by walking a list. One list for the whole quarter would take too long, so
+/// sandboxes are divided into shares by the last bits of their addresses, and each share is counted
+/// separately.
 fn bound_sources(table: &mut Table) {
     let bounds = [("open", Bound::Connections(CONNECTIONS)), ("new", NEW_CONNECTIONS)];
     for (word, bound) in bounds {
@@ -118,22 +120,22 @@ fn bound_sources(table: &mut Table) {
     }
 }
 
-/// How many connections this host keeps track of.
+/// Returns the largest number of connections that this host tracks.
 fn most_tracked() -> u32 {
-    /// What the kernel takes on small machines.
+    /// The kernel's default on small machines.
     const FEW: u32 = 65_536;
     let text = fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_max");
     text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(FEW)
 }
 
-/// The table inside a sandbox's own namespace: the only one where the host cannot be asked to
-/// filter, and a second one behind the host's, which others can remove there by mistake. `own` is
-/// refused beside the lists; `resolvers` are asked for names.
+/// Builds the table inside a sandbox's own namespace. It is the only one if the host cannot filter,
+/// and otherwise a second one behind the host's, which other programs can remove by mistake. `own` is
+/// refused in addition to the lists; `resolvers` are the name servers.
 ///
-/// No connection is tracked for it. Nobody opens one to a sandbox, so the lists decide alone, and
-/// the kernel keeps nothing for what a sandbox does on its loopback. Of TCP they judge how a
-/// connection begins; without that beginning, which nothing inside can leave out, the rest of it
-/// is answered by nobody. So bulk data does not pass the whole list packet by packet.
+/// It does not track connections. No connection is opened to a sandbox, so the lists are sufficient,
+/// and the kernel keeps no state for traffic on the sandbox's loopback. For TCP only the first packet
+/// of a connection is checked. Code inside cannot skip that packet, and without it the peer does not
+/// reply to the rest. So bulk data does not pass the whole list packet by packet.
 pub fn for_sandbox(settings: &NetworkSettings, own: &[Prefix], resolvers: &[IpAddr]) -> Table {
     let mut table = Table::new("coracle");
     table.base_chain("output", Hook::Output);
@@ -148,23 +150,23 @@ pub fn for_sandbox(settings: &NetworkSettings, own: &[Prefix], resolvers: &[IpAd
     table
 }
 
-/// Lets through what the operator allows, and refuses what never is reachable, is denied, or is
-/// in `own`.
+/// Accepts the targets that the operator allows, and rejects those that are never reachable, denied,
+/// or in `own`.
 fn forbid(table: &mut Table, chain: &str, settings: &NetworkSettings, own: &[Prefix]) {
     for rule in settings.allow.iter().flat_map(|target| to(target, &Rule::new())) {
         table.rule(chain, &rule.accept());
     }
     let never = NEVER.into_iter().map(parsed);
-    // Groups and broadcasts get no answer, as everywhere; the lists do.
+    // Multicast and broadcast packets get no reply, as usual; packets that match the lists do.
     let forbidden = never.chain(own.iter().copied()).chain(settings.deny.iter().copied());
-    // Where the network translates addresses, each of IPv4 has a second name.
+    // If the network translates addresses, each IPv4 address also has an IPv6 form.
     for prefix in forbidden.flat_map(|prefix| [Some(prefix), prefix.translated()]).flatten() {
         table.rule(chain, &Rule::new().destination(prefix.address, prefix.bits).reject());
     }
     table.rule(chain, &Rule::new().destination_is_not_elsewhere().reject());
 }
 
-/// What matches packets to a target: one rule, or one for each protocol that has ports.
+/// Returns the rules that match packets to a target: one, or one for each protocol that has ports.
 fn to(target: &Target, base: &Rule) -> Vec<Rule> {
     let Target { prefix, port } = *target;
     let rule = base.clone().destination(prefix.address, prefix.bits);

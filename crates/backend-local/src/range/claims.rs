@@ -1,14 +1,15 @@
-//! Which ids of this host belong to which state directory, so that no two give out the same.
+//! Claims on blocks of host ids, so that no two state directories assign the same ids.
 //!
-//! The ids are cut into blocks of 2²¹, which is 32 ranges. `<directory>/<block>` names the state
+//! The ids are divided into blocks of 2²¹, which is 32 ranges. `<directory>/<block>` names the state
 //! directory that may use a block, by its identity and its path; `<directory>/lock` is held while
-//! one is claimed. A claim outlives its claimer, because sandboxes do. It is taken over when nobody
-//! holds it any more: no launcher has its file locked, and no range in the block is recorded where
-//! it points to. A path that leads to nothing, or to another state directory, tells nothing about
-//! a directory that was renamed; its sandboxes are then looked for by their control groups.
+//! a block is claimed. A claim outlives the launcher that made it, because sandboxes do. It is taken
+//! over when it is no longer used: no launcher has its file locked, and the state directory that it
+//! names records no range in the block. If the path does not exist or belongs to another state
+//! directory, the directory may have been renamed; its sandboxes are then found by their control
+//! groups.
 //!
-//! All of it is in a directory that is empty after a restart of the host, as no sandbox is left
-//! then. The first range of every server, which holds its own id alone, is not claimed.
+//! All claims are in a directory that is empty after a reboot of the host, when no sandbox is left
+//! either. The first range of each server, which holds only the server's uid, is not claimed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
@@ -24,7 +25,7 @@ use super::{During, RangeError, WIDTH, recorded};
 use crate::cgroups::Hierarchies;
 use crate::identity;
 
-/// How many ids are claimed at once, as a power of two.
+/// The size of a block of ids, as a power of two.
 const BLOCK_BITS: u32 = 21;
 
 /// The claims of one state directory.
@@ -32,22 +33,22 @@ const BLOCK_BITS: u32 = 21;
 pub(super) struct Claims {
     directory: PathBuf,
     ours: Holder,
-    /// The blocks that are ours, each with its locked file.
+    /// The blocks that this state directory has claimed, each with its locked file.
     held: BTreeMap<u32, File>,
 }
 
-/// Who claimed a block.
+/// The state directory that claimed a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Holder {
     /// The identity of the state directory; absent in claims of older versions.
     instance: Option<String>,
-    /// Where its ranges are recorded.
+    /// The directory that records its ranges.
     records: PathBuf,
 }
 
 impl Holder {
-    /// The content of a claim: the identity on a line of its own, then the path. Older versions
-    /// wrote the path alone, which begins with a slash.
+    /// Parses a claim: the identity on its own line, then the path. Older versions wrote only the
+    /// path, which begins with a slash.
     fn read(text: Vec<u8>) -> Self {
         let end = text.iter().position(|byte| *byte == b'\n').filter(|_| text.first() != Some(&b'/'));
         let instance = end.and_then(|end| String::from_utf8(text[..end].to_vec()).ok());
@@ -63,7 +64,7 @@ impl Holder {
     }
 }
 
-/// What to do about a block that belongs to nobody or to somebody who has no use for it.
+/// The action for a block that is unclaimed, or claimed by a state directory that no longer uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unused {
     TakeOver,
@@ -77,8 +78,8 @@ impl Claims {
         Ok(Self { directory: directory.to_owned(), ours, held: BTreeMap::new() })
     }
 
-    /// Holds the blocks of a range that was given out before, if the claims on them are ours, and
-    /// writes where our records are now.
+    /// Locks the blocks of a range that was allocated earlier, if this state directory claimed them,
+    /// and updates the path of its records.
     pub(super) fn refresh(&mut self, first: u32) -> Result<(), RangeError> {
         for block in blocks(first) {
             if !self.held.contains_key(&block)
@@ -90,12 +91,12 @@ impl Claims {
         Ok(())
     }
 
-    /// Whether the range from `first` on lies in blocks that are ours already.
+    /// Whether the range that starts at `first` lies in blocks that are already claimed and locked.
     pub(super) fn holds(&self, first: u32) -> bool {
         blocks(first).all(|block| self.held.contains_key(&block))
     }
 
-    /// Makes the range from `first` on ours alone; `false` if it belongs to somebody else.
+    /// Claims the range that starts at `first`; `false` if it belongs to another state directory.
     pub(super) fn take(&mut self, first: u32) -> Result<bool, RangeError> {
         for block in blocks(first).collect::<BTreeSet<u32>>() {
             if !self.held.contains_key(&block) {
@@ -121,7 +122,7 @@ impl Claims {
         file.read_to_end(&mut text).during("read", &path)?;
         let holder = Holder::read(text);
         if holder != self.ours {
-            // Several processes with our identity share a claim.
+            // Processes with the same identity share a claim.
             let same = holder.instance.is_some() && holder.instance == self.ours.instance;
             let ours = same || (holder.instance.is_none() && holder.records == self.ours.records);
             let busy =
@@ -129,7 +130,7 @@ impl Claims {
             if busy || (!ours && (unused == Unused::Leave || is_used(block, &holder))) {
                 return Ok(None);
             }
-            // Emptied first: somebody killed half-way leaves a name of nothing.
+            // The file is emptied first, so that a process killed half-way leaves an empty claim.
             file.set_len(0).and_then(|()| file.rewind()).during("take over", &path)?;
             file.write_all(&self.ours.write()).during("write", &path)?;
         }
@@ -138,12 +139,12 @@ impl Claims {
     }
 }
 
-/// The blocks that a range lies in; two if its base is crooked.
+/// Returns the blocks that a range lies in; two different ones if its base is not aligned.
 fn blocks(first: u32) -> impl Iterator<Item = u32> {
     [first >> BLOCK_BITS, first.saturating_add(WIDTH - 1) >> BLOCK_BITS].into_iter()
 }
 
-/// Whether the holder of a block that nobody has locked still has sandboxes in it.
+/// Whether the holder of an unlocked block still has sandboxes in it.
 fn is_used(block: u32, holder: &Holder) -> bool {
     let state = holder.records.parent().unwrap_or(&holder.records);
     let here = match (&holder.instance, identity::stored(state)) {
@@ -152,17 +153,17 @@ fn is_used(block: u32, holder: &Holder) -> bool {
     };
     match recorded(&holder.records) {
         Ok(records) if here => records.iter().any(|record| blocks(record.first).any(|used| used == block)),
-        // The directory is gone or another took its place: it may have been renamed.
+        // The directory is gone or was replaced by another one: it may have been renamed.
         Ok(_) => has_groups(holder),
         Err(RangeError::Io { source, .. }) if is_gone(&source) => has_groups(holder),
-        // What cannot be read may be full of sandboxes.
+        // Records that cannot be read may describe sandboxes.
         Err(_) => true,
     }
 }
 
 fn has_groups(holder: &Holder) -> bool {
     let Some(instance) = &holder.instance else { return false };
-    // Groups that cannot be listed may be full of sandboxes.
+    // Groups that cannot be listed may contain sandboxes.
     Hierarchies::find(instance).and_then(|groups| groups.list()).map_or(true, |ids| !ids.is_empty())
 }
 
@@ -174,7 +175,7 @@ fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
 }
 
-/// Locks a file; `false` if it is locked by somebody else and that was not waited for.
+/// Locks a file; `false` if another process has it locked and `operation` does not wait.
 fn lock(file: &File, operation: FlockOperation) -> io::Result<bool> {
     match rustix::io::retry_on_intr(|| rustix::fs::flock(file, operation)) {
         Ok(()) => Ok(true),

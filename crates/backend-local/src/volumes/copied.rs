@@ -1,7 +1,7 @@
 //! Disks of a state directory that is a copy of another.
 //!
-//! A copied pool file still has the filesystem identifier of the original, and the kernel mounts no
-//! two filesystems with one identifier. So a copy gets another before it is first mounted.
+//! A copied pool file still has the filesystem identifier of the original, and the kernel does not
+//! mount two filesystems with one identifier. So a copy gets a new one before it is first mounted.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -13,8 +13,8 @@ use super::{During, VolumeError, pool_file};
 
 const POOL: &str = "pool.btrfs";
 
-/// The first disk below `directory` that is attached to a loop device: another server uses it, by
-/// another name of the same file.
+/// Returns the first disk below `directory` that is attached to a loop device: another server uses the
+/// same file under another name.
 pub fn disk_in_use(directory: &Path) -> Result<Option<PathBuf>, VolumeError> {
     let pool = directory.join(POOL);
     let mut disks = vec![pool];
@@ -35,7 +35,7 @@ pub fn disk_in_use(directory: &Path) -> Result<Option<PathBuf>, VolumeError> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             file => file.during("open", &disk)?,
         };
-        // Only root attaches disks, and only root may look for them.
+        // Only root attaches disks, and only root may search for them.
         if rustix::process::geteuid().is_root()
             && LoopDevice::find(&file).during("look for the device of", &disk)?.is_some()
         {
@@ -45,7 +45,7 @@ pub fn disk_in_use(directory: &Path) -> Result<Option<PathBuf>, VolumeError> {
     Ok(None)
 }
 
-/// Gives the pool an identifier of its own.
+/// Gives the pool a new identifier.
 pub fn renew(directory: &Path) -> Result<(), VolumeError> {
     let pool = directory.join(POOL);
     match OpenOptions::new().read(true).write(true).open(&pool) {

@@ -3,12 +3,12 @@
 //! ```text
 //!  btrfs   pool/snapshot-<id>        a read-only subvolume; extents are shared, so neither taking
 //!                                    nor restoring one depends on its size
-//!  ext4    ext4/snapshots/<id>.img   a copy of the image, by reference where the host's
-//!                                    filesystem can, else byte by byte
+//!  ext4    ext4/snapshots/<id>.img   a copy of the image, by reference if the host's filesystem
+//!                                    supports that, otherwise byte by byte
 //! ```
 //!
-//! Both wait for the disk, so they are described here as a [`Copying`] and carried out by a
-//! process that may wait. The journal is never part of it.
+//! Both wait for the disk, so they are described here as a [`Copying`] and executed by a process that
+//! may wait. The journal is never included.
 
 use std::fs::{self, File};
 use std::io;
@@ -22,10 +22,10 @@ use linux::freeze;
 use super::ext4::copy_image;
 use super::{DISK, During, Kind, Prepared, VolumeError, Volumes, check_name};
 
-/// Before the id of a snapshot in the pool; no id of a sandbox can look like this.
+/// The prefix of snapshot names in the pool; no id of a sandbox can begin like this.
 pub(super) const SNAPSHOT: &str = "snapshot-";
 
-/// One copy that is to be made of a volume.
+/// A copy of a volume that will be made.
 #[derive(Clone, Debug)]
 pub enum Copying {
     Subvolume {
@@ -37,13 +37,13 @@ pub enum Copying {
     Image {
         source: PathBuf,
         target: PathBuf,
-        /// Where the image is mounted, if somebody may be writing to it.
+        /// The directory at which the image is mounted, if processes may be writing to it.
         mounted: Option<PathBuf>,
     },
 }
 
 impl Copying {
-    /// Makes the copy, and waits until it cannot be lost. It is whole or it is not there.
+    /// Makes the copy and waits until it is durable. If this fails, there is no partial copy.
     pub fn run(&self) -> io::Result<()> {
         match self {
             Self::Subvolume { source, parent, name, writing } => {
@@ -60,7 +60,7 @@ impl Copying {
         }
     }
 
-    /// How many bytes are copied, and of how many; `None` where nothing is copied.
+    /// Returns the number of copied bytes and the total; `None` if no bytes are copied.
     pub fn progress(&self) -> Option<(Bytes, Bytes)> {
         const BLOCK: u64 = 512;
         let size = |path: &Path| fs::metadata(path).map_or(0, |facts| facts.blocks().saturating_mul(BLOCK));
@@ -75,7 +75,7 @@ impl Copying {
     }
 }
 
-/// Copies beside the target and moves it into place when it is whole and on the disk.
+/// Copies to a temporary file and renames it to the target when it is complete and durable.
 fn copy_whole(source: &Path, target: &Path) -> io::Result<()> {
     let draft = draft_of(target);
     copy_image(source, &draft)?;
@@ -98,7 +98,7 @@ impl Volumes {
         self.kind() != Kind::Tmpfs
     }
 
-    /// How the disk of `id` becomes the snapshot `snapshot`.
+    /// Returns the copy that makes the snapshot `snapshot` of the disk of `id`.
     pub fn keep(&self, id: &str, snapshot: &str) -> Result<Copying, VolumeError> {
         check_name(id)?;
         check_snapshot(snapshot)?;
@@ -117,8 +117,8 @@ impl Volumes {
         }
     }
 
-    /// Begins a volume whose disk will be a copy of a snapshot: what there is of it, and the copy
-    /// that is still to be made. [`Volumes::restored`] finishes it.
+    /// Begins a volume whose disk will be a copy of a snapshot. Returns the unfinished volume and the
+    /// copy that has to be made. [`Volumes::restored`] finishes the volume.
     pub fn restore(&mut self, snapshot: &str) -> Result<(Prepared, Copying), VolumeError> {
         check_snapshot(snapshot)?;
         match self {
@@ -134,7 +134,7 @@ impl Volumes {
         }
     }
 
-    /// Makes a volume ready to be assigned whose copy was made.
+    /// Prepares a volume for assignment after its copy was made.
     pub fn restored(&mut self, prepared: &Prepared) -> Result<(), VolumeError> {
         match self {
             Self::Btrfs(_) => Ok(()),
@@ -143,14 +143,14 @@ impl Volumes {
         }
     }
 
-    /// Lets the disk of `id` be written to again, if a copy was broken off.
+    /// Thaws the disk of `id` after an interrupted copy, so that it can be written again.
     pub fn thaw(&self, id: &str) -> Result<(), VolumeError> {
         let Self::Ext4(images) = self else { return Ok(()) };
         let Ok(volume) = images.volume(id) else { return Ok(()) };
         File::open(&volume.disk).and_then(freeze::thaw).during("thaw", &volume.disk)
     }
 
-    /// Drops a snapshot. One that is gone already is no error.
+    /// Removes a snapshot. It is not an error if it does not exist.
     pub fn forget(&mut self, snapshot: &str) -> Result<(), VolumeError> {
         match self {
             Self::Btrfs(pool) => pool.drop_snapshot(&format!("{SNAPSHOT}{snapshot}")),
@@ -159,7 +159,7 @@ impl Volumes {
         }
     }
 
-    /// The ids of all snapshots, half-made copies included.
+    /// Returns the ids of all snapshots, including unfinished copies.
     pub fn snapshots(&self) -> Result<Vec<String>, VolumeError> {
         match self {
             Self::Btrfs(pool) => {
@@ -171,8 +171,8 @@ impl Volumes {
         }
     }
 
-    /// Where the files of a snapshot can be read. The caller must be a process of its own, which does
-    /// this once and ends soon: where the files lie in an image, it is mounted, for that process alone.
+    /// Returns the directory with the files of a snapshot. The caller must be a separate process that
+    /// does this once and ends soon: if the files are in an image, it is mounted only for that process.
     pub fn open_snapshot(&self, snapshot: &str) -> Result<PathBuf, VolumeError> {
         check_snapshot(snapshot)?;
         match self {
@@ -182,7 +182,7 @@ impl Volumes {
         }
     }
 
-    /// Whether what a volume was restored from counts in its limit as well.
+    /// Whether the files that a volume was restored from count against its limit.
     pub fn counts_restored(&self) -> bool {
         match self {
             Self::Btrfs(pool) => pool.counts_shared(),

@@ -17,11 +17,11 @@ use super::{
     check_room, free_space, make_directory, make_trees, pool_file,
 };
 
-/// What the journal of one sandbox may hold.
+/// The largest size of a sandbox's journal.
 const JOURNAL_LIMIT: u64 = 512 << 20;
-/// Below this the kernel's own reservations leave nothing to write.
+/// The smallest limit: below it the kernel's own reservations leave no space to write.
 const LEAST: u64 = domain::MIN_DISK.0;
-/// How many quota groups of removed volumes are remembered until the kernel lets go of them.
+/// The largest number of quota groups of removed volumes that wait for removal.
 const MOST_DEAD: usize = 100_000;
 
 /// A mounted btrfs that holds the volumes of one state directory.
@@ -32,10 +32,10 @@ pub struct Pool {
     handle: File,
     fsid: FsId,
     settings: Settings,
-    /// How much must stay free inside the pool itself.
+    /// The space that must stay free inside the pool.
     pool_floor: Bytes,
     prepared: u64,
-    /// Quota groups whose subvolume is gone while its space is still being freed.
+    /// Quota groups of removed subvolumes whose space is still being freed.
     dead: VecDeque<u64>,
 }
 
@@ -61,7 +61,7 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Where the pool is mounted.
+    /// Returns the directory at which the pool is mounted.
     pub(super) fn root(&self) -> &Path {
         &self.root
     }
@@ -79,8 +79,8 @@ impl Pool {
         }
     }
 
-    /// A volume that has all but its disk, which is made in the directory that is answered too.
-    /// Its limit is set when it is assigned, whatever it is.
+    /// Makes a volume without a disk, and returns the directory in which the disk has to be made. The
+    /// limit is set when the volume is assigned.
     pub(super) fn prepare_without_disk(&mut self) -> Result<(Prepared, PathBuf), VolumeError> {
         self.check_room()?;
         let name = self.next_name();
@@ -103,7 +103,7 @@ impl Pool {
         format!("{PREPARED}{}", self.prepared)
     }
 
-    /// Refuses more when the host or the pool has too little left.
+    /// Fails if the host or the pool has too little free space.
     pub(super) fn check_room(&self) -> Result<(), VolumeError> {
         check_room(&self.directory, self.settings.floor)?;
         check_room(&self.root, self.pool_floor)
@@ -138,7 +138,7 @@ impl Pool {
             self.set_limit(&from.join(DISK), limit.0)?;
         }
         let to = self.root.join(id);
-        // Both are our own directories: the rename takes disk and journal along in one step.
+        // Renaming the directory assigns disk and journal in one step.
         rustix::fs::renameat_with(
             rustix::fs::CWD,
             &from,
@@ -194,13 +194,13 @@ impl Pool {
         self.forget_dead()
     }
 
-    /// Whether extents count in every subvolume that shares them.
+    /// Whether shared extents count in every subvolume that uses them.
     pub(super) fn counts_shared(&self) -> bool {
         btrfs::quota(&self.fsid) == Some(Quota::Full)
     }
 
-    /// Each removal also tries the two oldest quota groups, so their number stays bounded on
-    /// kernels that do not drop them by themselves.
+    /// Tries to remove the two oldest quota groups. Every removal of a volume does this, so their number
+    /// stays bounded on kernels that do not remove them automatically.
     fn forget_dead(&mut self) -> Result<(), VolumeError> {
         for _ in 0..2 {
             let Some(oldest) = self.dead.pop_front() else { break };
@@ -223,7 +223,7 @@ impl Pool {
         Ok(names.during("list", &self.root)?.into_iter().flatten().collect())
     }
 
-    /// Removes what was only prepared: it may be half made, and nobody can need it any more.
+    /// Removes volumes that were only prepared: they may be incomplete and are no longer needed.
     fn remove_leftovers(&mut self) -> Result<(), VolumeError> {
         for name in self.names()?.iter().filter(|name| name.starts_with(PREPARED)) {
             self.remove(name)?;
@@ -242,7 +242,7 @@ fn check_limit(limit: Bytes) -> Result<(), VolumeError> {
     if limit.0 < LEAST { Err(VolumeError::TooSmall { limit: limit.0, least: LEAST }) } else { Ok(()) }
 }
 
-/// The number of the subvolume at `path`, none if there is nothing.
+/// Returns the number of the subvolume at `path`, or `None` if the path does not exist.
 fn subvolume_at(path: &Path) -> Result<Option<u64>, VolumeError> {
     match File::open(path) {
         Ok(file) => btrfs::subvolume_id(&file).during("identify the subvolume", path).map(Some),
@@ -251,9 +251,9 @@ fn subvolume_at(path: &Path) -> Result<Option<u64>, VolumeError> {
     }
 }
 
-/// Whether the state directory lies on a btrfs whose operator has turned quotas on. Turning
-/// them on ourselves would change the host's filesystem for good, so without them a pool file
-/// is used there as well.
+/// Whether the state directory is on a btrfs on which the operator has enabled quotas. Enabling them
+/// here would change the host's filesystem permanently, so without quotas a pool file is used there
+/// too.
 fn hosts_quota(directory: &Path) -> Result<bool, VolumeError> {
     let handle = File::open(directory).during("open", directory)?;
     if !btrfs::is_btrfs(&handle).during("look at the filesystem of", directory)? {
@@ -263,7 +263,7 @@ fn hosts_quota(directory: &Path) -> Result<bool, VolumeError> {
     Ok(btrfs::quota(&fsid).is_some())
 }
 
-/// Mounts the host's own directory onto itself, for the flags that a pool file would have.
+/// Mounts the host's directory onto itself, to get the mount flags that a pool file has.
 fn mount_in_place(root: &Path) -> Result<(), VolumeError> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOATIME;
     rustix::mount::mount_bind(root, root)

@@ -1,4 +1,4 @@
-//! An archive that somebody else has made must not lead out of the directory that is restored.
+//! An untrusted archive must not write outside of the restored directory.
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::os::unix::fs::MetadataExt;
