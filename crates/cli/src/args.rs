@@ -52,7 +52,7 @@ pub(crate) struct Cli {
 }
 
 const GLOBAL: &str = "Global options";
-/// Where a server listens unless it is told otherwise.
+/// The address at which a server listens by default.
 pub(crate) const DEFAULT_URL: &str = "http://127.0.0.1:8080";
 
 const AFTER_HELP: &str = "\

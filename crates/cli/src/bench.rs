@@ -41,14 +41,14 @@ use crate::output::Printer;
 use report::Report;
 use server::Server;
 
-/// How often each thing is done.
+/// How often each measurement is repeated.
 #[derive(Clone, Copy, Debug)]
 struct Rounds {
-    /// Runs of what takes milliseconds.
+    /// Runs of operations that take milliseconds.
     many: usize,
     /// Runs with a pause before each.
     spaced: usize,
-    /// Runs of what takes a second or more.
+    /// Runs of operations that take a second or more.
     long: usize,
     /// Sandboxes at once.
     burst: usize,
@@ -67,13 +67,13 @@ impl Rounds {
         Self { many: 40, spaced: 10, long: 3, burst: 20, idle: 100, file: 128 << 20, written: 128 << 20 };
 }
 
-/// Lets time pass between two runs or two looks.
+/// Lets time pass between two runs or two checks.
 #[expect(clippy::disallowed_methods, reason = "the pause itself is wanted; there is no event to wait for")]
 fn pause(time: Duration) {
     std::thread::sleep(time);
 }
 
-/// Measures, prints, and fails when a bar was missed.
+/// Measures, prints, and fails if a bar was missed.
 pub(crate) fn bench(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
     let rounds = if args.quick { Rounds::QUICK } else { Rounds::FULL };
     let server = Server::start(args.ipykernel.clone())?;

@@ -1,8 +1,8 @@
-//! A client of a Coracle server, by the same OpenSandbox API that everybody else uses.
+//! A client of a Coracle server, which uses the same OpenSandbox API as every other client.
 //!
-//! [`Server`] makes, lists and removes sandboxes; [`Sandbox`] is the one it gives access to,
-//! with its commands, files and terminals. Both are an [`http::Api`]: a base address and the
-//! headers that open it.
+//! [`Server`] makes, lists and removes sandboxes; [`Sandbox`] gives access to one of them, with its
+//! commands, files and terminals. Both are an [`http::Api`]: a base address and the headers that
+//! authorize access to it.
 
 mod commands;
 mod exec_socket;

@@ -21,13 +21,13 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
-/// The exit code when a command could not be run at all, as other runners have it.
+/// The exit code when a command could not be run at all, as other runners use it.
 pub(crate) const NOT_RUN: u8 = 125;
 
 const MISSING: u8 = 127;
 
-/// The program of a command could not be started. Our exit code then says why, as env(1) and
-/// shells have it.
+/// The program of a command could not be started. Our exit code then says why, as with env(1) and
+/// shells.
 #[derive(Debug)]
 pub(crate) struct NotStarted {
     why: String,
@@ -46,12 +46,12 @@ impl NotStarted {
 }
 
 impl NotStarted {
-    /// Gives better advice than what holds for every program.
+    /// Replaces the general advice with better advice for this case.
     pub(crate) fn with_hint(self, hint: &'static str) -> Self {
         Self { hint: Some(hint), ..self }
     }
 
-    /// What somebody could do about it.
+    /// Advice about what the user can do.
     pub(crate) fn hint(&self) -> &'static str {
         if let Some(hint) = self.hint {
             hint
@@ -73,8 +73,8 @@ impl std::error::Error for NotStarted {}
 
 /// Runs the client's part of the command line to its end.
 ///
-/// One thread is enough for one conversation. Standard input may be blocked in a read at the
-/// end, so the runtime is not asked to wait for it.
+/// One thread is enough for one connection. Standard input may still be blocked in a read at the end, so
+/// the runtime does not wait for it.
 pub(crate) fn block_on(future: impl Future<Output = Result<ExitCode>>) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

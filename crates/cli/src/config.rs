@@ -1,8 +1,8 @@
-//! The settings of this host: `coracle.toml`, then `CORACLE_` variables, then flags, each
-//! stronger than the one before.
+//! The settings of this host: `coracle.toml`, then `CORACLE_` variables, then flags. Each overrides the
+//! one before.
 //!
-//! `RawConfig` is what was written; [`Config`] is what holds, checked and with defaults in.
-//! Only `Config` travels.
+//! `RawConfig` holds the settings as they were written; [`Config`] holds the effective ones, checked and
+//! with defaults. Only `Config` is passed to other parts.
 
 mod entries;
 mod gateway;
@@ -44,14 +44,14 @@ use raw::{Amount, RawConfig, RawImages, RawLimits, RawPrepared, RawQuota};
 pub(crate) use reload::Reload;
 pub(crate) use volumes::Volumes;
 
-/// The settings that hold.
+/// The effective settings.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     pub listen: SocketAddr,
     /// Absolute.
     pub state_dir: PathBuf,
     pub api_key: Option<Key>,
-    /// The `host[:port]` that clients are told instead of the one they used.
+    /// The `host[:port]` that responses give to clients instead of the one they used.
     pub public_address: Option<String>,
     /// How the state directory is named if it has no identity yet.
     pub naming: Naming,
@@ -63,30 +63,30 @@ pub(crate) struct Config {
     pub require_limits: bool,
     /// The first host uid that sandboxes may be given.
     pub uid_base: u32,
-    /// Creates are refused while the state directory's disk has less than this to spare.
+    /// Creates are refused while the disk of the state directory has less free space than this.
     pub free_space_floor: Bytes,
     /// The longest expiry a client may ask for.
     pub longest_timeout: Option<Duration>,
-    /// What each owner may have at once, by name.
+    /// The quota of each owner, by name of the owner.
     pub owners: BTreeMap<String, Quota>,
-    /// After how long without use a sandbox with a key may make room for another.
+    /// How long a sandbox with a key must be unused before it may be evicted for another.
     pub park_after: Duration,
     pub prepared: Prepared,
-    /// What is kept warm.
+    /// The pools of warm sandboxes.
     pub pools: Vec<PoolSettings>,
     pub volumes: Volumes,
     pub network: NetworkSettings,
     pub gateway: Gateway,
-    /// How long a service inside a sandbox may take to begin its answer.
+    /// How long a service inside a sandbox may take to begin its response.
     pub answer_timeout: Duration,
-    /// Accesses closer together than this renew a sandbox once.
+    /// Accesses within this interval renew a sandbox only once.
     pub renewal_interval: Duration,
     pub output: Output,
     pub metrics: MetricsSettings,
     pub log: LogSettings,
 }
 
-/// An API key. It never appears in what is printed.
+/// An API key. It is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Key(String);
 
@@ -102,15 +102,15 @@ impl fmt::Debug for Key {
     }
 }
 
-/// What becomes of sandboxes when the server is told to stop.
+/// Whether sandboxes survive a stop of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum OnStop {
-    /// They live on; the next server adopts them.
+    /// They keep running; the next server adopts them.
     Keep,
     Remove,
 }
 
-/// How output is cut into events, see docs/configuration.md.
+/// How output is split into events, see docs/configuration.md.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lines {
     /// `P`: line ends stay in the text.
@@ -124,11 +124,12 @@ pub(crate) struct Images {
     /// Refuse names that are only an alias.
     pub strict: bool,
     pub aliases: BTreeMap<String, String>,
-    /// What all layers together may hold before images that nobody uses go.
+    /// The maximum size of all layers together; beyond it, unused images are removed.
     pub max_bytes: Option<Bytes>,
-    /// Registries from which an image is fetched because a sandbox needs it; none if nothing is.
+    /// Registries from which an image is fetched when a sandbox needs it; nothing is fetched if this is
+    /// empty.
     pub allowed: Vec<String>,
-    /// Registries that are spoken to without TLS.
+    /// Registries that are contacted without TLS.
     pub plain: Vec<String>,
 }
 
@@ -138,10 +139,10 @@ pub(crate) struct Limits {
     pub cpus: Cpus,
     pub pids: u32,
     pub disk: Bytes,
-    /// What one sandbox of a server may be given at most.
+    /// The maximum that one sandbox of a server may be given.
     pub most: Most,
     pub max_sandboxes: usize,
-    /// From how many on parked sandboxes make room for new ones.
+    /// From this number on, parked sandboxes are evicted for new ones.
     pub soft_sandboxes: Option<usize>,
     /// Per sandbox.
     pub max_commands: u32,
@@ -153,7 +154,7 @@ pub(crate) struct Limits {
     pub json_body: Bytes,
 }
 
-/// Bounds on what clients ask for; `None` where they may ask for everything.
+/// Upper bounds on the requests of clients; `None` means no bound.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Most {
     pub memory: Option<Bytes>,
@@ -162,7 +163,7 @@ pub(crate) struct Most {
     pub disk: Option<Bytes>,
 }
 
-/// What an owner may have at once; nothing said is no limit.
+/// The quota of an owner; a missing value means no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Quota {
     pub sandboxes: Option<usize>,
@@ -171,10 +172,10 @@ pub(crate) struct Quota {
     pub disk: Option<u64>,
 }
 
-/// The name under which the quota of everybody else is written.
+/// The name under which the quota of all other owners is written.
 pub(crate) const EVERYBODY_ELSE: &str = "*";
 
-/// What is made ahead of the first request for it.
+/// The resources that are prepared before the first request for them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Prepared {
     pub volumes: usize,
@@ -187,7 +188,7 @@ impl Default for Prepared {
     }
 }
 
-/// Host uids that one sandbox occupies.
+/// The number of host uids that one sandbox occupies.
 const UIDS_PER_SANDBOX: u64 = 1 << 16;
 /// There are 4096 ranges of uids, and some may belong to users of the host.
 const MOST_SANDBOXES: usize = 4000;
@@ -198,7 +199,7 @@ impl Config {
         Self::with_layers(&args.state, args.listen).map(|(config, _)| config)
     }
 
-    /// As [`Config::for_server`], with where each setting comes from.
+    /// As [`Config::for_server`], with the source of each setting.
     pub(crate) fn with_layers(state: &StateArgs, listen: Option<SocketAddr>) -> Result<(Self, Layers)> {
         let mut flags = state_flags(state)?;
         if let Some(listen) = listen {
@@ -215,7 +216,7 @@ impl Config {
         Layers::read(args, state_flags(args)?)?.config()
     }
 
-    /// Turns what was written into what holds.
+    /// Turns the written settings into effective ones.
     fn check(raw: RawConfig) -> Result<Self> {
         let state_dir = match raw.state_dir {
             Some(directory) => std::path::absolute(directory).context("could not resolve `state_dir`")?,
@@ -259,8 +260,8 @@ impl Config {
         Ok(config)
     }
 
-    /// Every sandbox must find a range of its own above `uid_base`, and one more is kept for
-    /// the server itself.
+    /// Every sandbox needs its own range above `uid_base`, and one more is reserved for the server
+    /// itself.
     fn check_uids(&self) -> Result<()> {
         if self.limits.max_sandboxes > MOST_SANDBOXES {
             bail!("`limits.max_sandboxes` is {}, more than {MOST_SANDBOXES}", self.limits.max_sandboxes);
@@ -277,7 +278,8 @@ impl Config {
         Ok(())
     }
 
-    /// Without a key any local program may run code in sandboxes, and no other host may.
+    /// Without a key, any local program may run code in sandboxes, so other hosts must not be able to
+    /// connect.
     fn refuse_keyless_exposure(&self) -> Result<()> {
         if self.api_key.is_some() || self.listen.ip().is_loopback() {
             return Ok(());
@@ -303,7 +305,7 @@ fn environment() -> impl Iterator<Item = (String, String)> {
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }
 
-/// The file that was named, which must exist, or the one at the usual place, if there is one.
+/// The file that was named, which must exist, or the one at the default path, if it exists.
 fn config_file(args: &StateArgs) -> Result<Option<PathBuf>> {
     let named = args.config.clone().or_else(|| std::env::var_os("CORACLE_CONFIG").map(PathBuf::from));
     if named.is_some() {
@@ -326,11 +328,11 @@ fn read_file(path: &Path) -> Result<Table> {
         .hint("docs/configuration.md says what each setting means and how it is written")
 }
 
-/// Checks names and types while the place in the file is still known, and returns the table.
+/// Checks names and types while the position in the file is still known, and returns the table.
 fn parse(text: &str) -> Result<Table> {
     let checked = toml::from_str::<RawConfig>(text).and_then(|_| toml::from_str(text));
     checked.map_err(|error| {
-        // Not the error's own rendering: it quotes the line, which may hold the key.
+        // Not the error's own rendering: it quotes the line, which may contain the key.
         let line = error.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);
         anyhow!("line {line}: {}", error.message())
     })
@@ -357,8 +359,8 @@ fn home_directory(variable: &str, below_home: &str) -> Result<PathBuf> {
         .hint("name a directory with --state-dir")
 }
 
-/// How a state directory without an identity is named. Older versions used the name that the
-/// operator chose or derived one from the path.
+/// The name of a state directory without an identity. Older versions used the name that the operator
+/// chose or derived one from the path.
 fn naming(chosen: Option<String>, state_dir: &Path) -> Naming {
     let derived = || {
         let digest = blake3::hash(state_dir.as_os_str().as_encoded_bytes());
@@ -485,7 +487,7 @@ fn check_limits(raw: &RawLimits) -> Result<Limits> {
     })
 }
 
-/// The most of something, which must be enough for what everybody gets.
+/// A maximum, which must be at least the default.
 fn most<T: Ord>(
     name: &str,
     written: Option<&Amount>,
@@ -524,7 +526,7 @@ fn check_owners(raw: &BTreeMap<String, RawQuota>) -> Result<BTreeMap<String, Quo
     raw.iter().map(check).collect()
 }
 
-/// More than these would only hold memory.
+/// More than these would only occupy memory.
 const MOST_PREPARED: usize = 256;
 
 fn check_prepared(raw: &RawPrepared) -> Result<Prepared> {

@@ -1,4 +1,4 @@
-//! `doctor`: what this host offers, what holds as a result, and how to get what is missing.
+//! `doctor`: the features of this host, the protections that result, and how to get what is missing.
 
 mod image;
 

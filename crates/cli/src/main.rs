@@ -1,4 +1,4 @@
-//! The one binary. This file only reads the command line and hands over.
+//! The one binary. This file only parses the command line and dispatches.
 
 mod args;
 mod bench;
@@ -44,8 +44,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Shows the usage of the subcommand as `--help` does. Left alone, clap shows as if required every option
-/// that is set, `--url` by its variable included.
+/// Shows the usage of the subcommand as `--help` does. By default, clap lists every option that is set
+/// as if it were required, including `--url` set by its variable.
 fn plain_usage(mut error: clap::Error) -> clap::Error {
     use clap::error::{ContextKind, ContextValue};
     if let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand)
@@ -69,7 +69,7 @@ fn plain_usage(mut error: clap::Error) -> clap::Error {
     error
 }
 
-/// What other tools call by another name.
+/// Our name for a command that other tools name differently.
 fn our_word_for(word: &str) -> Option<&'static str> {
     match word {
         "delete" | "remove" => Some("`coracle rm` removes sandboxes"),
@@ -78,16 +78,16 @@ fn our_word_for(word: &str) -> Option<&'static str> {
     }
 }
 
-/// The roles in which we start ourselves. They are no commands for people: the agent reads
-/// nothing but its descriptors, and the others take over descriptors by number, which has to
-/// happen before anything else is opened.
+/// The roles in which we start ourselves. They are not commands for people: the agent reads nothing but
+/// its descriptors, and the others take over descriptors by number, which has to happen before anything
+/// else is opened.
 fn other_role() -> Option<ExitCode> {
     let mut arguments = std::env::args().skip(1);
     let role = arguments.next()?;
     let arguments: Vec<String> = arguments.collect();
     let printer = Printer::new(false);
     let outcome = match role.as_str() {
-        // Its standard error leads nowhere; whoever started it sees that it ended.
+        // Its standard error leads nowhere; the process that started it sees that it ended.
         "__agent" => return Some(agent::run().map_or(ExitCode::FAILURE, |never| match never {})),
         "__launcher" => serve::launcher::launcher(&arguments),
         userspace::WORD => userspace::keep().map(|()| ExitCode::SUCCESS).map_err(Into::into),
@@ -154,8 +154,8 @@ fn dispatch(cli: Cli, printer: &Printer) -> Result<ExitCode> {
     }
 }
 
-/// What we answer when we fail ourselves. Where the exit code is that of somebody's command,
-/// ours must not be mistaken for it.
+/// Our exit code when we fail ourselves. Where the exit code is that of the user's command, ours must
+/// not be mistaken for it.
 fn failure_code(command: &Command) -> ExitCode {
     match command {
         Command::Run(_) | Command::Exec(_) | Command::Shell(_) => ExitCode::from(commands::NOT_RUN),
@@ -163,7 +163,7 @@ fn failure_code(command: &Command) -> ExitCode {
     }
 }
 
-/// Whether the reader of our output has gone, as `head` does; that is no failure of ours.
+/// Whether the reader of our output is gone, as with `head`; that is not an error.
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }

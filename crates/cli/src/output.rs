@@ -1,8 +1,7 @@
-//! The one printer: everything the command line says goes through here.
+//! The one printer: all output of the command line goes through here.
 //!
-//! Results go to standard output, as tables or lines for people and as JSON with `--json`.
-//! Errors, hints, warnings and progress go to standard error; progress only where somebody
-//! watches a terminal.
+//! Results go to standard output, as tables or lines for people and as JSON with `--json`. Errors,
+//! hints, warnings and progress go to standard error; progress is shown only on a terminal.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -18,7 +17,7 @@ use serde::Serialize;
 use crate::client::Refused;
 use crate::commands::NotStarted;
 
-/// Writes results and complaints.
+/// Writes results and errors.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Printer {
     json: bool,
@@ -37,7 +36,7 @@ impl Printer {
         Self { watched: false, quiet: true, ..self }
     }
 
-    /// Whether a program reads the results.
+    /// Whether results are printed for a program.
     pub(crate) fn json(&self) -> bool {
         self.json
     }
@@ -48,7 +47,7 @@ impl Printer {
         Ok(out.flush()?)
     }
 
-    /// Bytes as they came from a sandbox.
+    /// Writes bytes as they came from a sandbox.
     pub(crate) fn raw(&self, bytes: &[u8]) -> Result<()> {
         let mut out = io::stdout().lock();
         out.write_all(bytes)?;
@@ -60,7 +59,7 @@ impl Printer {
         Ok(io::stderr().lock().write_all(bytes)?)
     }
 
-    /// One JSON value, on as many lines as it takes to be read by people as well.
+    /// One JSON value, on several lines, so that people can read it as well.
     pub(crate) fn value(&self, value: &(impl Serialize + ?Sized)) -> Result<()> {
         self.line(serde_json::to_string_pretty(value)?)
     }
@@ -69,7 +68,7 @@ impl Printer {
         self.line(render_table(header, rows))
     }
 
-    /// `value` for programs, or else the table for people.
+    /// `value` for programs, otherwise the table for people.
     pub(crate) fn list(
         &self,
         value: &(impl Serialize + ?Sized),
@@ -85,14 +84,14 @@ impl Printer {
         }
     }
 
-    /// A line on standard error that belongs there whoever reads it.
+    /// A line on standard error that belongs there for people and programs alike.
     pub(crate) fn remark(&self, text: impl fmt::Display) {
         if !self.quiet {
             complain(&format!("{text}\n"));
         }
     }
 
-    /// A remark for whoever watches; programs that read standard error are spared it.
+    /// A remark for people who watch; programs that read standard error do not get it.
     pub(crate) fn note(&self, text: impl fmt::Display) {
         if self.watched {
             complain(&format!("{text}\n"));
@@ -105,13 +104,13 @@ impl Printer {
         complain(&if self.json { complaint.json() } else { complaint.text() });
     }
 
-    /// A line about work that has been going on for more than a second.
+    /// A progress line for work that has taken more than a second.
     pub(crate) fn progress(&self, what: impl Into<String>) -> Progress {
         Progress { what: what.into(), watched: self.watched, started: Instant::now(), shown: None }
     }
 }
 
-/// Standard error may be closed; there is nobody left to tell about that.
+/// Standard error may be closed; then there is no other place to report that.
 fn complain(text: &str) {
     io::stderr().lock().write_all(text.as_bytes()).ok();
 }
@@ -127,7 +126,7 @@ fn render_table(header: &[&str], rows: Vec<Vec<String>>) -> String {
     table.trim_fmt()
 }
 
-/// The outermost message, what caused it, and what could be done about it.
+/// The outermost message, its causes, and a hint.
 #[derive(Debug, Serialize)]
 struct Complaint {
     error: String,
@@ -139,7 +138,7 @@ struct Complaint {
 impl Complaint {
     fn of(error: &anyhow::Error) -> Self {
         let mut messages: Vec<String> = error.chain().map(ToString::to_string).collect();
-        // Some libraries repeat the message of their source; saying it twice helps nobody.
+        // Some libraries repeat the message of their source; printing it twice does not help.
         messages.dedup();
         let caused_by = messages.split_off(1);
         Self { error: messages.remove(0), caused_by, hint: error.chain().find_map(hint_of) }
@@ -211,7 +210,7 @@ impl<T, E: Into<anyhow::Error>> WithHint<T> for Result<T, E> {
     }
 }
 
-/// Work whose end is awaited. It says nothing during the first second.
+/// Work in progress. Nothing is printed during the first second.
 #[derive(Debug)]
 pub(crate) struct Progress {
     what: String,
@@ -224,7 +223,7 @@ impl Progress {
     const SILENCE: Duration = Duration::from_secs(1);
     const PACE: Duration = Duration::from_millis(100);
 
-    /// Shows how many bytes are done, and of how many if that is known.
+    /// Shows how many bytes are done, and the total if it is known.
     pub(crate) fn bytes(&mut self, done: u64, total: Option<u64>) {
         let amount = match total {
             Some(total) if total > 0 => {
@@ -259,7 +258,7 @@ pub(crate) fn size(bytes: u64) -> String {
     domain::Bytes(bytes).for_people()
 }
 
-/// An amount in the short form of the API, such as `512Mi`, as [`size`] writes it; other texts as they are.
+/// An amount in the short form of the API, such as `512Mi`, as [`size`] writes it; other texts stay as they are.
 pub(crate) fn amount(text: &str) -> String {
     let units = [("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40)];
     let bytes = units.iter().find_map(|(unit, shift)| {

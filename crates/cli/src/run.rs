@@ -1,8 +1,8 @@
 //! `coracle run`: one command in a sandbox of its own, without a server.
 //!
-//! This process is its own launcher: it makes the sandbox, speaks to the agent over the same
-//! wire as a server would, passes input and output through, and takes everything away. The
-//! sandbox dies with it; what a killed one left is swept by the next.
+//! This process is its own launcher: it makes the sandbox, speaks to the agent over the same protocol as
+//! a server would, passes input and output through, and removes everything. The sandbox dies with it;
+//! leftovers of a killed run are removed by the next.
 
 mod input;
 mod link;
@@ -37,7 +37,7 @@ use crate::output::{Printer, WithHint};
 use crate::serve::state::with_hint;
 use crate::serve::{handover, lock, make_state_dir, state_dir_hint};
 
-/// As `timeout(1)` has it.
+/// As timeout(1) uses it.
 const TIMED_OUT: u8 = 124;
 /// As a shell reports a command that the kernel killed.
 const KILLED: u8 = 137;
@@ -52,14 +52,14 @@ pub(crate) fn run(args: &RunArgs, printer: &Printer) -> Result<ExitCode> {
     Ok(exit_code(exit))
 }
 
-/// What an image offers, as it says itself from inside.
+/// Asks an image from inside what it offers, and returns the reply.
 pub(crate) fn offer(args: &RunArgs, printer: &Printer) -> Result<serde_json::Value> {
     let config = Config::for_host(&args.state)?;
     let plan = plan(args, &config)?;
     inside(args, &config, &plan, printer, offer::ask)
 }
 
-/// Does something with the agent of a sandbox that ends afterwards.
+/// Runs `work` with the agent of a sandbox that ends afterwards.
 fn inside<T>(
     args: &RunArgs,
     config: &Config,
@@ -74,7 +74,8 @@ fn inside<T>(
     }
     let mut sandbox = Sandbox::make(config, &state, plan, printer)?;
     let outcome = work(&sandbox.launcher.socket(&plan.id));
-    // Taken away in any case; why the command failed matters more than why that did.
+    // The sandbox is removed in any case; an error of the command matters more than an error of the
+    // removal.
     let removed = sandbox.end(args.keep, printer);
     let outcome = outcome?;
     removed?;
@@ -85,10 +86,10 @@ fn inside<T>(
 struct Sandbox {
     launcher: Launcher,
     id: String,
-    /// Locked while we live, so that others know not to sweep.
+    /// Locked while we live, so that other runs do not remove this sandbox.
     _alive: File,
     alive_path: PathBuf,
-    /// Locked by who opens or closes what all runs share.
+    /// Locked by the run that opens or closes what all runs share.
     turn_path: PathBuf,
 }
 
@@ -98,7 +99,7 @@ impl Sandbox {
             let hint = state_dir_hint(&error);
             return Err(error).with_context(|| format!("could not make `{}`", state.display())).hint(hint);
         }
-        // Opening and sweeping is done by one at a time.
+        // Only one run at a time opens and sweeps.
         let turn_path = state.join("lock");
         let turn = lock(&turn_path, FlockOperation::LockExclusive)?;
         let identity = settle_identity(config, state)?;
@@ -128,7 +129,7 @@ impl Sandbox {
         }
     }
 
-    /// Makes the sandbox; from its first process on others may have their turn.
+    /// Makes the sandbox; the shared lock is released once its first process exists.
     fn come_up(&mut self, plan: &JailPlan, turn: File) -> Result<Holds> {
         let begun = self.launcher.begin(plan);
         drop(turn);
@@ -142,7 +143,7 @@ impl Sandbox {
 
     fn end(&mut self, keep: bool, printer: &Printer) -> Result<()> {
         self.launcher.destroy_and_wait(&self.id).context("could not remove the sandbox")?;
-        // Closing takes away what another `run` may just have opened, so it waits its turn.
+        // Closing removes what another `run` may just have opened, so it needs the lock.
         let turn = lock(&self.turn_path, FlockOperation::LockExclusive)?;
         self.launcher.close()?;
         drop(turn);
@@ -154,7 +155,7 @@ impl Sandbox {
     }
 }
 
-/// What is weaker than it should be, in one line.
+/// One line about the protections that are weaker than they should be.
 fn weaker_than_asked(holds: &Holds, plan: &JailPlan) -> Option<String> {
     let mut parts = holds.weaker.clone();
     let network = holds.measures.iter().find(|(name, _)| name == "network");
@@ -168,8 +169,8 @@ fn weaker_than_asked(holds: &Holds, plan: &JailPlan) -> Option<String> {
     (!parts.is_empty()).then(|| format!("{}{advice}", parts.join("; ")))
 }
 
-/// Makes the directory of one-shot sandboxes, closed to everybody else: what they wrote may lie
-/// there with the owners and set-id bits it had inside.
+/// Makes the directory of one-shot sandboxes, closed to other users: files written by sandboxes may lie
+/// there with the owners and set-id bits they had inside.
 fn prepare(state_dir: &Path, state: &Path) -> std::io::Result<()> {
     make_state_dir(state_dir)?;
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(state)?;
@@ -177,8 +178,8 @@ fn prepare(state_dir: &Path, state: &Path) -> std::io::Result<()> {
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(state.join("alive"))
 }
 
-/// Removes sandboxes whose `run` was killed: nobody holds their lock. A lock is older than its
-/// sandbox and outlives it, so some belong to nothing.
+/// Removes sandboxes whose `run` was killed, which means that their lock is not held. A lock is created
+/// before its sandbox and removed after it, so some locks have no sandbox.
 fn sweep(launcher: &mut Launcher, state: &Path, printer: &Printer) -> Result<()> {
     let alive = state.join("alive");
     let mut ids: BTreeSet<String> = launcher.found()?.into_iter().map(|found| found.id).collect();
@@ -189,7 +190,7 @@ fn sweep(launcher: &mut Launcher, state: &Path, printer: &Printer) -> Result<()>
         let path = alive.join(&id);
         if lock(&path, FlockOperation::NonBlockingLockExclusive).is_ok() {
             if let Err(error) = launcher.destroy_and_wait(&id) {
-                // It must not keep this command from running; the next sweep tries again.
+                // This must not keep the command from running; the next sweep tries again.
                 printer.warn(format!("what is left of sandbox {id} could not be removed: {error}"));
                 continue;
             }
@@ -225,9 +226,9 @@ fn settings(config: &Config, state: &Path, identity: ServerIdentity) -> Settings
         prepared: 0,
         mounts: MountRule::Allow,
         lifetime: Lifetime::Ours,
-        // They bound what clients of a server may ask for; here the caller is the operator.
+        // They bound the requests of a server's clients; here the caller is the operator.
         maxima: Maxima::default(),
-        // One sandbox, made once: nothing is prepared ahead.
+        // There is only one sandbox, so nothing is prepared ahead.
         network: NetworkSettings { default: Wish::Off, ..config.network.clone() },
     }
 }
@@ -329,7 +330,7 @@ fn refused(refusal: Refusal) -> anyhow::Error {
     anyhow::Error::from(backend::BackendError::from(refusal)).context("could not create the sandbox")
 }
 
-/// Says which bound ended the command: its exit code alone could be the command's own.
+/// Says which limit ended the command: the exit code alone could be the command's own.
 fn explain(exit: Exit, args: &RunArgs, plan: &JailPlan, printer: &Printer) {
     let limit = Bytes(plan.limits.memory);
     match (exit, args.timeout) {

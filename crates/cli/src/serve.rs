@@ -1,8 +1,8 @@
 //! `coracle serve`: the supervisor.
 //!
-//! It holds what must not be lost while the others come and go: the lock on the state directory
-//! and the listening socket. It starts the launcher and the server, starts each again when it
-//! dies, and is the parent of sandboxes whose launcher died.
+//! It holds what must survive a restart of the other processes: the lock on the state directory
+//! and the listening socket. It starts the launcher and the server, restarts each when it dies,
+//! and is the parent of sandboxes whose launcher died.
 //!
 //! ```text
 //! supervisor ──► launcher   privileged, single-threaded, no network
@@ -41,12 +41,12 @@ use notify::ServiceManager;
 use state::StateDir;
 pub(crate) use state::{lock, make_state_dir, server_dir, state_dir_hint};
 
-/// A part that lived this many times longer than it was waited for is healthy, and its next
-/// death counts as the first. So a part that keeps dying costs a tenth of the time at most.
+/// A part that ran this many times longer than the pause before its start is healthy, and its next death
+/// counts as the first. So the pauses of a part that keeps dying take a tenth of the time at most.
 const HEALTHY: u32 = 10;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// How long the parts may take to end when they are asked to.
+/// How long the parts may take to end after they were asked to.
 const GRACE: Duration = Duration::from_secs(10);
 /// As above, for a server that has to remove its sandboxes first.
 const GRACE_TO_REMOVE: Duration = Duration::from_secs(300);
@@ -58,7 +58,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode> {
     drop(server_lock(&config)?);
     let listener = listen(config.listen)?;
     listener.set_nonblocking(true)?;
-    // From here on the state directory changes.
+    // From here on, the state directory is changed.
     let (lock, identity) = state.prepare(&config)?;
     let listeners = Listeners { network: listener, operators: operators_socket(&config)? };
     let divided = divide_group();
@@ -97,7 +97,7 @@ fn listen(address: SocketAddr) -> Result<TcpListener> {
     bound.with_context(|| format!("could not listen on {address}")).hint(hint)
 }
 
-/// Where the server is reached. Both outlive it.
+/// The sockets of the server. Both outlive it.
 struct Listeners {
     network: TcpListener,
     operators: UnixListener,
@@ -106,8 +106,8 @@ struct Listeners {
 /// The name of the operators' socket in the state directory.
 pub(crate) const OPERATORS: &str = "operator.sock";
 
-/// Listens for operators, whom the kernel tells from others by the socket's mode. One that a
-/// killed supervisor left is replaced: nobody else can be using it, we have the lock.
+/// Listens for operators; the mode of the socket decides who may connect. A socket that a killed
+/// supervisor left is replaced: no other process can be using it, since we have the lock.
 fn operators_socket(config: &Config) -> Result<UnixListener> {
     let path = config.state_dir.join(OPERATORS);
     let failed = || format!("could not listen on `{}`", path.display());
@@ -115,10 +115,10 @@ fn operators_socket(config: &Config) -> Result<UnixListener> {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error).with_context(failed),
         _ => {}
     }
-    // Through a descriptor: the path may be longer than the kernel takes in one.
+    // Through a descriptor: the path may be longer than the kernel accepts.
     let directory = File::open(&config.state_dir).with_context(failed)?;
     let short = Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string()).join(OPERATORS);
-    // It is open to nobody else at any moment: the mask holds from its first.
+    // The umask closes the socket to others from the moment it is created.
     let mask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
     let listener = UnixListener::bind(short);
     rustix::process::umask(mask);
@@ -127,8 +127,8 @@ fn operators_socket(config: &Config) -> Result<UnixListener> {
     Ok(listener)
 }
 
-/// An ordinary user's groups lie in the one we were started in. It must be empty of processes
-/// before the launcher can set limits there, so we leave it before we start any. Says whether
+/// The control groups of an ordinary user are inside the one we were started in. The launcher can set
+/// limits there only if it contains no processes, so we leave it before we start any. Returns whether
 /// there is such a group.
 fn divide_group() -> bool {
     if rustix::process::geteuid().is_root() {
@@ -141,27 +141,26 @@ fn divide_group() -> bool {
     room.is_ok()
 }
 
-/// Locks what a server holds from its first moment to its last. So this also waits for the
-/// server of a supervisor that was killed: it dies with its supervisor, but a moment later, and
-/// until then it has the address.
+/// Takes the lock that a server holds from start to end. So this also waits for the server of a killed
+/// supervisor: it dies shortly after its supervisor, and until then it has the address.
 fn server_lock(config: &Config) -> Result<File> {
     lock(&config.state_dir.join("server.lock"), FlockOperation::LockExclusive)
         .context("could not lock the place of the server")
 }
 
-/// One of the two processes, and how it has been doing.
+/// One of the two processes, and its state.
 struct Part {
     name: &'static str,
     child: Child,
     born: Instant,
     pause: Duration,
-    /// It writes one byte here when it is ready, and one for each update that it applied.
+    /// The part writes one byte here when it is ready, and one for each update that it applied.
     ready: Receiver,
-    /// Whether it said that it is ready.
+    /// Whether it has reported that it is ready.
     up: bool,
-    /// Whether its end of the pipe is closed, so that it says nothing any more.
+    /// Whether its end of the pipe is closed, so that it cannot report any more.
     silent: bool,
-    /// Where it gets new settings.
+    /// The pipe through which it gets new settings.
     updates: Sender,
 }
 
@@ -191,7 +190,7 @@ async fn supervise(
                 if server.came_up() {
                     announce = Announce::No;
                 }
-                // At first a server that cannot start ends it all; later it is tried again.
+                // At first, a server that cannot start ends the supervisor; later, the start is retried.
                 let refused = status.is_ok_and(|status| status.code() == Some(server::CANNOT_START));
                 if refused && announce == Announce::Yes {
                     return Ok(ExitCode::FAILURE);
@@ -210,21 +209,21 @@ async fn supervise(
                 reload(args, &mut config, identity, [&mut launcher, &mut server]).await;
                 manager.ready();
             }
-            // What has ended is collected when the loop begins anew.
+            // Ended processes are collected at the beginning of the next iteration.
             _ = ended.recv() => {}
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
         }
     }
     manager.stopping();
-    // The server first: while it lives it asks the launcher.
+    // The server ends first: while it runs, it uses the launcher.
     end(&mut server, if config.on_stop == OnStop::Remove { GRACE_TO_REMOVE } else { GRACE }).await;
     end(&mut launcher, GRACE).await;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Reads the configuration anew and has the parts take over what can change now. A configuration
-/// that is wrong changes nothing.
+/// Reads the configuration again and lets the parts apply what can change now. An invalid configuration
+/// changes nothing.
 async fn reload(args: &ServeArgs, config: &mut Config, identity: &ServerIdentity, parts: [&mut Part; 2]) {
     let reload = match Config::for_server(args).and_then(|read| config.reload(&read)) {
         Ok(reload) => reload,
@@ -257,8 +256,7 @@ async fn reload(args: &ServeArgs, config: &mut Config, identity: &ServerIdentity
 }
 
 impl Part {
-    /// Says that the part died, waits a little longer each time it dies young, and gives the
-    /// pause for the next time.
+    /// Logs that the part died, waits longer each time it dies young, and returns the next pause.
     async fn next_pause(&self) -> Duration {
         let pause = if self.born.elapsed() > self.pause * HEALTHY { FIRST_PAUSE } else { self.pause };
         tracing::warn!(part = self.name, "died and is started again");
@@ -266,18 +264,18 @@ impl Part {
         (pause * 2).min(LONGEST_PAUSE)
     }
 
-    /// Whether the part has become ready, also if it has ended since.
+    /// Whether the part has become ready, even if it has ended since.
     fn came_up(&mut self) -> bool {
         match self.ready.try_read(&mut [0]) {
             Ok(0) => self.silent = true,
             Ok(_) => self.up = true,
-            // It may come later.
+            // It may arrive later.
             Err(_) => {}
         }
         self.up
     }
 
-    /// Has the part take over new settings.
+    /// Makes the part apply new settings.
     async fn update(&mut self, handover: &Handover) -> Result<()> {
         let expected = if self.up { 1 } else { 2 };
         update::send(&mut self.updates, &mut self.ready, handover, expected).await?;
@@ -293,8 +291,8 @@ async fn start_launcher(config: &Config, identity: &ServerIdentity, pause: Durat
     let handover = Handover::of(config, identity, Announce::No);
     let passed = [memfd(&handover)?, tell.into_blocking_fd()?, updated.into_blocking_fd()?];
     let child = start("__launcher", &passed)?;
-    // Our copy of the pipe's end must go: a launcher that dies before it is ready is noticed by its
-    // end of file.
+    // Our copy of the pipe's end must be closed: a launcher that dies before it is ready is noticed by
+    // the end of file.
     drop(passed);
     let mut byte = [0];
     let heard = tokio::io::AsyncReadExt::read(&mut ready, &mut byte).await?;
@@ -305,8 +303,8 @@ async fn start_launcher(config: &Config, identity: &ServerIdentity, pause: Durat
     Ok(Part { name: "launcher", child, born: Instant::now(), pause, ready, up: true, silent: false, updates })
 }
 
-/// Starts the launcher after `former` has died, as often as it takes. Meanwhile sandboxes go on
-/// and the server waits.
+/// Restarts the launcher after `former` has died, as often as necessary. Meanwhile sandboxes keep
+/// running and the server waits.
 async fn start_launcher_again(config: &Config, identity: &ServerIdentity, former: &Part) -> Part {
     let mut pause = former.next_pause().await;
     loop {
@@ -329,7 +327,7 @@ fn start_server(
     let (tell, ready) = pipe()?;
     let (updates, updated) = pipe()?;
     let handover = Handover::of(config, identity, announce);
-    // The lock before the listeners: the kernel lets go of them in the opposite order.
+    // The lock comes before the listeners: the kernel releases them in the opposite order.
     let lock = OwnedFd::from(server_lock(config)?);
     let operators = listeners.operators.as_fd().try_clone_to_owned()?;
     let network = listeners.network.as_fd().try_clone_to_owned()?;
@@ -339,11 +337,11 @@ fn start_server(
     Ok(Part { name: "server", child, born: Instant::now(), pause, ready, up: false, silent: false, updates })
 }
 
-/// Starts ourselves in another role, with descriptors whose numbers are its arguments.
+/// Starts this program in another role, with descriptors whose numbers are its arguments.
 fn start(role: &str, descriptors: &[OwnedFd]) -> Result<Child> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("coracle").arg(role).arg(std::process::id().to_string());
-    // The service manager hears from us alone.
+    // Only the supervisor notifies the service manager.
     command.env_remove(notify::VARIABLE);
     for descriptor in descriptors {
         command.arg(descriptor.pass()?);
@@ -351,7 +349,7 @@ fn start(role: &str, descriptors: &[OwnedFd]) -> Result<Child> {
     command.spawn().with_context(|| format!("could not start `{role}`"))
 }
 
-/// The settings go through memory: arguments and variables can be seen by others.
+/// The settings are passed in memory: arguments and variables are visible to others.
 fn memfd(handover: &Handover) -> Result<OwnedFd> {
     use std::io::{Seek, Write};
     let mut file = File::from(rustix::fs::memfd_create("settings", rustix::fs::MemfdFlags::CLOEXEC)?);
@@ -360,7 +358,7 @@ fn memfd(handover: &Handover) -> Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// Asks a part to end and waits; one that does not is killed.
+/// Asks a part to end and waits; if it does not end in time, it is killed.
 async fn end(part: &mut Part, grace: Duration) {
     let Some(pid) = part.child.id().and_then(|id| rustix::process::Pid::from_raw(i32::try_from(id).ok()?))
     else {
@@ -377,8 +375,8 @@ async fn end(part: &mut Part, grace: Duration) {
     }
 }
 
-/// Collects sandboxes that became our children when their launcher died. Our own two are left
-/// to whoever waits for them.
+/// Collects sandboxes that became our children when their launcher died. Our own two children are left
+/// to the code that waits for them.
 fn collect_orphans(ours: &[Option<u32>]) {
     while let Ok(Some(pid)) = linux::spawn::ended_child() {
         if ours.contains(&u32::try_from(pid.as_raw_pid()).ok()) {

@@ -1,4 +1,4 @@
-//! The log on standard error: lines for people, or JSON by the setting `log.format`.
+//! The log on standard error: lines for people, or JSON, depending on the setting `log.format`.
 
 use std::io::{self, IsTerminal};
 use std::sync::OnceLock;
@@ -7,7 +7,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::{LogFormat, LogSettings};
 
-/// Changes what is logged, once the log has started.
+/// Changes the log level, once the log has started.
 static SET_LEVEL: OnceLock<Box<dyn Fn(EnvFilter) + Send + Sync>> = OnceLock::new();
 
 pub(crate) fn start(settings: &LogSettings) {
@@ -30,21 +30,22 @@ pub(crate) fn start(settings: &LogSettings) {
     }
 }
 
-/// Keeps the way to change the level, unless a log was started before, which then stays as it is.
+/// Stores the function that changes the level, unless a log was started before, which then stays as it
+/// is.
 fn keep(started: bool, set_level: impl Fn(EnvFilter) + Send + Sync + 'static) {
     if started {
         SET_LEVEL.set(Box::new(set_level)).unwrap_or_default();
     }
 }
 
-/// Changes what is logged from now on.
+/// Changes the log level from now on.
 pub(crate) fn set_level(level: &str) {
     if let Some(set) = SET_LEVEL.get() {
         set(filter(level));
     }
 }
 
-/// The configuration was checked, so the text is a filter.
+/// The configuration was checked, so the text is a valid filter.
 fn filter(level: &str) -> EnvFilter {
     EnvFilter::try_new(level).unwrap_or_else(|_| EnvFilter::new("info"))
 }

@@ -1,8 +1,8 @@
-//! How people write durations, sizes, mounts and the like on the command line and in the
-//! configuration file.
+//! Parsers for durations, sizes, mounts and similar values on the command line and in the configuration
+//! file.
 //!
-//! Each reader answers with a sentence that says what was wrong and shows a right one, because
-//! the argument parser prints it as it is.
+//! Each parser returns a sentence that says what was wrong and shows a valid value, because the argument
+//! parser prints it as it is.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -23,7 +23,7 @@ pub(crate) enum Place {
     },
 }
 
-/// How long a sandbox lives, or stays without use.
+/// How long a sandbox lives, or may stay unused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lifetime {
     Never,
@@ -125,7 +125,7 @@ pub(crate) fn volume(text: &str) -> Result<serde_json::Value, String> {
     Ok(serde_json::json!({ "mountPath": target, "readOnly": read_only, kind: backend }))
 }
 
-/// Reads `NAME=VALUE`; a bare `NAME` takes the caller's own value.
+/// Reads `NAME=VALUE`; a bare `NAME` takes the value from the caller's environment.
 pub(crate) fn variable(text: &str) -> Result<(String, String), String> {
     let (name, value) = match text.split_once('=') {
         Some((name, value)) => (name, value.to_owned()),
@@ -134,7 +134,7 @@ pub(crate) fn variable(text: &str) -> Result<(String, String), String> {
     if name.is_empty() { Err(format!("there is no name in `{text}`")) } else { Ok((name.to_owned(), value)) }
 }
 
-/// Reads `KEY=VALUE`; the server judges the alphabet.
+/// Reads `KEY=VALUE`; the server checks the characters.
 pub(crate) fn label(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
@@ -170,8 +170,8 @@ pub(crate) fn numeric_identity(text: &str) -> Result<(u32, u32), String> {
 }
 
 /// Reads one end of a copy. `SANDBOX:/PATH` is inside a sandbox, unless there is a slash before the
-/// colon: then, and in everything else, it is a path here. A local name of that form is written with
-/// `./` before it.
+/// colon. Everything else is a path on this host. A local name of that form is written with `./` before
+/// it.
 pub(crate) fn place(text: &str) -> Result<Place, String> {
     if text.is_empty() {
         return Err("a path cannot be empty".to_owned());

@@ -1,5 +1,5 @@
-//! The commands that are clients, against a real server. Making sandboxes with all their limits
-//! takes root; without it these tests say that they were skipped.
+//! Tests the client commands against a real server. Making sandboxes with all their limits requires
+//! root; otherwise these tests print that they were skipped.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 const KEY: &str = "a-key-that-only-this-test-knows";
 
-/// A server on a free port, with a key, in a directory of its own.
+/// A server on a free port, with a key, in its own directory.
 struct Server {
     process: Child,
     url: String,
@@ -20,7 +20,7 @@ struct Server {
 }
 
 impl Server {
-    /// `None`, and a word about it, where sandboxes cannot be made with all their limits.
+    /// Returns `None` and prints a message where sandboxes cannot be made with all their limits.
     fn start() -> Option<Self> {
         if !testkit::needs_root() {
             return None;
@@ -51,7 +51,7 @@ impl Server {
         self.command(words).stdin(Stdio::null()).output().expect("the binary starts")
     }
 
-    /// What a command that must succeed prints.
+    /// The output of a command that must succeed.
     fn text(&self, words: &[&str]) -> String {
         let output = self.output(words);
         let complaint = String::from_utf8_lossy(&output.stderr);
@@ -173,7 +173,7 @@ fn a_shell_passes_keys_and_size_and_leaves_the_terminal_as_it_was() {
     assert_eq!(format!("{after:?}"), format!("{before:?}"));
 }
 
-/// A new terminal: the end that a person would sit at, and the end that a program has.
+/// A new terminal: the end of the user, and the end of the program.
 fn terminal() -> (File, File) {
     use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;

@@ -1,4 +1,4 @@
-//! Asking for a sandbox by a name that it has already, beside making one.
+//! Measures asking for a sandbox by the name that it already has, beside making one.
 
 use std::time::{Duration, Instant};
 

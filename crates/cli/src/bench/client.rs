@@ -1,4 +1,4 @@
-//! A small HTTP/1.1 client on one kept connection, so that what is measured is the server.
+//! A small HTTP/1.1 client on one kept connection, so that the server dominates the measured time.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -13,7 +13,7 @@ const SILENCE: Duration = Duration::from_secs(120);
 pub(crate) struct Client {
     address: SocketAddr,
     connection: BufReader<TcpStream>,
-    /// The body of the last answer; kept, so that no run pays for its memory.
+    /// The body of the last response; the buffer is reused, so that no run pays for its memory.
     body: Vec<u8>,
 }
 
@@ -32,7 +32,7 @@ impl Client {
         Ok(Self { address, connection: BufReader::with_capacity(1 << 16, stream), body: Vec::new() })
     }
 
-    /// Creates a sandbox; `extensions` are keys of our own, such as its disk.
+    /// Creates a sandbox; `extensions` are Coracle's own keys, such as its disk.
     pub(crate) fn create(&mut self, extensions: &Value) -> Result<Sandbox> {
         self.create_with("512Mi", extensions)
     }
@@ -50,7 +50,7 @@ impl Client {
         }))
     }
 
-    /// As [`Client::create`], with what these fields add.
+    /// As [`Client::create`], with these additional fields.
     pub(crate) fn create_wish(&mut self, mut wish: Value) -> Result<Sandbox> {
         wish["image"] = json!({"uri": "host"});
         wish["timeout"] = json!(3600);
@@ -61,7 +61,7 @@ impl Client {
         Ok(Sandbox { id, headers: String::new() })
     }
 
-    /// Asks how the sandbox is reached. The answer never changes, so it is asked once.
+    /// Asks how the sandbox is reached. The answer never changes, so one request is enough.
     pub(crate) fn resolve(&mut self, sandbox: &mut Sandbox) -> Result<()> {
         let status = self.send("GET", &format!("/v1/sandboxes/{}/endpoints/44772", sandbox.id), "", b"")?;
         let answer = self.json(status, 200)?;
@@ -90,7 +90,7 @@ impl Client {
         Ok(())
     }
 
-    /// One request to the execution API; its status and the body of the answer.
+    /// Sends one request to the execution API; returns the status and the body of the response.
     pub(crate) fn inside(
         &mut self,
         sandbox: &Sandbox,
@@ -119,7 +119,7 @@ impl Client {
         Ok(id)
     }
 
-    /// Drops a snapshot.
+    /// Deletes a snapshot.
     pub(crate) fn forget(&mut self, snapshot: &str) -> Result<()> {
         self.remove_at(&format!("/v1/snapshots/{snapshot}"), "")
     }
@@ -188,7 +188,7 @@ impl Client {
         }
     }
 
-    /// Writes a file of `size` bytes inside, without holding it.
+    /// Writes a file of `size` bytes inside, without holding all of it in memory.
     pub(crate) fn upload(&mut self, sandbox: &Sandbox, path: &str, size: u64) -> Result<()> {
         let (head, tail) = multipart(path);
         let kind = format!("Content-Type: multipart/form-data; boundary={BORDER}\r\n");
@@ -201,7 +201,7 @@ impl Client {
         self.send_large("PUT", path, "", ["", ""], size)
     }
 
-    /// One request with `size` bytes between a head and a tail.
+    /// Sends one request with `size` bytes between a head and a tail.
     fn send_large(
         &mut self,
         method: &str,
@@ -263,7 +263,7 @@ impl Client {
         Ok(size)
     }
 
-    /// One request with a small answer, which is left in `body`.
+    /// Sends one request with a small response, which is left in `body`.
     fn send(&mut self, method: &str, path: &str, headers: &str, body: &[u8]) -> Result<u16> {
         let mut message = format!(
             "{method} {path} HTTP/1.1\r\nHost: {}\r\n{headers}Content-Type: application/json\r\n\
@@ -288,7 +288,7 @@ impl Client {
         Ok(serde_json::from_slice(&self.body)?)
     }
 
-    /// Reads one answer into `to`; returns its status and size.
+    /// Reads one response into `to`; returns its status and size.
     fn receive(&mut self, to: &mut impl Write) -> Result<(u16, u64)> {
         let line = read_line(&mut self.connection)?;
         let status: u16 = line.split(' ').nth(1).context("no status line")?.parse()?;
@@ -319,7 +319,7 @@ impl Sandbox {
 
 const BORDER: &str = "border-of-the-parts";
 
-/// What stands before and after the bytes of an uploaded file.
+/// The parts of a multipart body before and after the bytes of an uploaded file.
 fn multipart(path: &str) -> (String, String) {
     let metadata = json!({"path": path, "mode": 644});
     let part = |name: &str| {

@@ -43,7 +43,7 @@ pub(crate) fn first_result(server: &Server, rounds: Rounds, report: &mut Report)
     Ok(())
 }
 
-/// The same of an ipykernel, from a directory of the host or from the image.
+/// The same for an ipykernel, from a directory of the host or from the image.
 fn ipykernel(server: &Server, rounds: Rounds, report: &mut Report) -> Result<()> {
     let mut client = server.client()?;
     let volumes: Vec<Value> = (server.packages.iter())
@@ -54,7 +54,7 @@ fn ipykernel(server: &Server, rounds: Rounds, report: &mut Report) -> Result<()>
     let mut sandbox =
         client.create_wish(json!({"resourceLimits": limits, "volumes": volumes, "env": env}))?;
     client.resolve(&mut sandbox)?;
-    // It asks for an interpreter by a name that not every system has.
+    // ipykernel starts the interpreter under a name that not every system has.
     let named = r#"command -v python || ln -s "$(command -v python3)" /usr/local/bin/python"#;
     client.run(&sandbox, &["sh", "-c", named])?;
     let mut times = Samples::default();
@@ -72,7 +72,7 @@ fn ipykernel(server: &Server, rounds: Rounds, report: &mut Report) -> Result<()>
     client.delete(&sandbox)
 }
 
-/// Ten contexts of one sandbox at once: as long as the cores need for ten interpreters.
+/// Ten contexts of one sandbox at once: this should take as long as the cores need for ten interpreters.
 pub(crate) fn side_by_side(server: &Server, rounds: Rounds, report: &mut Report) -> Result<()> {
     let mut client = server.client()?;
     let mut sandbox = client.create_sized(&CONTEXTS.to_string(), "2Gi", &json!({}))?;
@@ -98,7 +98,7 @@ pub(crate) fn side_by_side(server: &Server, rounds: Rounds, report: &mut Report)
     Ok(())
 }
 
-/// How long it takes until everybody is done who began at once.
+/// The time until all runs that were started at once have finished.
 fn at_once(
     server: &Server,
     contexts: &[String],
@@ -116,7 +116,7 @@ fn at_once(
     Ok(began.elapsed())
 }
 
-/// How long it takes from nothing to a first result; `None` if nothing here runs the language.
+/// The time from nothing to a first result; `None` if nothing here runs the language.
 fn fresh(client: &mut Client, sandbox: &Sandbox, language: &str) -> Result<Option<Duration>> {
     let began = Instant::now();
     let Some(context) = open(client, sandbox, language)? else { return Ok(None) };

@@ -1,4 +1,4 @@
-//! `coracle exec` as its users run it: a process of its own, beside the HTTP call that it makes,
+//! `coracle exec` as its users run it: as a process of its own, beside the HTTP call that it makes,
 //! beside `coracle run`, and beside `coracle cp`.
 
 use std::fs::{self, File};
@@ -26,7 +26,7 @@ fn coracle(server: &Server, words: &[&str]) -> Result<Command> {
     Ok(command)
 }
 
-/// How long a process took that must succeed.
+/// How long a process took, which must succeed.
 fn timed(command: &mut Command) -> Result<Duration> {
     let began = Instant::now();
     let status = command.status().context("could not start this program")?;
@@ -93,7 +93,7 @@ pub(crate) fn lines(server: &Server, rounds: Rounds, report: &mut Report) -> Res
     Ok(())
 }
 
-/// All that a process printed, and how long it took.
+/// The complete output of a process, and how long it took.
 fn output(command: &mut Command) -> Result<(Duration, Vec<u8>)> {
     let mut bytes = Vec::with_capacity(32 << 20);
     let began = Instant::now();

@@ -1,7 +1,7 @@
-//! The floor: what the kernel itself takes for the same work, without any of ours.
+//! The floor: the time that the kernel itself takes for the same work, without any of our code.
 //!
-//! It clones, and only a process with one thread may; so it runs in processes of its own,
-//! `coracle __floor`, which do one run per word on standard input and answer with its time.
+//! It clones, which only a process with one thread may do; so it runs in processes of its own, `coracle
+//! __floor`, which do one run per word on standard input and answer with its time.
 
 use std::fs::{self, Permissions};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -18,10 +18,10 @@ use linux::mounts;
 use linux::namespaces::{self, Extent, Namespaces, Setgroups};
 use linux::spawn::{self, End, Forked, SingleThread};
 
-/// The word that makes this binary a floor process; not for people.
+/// The argument that makes this binary a floor process; not for people.
 pub(crate) const WORD: &str = "__floor";
 
-/// What a floor process can be asked to do.
+/// The tasks of a floor process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Task {
     /// Clone with the namespaces of a sandbox, mount an overlay, pivot, exec `true`.
@@ -61,7 +61,7 @@ impl Floor {
         Ok(Self { process, tasks, times })
     }
 
-    /// Has one run done and returns its time.
+    /// Does one run and returns its time.
     pub(crate) fn run(&mut self, task: Task) -> Result<Duration> {
         self.begin(task)?;
         self.end()
@@ -85,13 +85,13 @@ impl Floor {
 
 impl Drop for Floor {
     fn drop(&mut self) {
-        // The end of its input ends it.
+        // The process ends when its input ends.
         self.tasks = None;
         self.process.wait().ok();
     }
 }
 
-/// The floor process: answers each word with nanoseconds, or with why not.
+/// The floor process: answers each word with nanoseconds, or with the error.
 pub(crate) fn serve(arguments: &[String]) -> Result<ExitCode> {
     let directory = Path::new(arguments.first().context("the floor process needs a directory")?);
     let words = io::stdin().lock();
@@ -114,7 +114,8 @@ fn spawn() -> Result<Duration> {
     if status.success() { Ok(time) } else { bail!("`true` failed") }
 }
 
-/// One run. Its directories are made within the time, as anyone would have to, and removed after.
+/// One run. Its directories are made within the measured time, as any runtime would have to, and removed
+/// afterwards.
 fn sandbox(place: &Path) -> Result<Duration> {
     let began = Instant::now();
     let layers = Layers::make(place)?;
@@ -166,7 +167,7 @@ impl Layers {
         Ok(layers)
     }
 
-    /// The kernel leaves a directory without any permission in `work`, which only root may enter.
+    /// The kernel leaves a directory without any permissions in `work`, which only root may enter.
     fn remove(&self) -> Result<()> {
         let kernels = self.work.join("work");
         if kernels.exists() {
@@ -177,7 +178,7 @@ impl Layers {
     }
 }
 
-/// The child's part. Returns only on failure.
+/// The part of the child. Returns only on failure.
 fn enter(told: UnixStream, layers: &Layers) -> anyhow::Error {
     match change_root(told, layers) {
         Ok(()) => Command::new("/bin/true").exec().into(),
@@ -185,9 +186,9 @@ fn enter(told: UnixStream, layers: &Layers) -> anyhow::Error {
     }
 }
 
-/// Makes an overlay over `/usr` the root; it has `bin`, `lib` and `lib64` of its own.
+/// Makes an overlay over `/usr` the root; it has its own `bin`, `lib` and `lib64`.
 fn change_root(mut told: UnixStream, layers: &Layers) -> Result<()> {
-    // The end of the stream says that the maps are written.
+    // The stream ends when the maps are written.
     told.read_to_end(&mut Vec::new())?;
     mounts::make_private().context("could not make mounts private")?;
     let (upper, work) = (layers.upper.to_string_lossy(), layers.work.to_string_lossy());

@@ -1,4 +1,4 @@
-//! Many sandboxes that do nothing: what each of them costs, and whether the list stays quick.
+//! Many idle sandboxes: the cost of each, and whether the list stays quick.
 
 use std::fs;
 use std::time::Instant;
@@ -14,16 +14,16 @@ use super::statistics::Samples;
 
 const MEBIBYTE: f64 = 1024.0 * 1024.0;
 
-/// In how many pages the whole list is asked for.
+/// The number of pages in which the whole list is requested.
 const PAGES: usize = 5;
 
-/// Connections that make sandboxes side by side.
+/// Connections that create sandboxes in parallel.
 const MAKERS: usize = 8;
 
-/// The fall of the host's available memory per idle sandbox, and the agent's own share.
+/// The decrease of the host's available memory per idle sandbox, and the share of the agent.
 pub(crate) fn memory(server: &Server, rounds: Rounds, report: &mut Report) -> Result<()> {
     let count = rounds.idle.min(200);
-    // The first few pay for what all share.
+    // The first few sandboxes pay for everything that is shared.
     let first = make(server, 4)?;
     let before = available()?;
     let made = make(server, count)?;

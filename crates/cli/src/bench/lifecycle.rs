@@ -1,4 +1,4 @@
-//! Making sandboxes and running commands in them, beside the floor.
+//! Creating sandboxes and running commands in them, beside the floor.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use super::server::Server;
 use super::statistics::Samples;
 use super::{Rounds, pause};
 
-/// Real traffic leaves pauses in which a kernel's grace periods show; a tight loop hides them.
+/// Real traffic has pauses in which the kernel's grace periods show; a tight loop hides them.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// From the request for a sandbox to the result of its first command, on a kept connection.
@@ -37,7 +37,7 @@ struct Pairs {
     ours: Samples,
 }
 
-/// Runs the floor and ours in turn, so that both see the same machine.
+/// Runs the floor and our server in turn, so that both see the same machine.
 fn pairs(server: &Server, runs: usize, apart: Duration) -> Result<Pairs> {
     let mut floor = Floor::start(server.directory())?;
     let mut client = server.client()?;
@@ -67,7 +67,7 @@ fn create_once(client: &mut Client) -> Result<Duration> {
     Ok(time)
 }
 
-/// `true` in a living sandbox, beside a bare spawn.
+/// `true` in a running sandbox, beside a bare spawn.
 pub(crate) fn exec(server: &Server, rounds: Rounds, report: &mut Report) -> Result<()> {
     let mut floor = Floor::start(server.directory())?;
     let mut client = server.client()?;

@@ -34,12 +34,13 @@ const HOST: [u8; 4] = [203, 0, 113, 2];
 const GATEWAY: [u8; 4] = [203, 0, 113, 65];
 const PLAIN: [u8; 4] = [203, 0, 113, 66];
 const PORT: u16 = 5000;
-/// How often each way is gone.
+/// How often each download is repeated.
 const DOWNLOADS: usize = 7;
-/// The stock is filled when nothing else happens; creates come a little apart, as real ones do.
+/// The stock of network namespaces is refilled while the server is idle, so creates come a little apart,
+/// as real ones do.
 const APART: Duration = Duration::from_millis(20);
 
-/// Measures in a thread of its own, which alone is in the benchmark's network.
+/// Measures in a thread of its own, the only one that is in the network of the benchmark.
 pub(crate) fn network(_: &Server, rounds: Rounds, report: &mut Report) -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         report.absent("network `on`: only root makes links");
@@ -157,7 +158,7 @@ fn here() -> Result<OwnedFd> {
     Ok(fs::File::open("/proc/thread-self/ns/net")?.into())
 }
 
-/// Makes a namespace and does something there that may go on.
+/// Makes a namespace and runs `work` there, which may continue in the background.
 fn elsewhere(work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<OwnedFd> {
     let (tell, told) = channel();
     std::thread::spawn(move || tell.send(own_namespace().and_then(|made| work().map(|()| made))));
@@ -172,7 +173,7 @@ fn within<T>(place: &OwnedFd, work: impl FnOnce() -> Result<T>) -> Result<T> {
     done
 }
 
-/// Sends zeros to everybody who connects, and then a word that shows that all have come.
+/// Sends zeros to every client that connects, then a marker that shows that all of them arrived.
 fn serve_bytes(size: u64) -> impl FnOnce() -> Result<()> {
     move || {
         let listener = TcpListener::bind(("0.0.0.0", PORT)).context("could not listen")?;
@@ -195,7 +196,7 @@ fn serve_bytes(size: u64) -> impl FnOnce() -> Result<()> {
     }
 }
 
-/// Joins this namespace with another, whose end is `eth0`.
+/// Connects this namespace with another, whose end of the link is `eth0`.
 fn link(name: &str, place: std::os::fd::BorrowedFd<'_>, own: [u8; 4], other: [u8; 4]) -> Result<()> {
     let mut routing = Routing::open()?;
     let ends = (End { name, mac: [2, 0, 0, 0, 1, 1] }, End { name: "eth0", mac: [2, 0, 0, 0, 1, 2] });

@@ -1,5 +1,5 @@
-//! Other runtimes, where the host has them: each runs `true` in a fresh sandbox of its kind, on
-//! the host's own `/usr`, so that no image has to be fetched.
+//! Other runtimes, where the host has them: each runs `true` in a fresh sandbox of its kind, on the
+//! host's own `/usr`, so that no image has to be fetched.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use super::statistics::Samples;
 /// Directories at `/` that are links into `/usr` on today's hosts.
 const LINKS: [&str; 4] = ["bin", "lib", "lib64", "sbin"];
 
-/// One way to run `true`, ready to be repeated.
+/// One way to run `true`, prepared so that it can be repeated.
 struct Peer {
     name: &'static str,
     program: PathBuf,
@@ -115,7 +115,7 @@ fn run(command: &mut Command) -> Result<()> {
     bail!("{}", String::from_utf8_lossy(&output.stderr).lines().next().unwrap_or("it failed").trim())
 }
 
-/// A root that holds the links into `/usr` and places to mount on.
+/// Makes a root with the links into `/usr` and with mount points.
 fn link_tree(root: &Path) -> Result<()> {
     for name in ["usr", "proc", "dev", "sys", "etc", "tmp"] {
         fs::create_dir_all(root.join(name))?;
@@ -126,7 +126,7 @@ fn link_tree(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Where a program is, in the usual directories.
+/// Finds a program in the usual directories.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
     ["/usr/local/bin", "/usr/bin", "/usr/local/sbin", "/usr/sbin"]
         .into_iter()

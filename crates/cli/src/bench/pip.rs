@@ -15,10 +15,10 @@ use super::report::Report;
 use super::server::Server;
 use super::statistics::Samples;
 
-/// The host's own python, which is the sandbox's too.
+/// The host's own Python, which is also the one of the sandbox.
 const PYTHON: &str = "/usr/bin/python3";
 
-/// Makes twelve wheels of forty modules each in the directory of its argument.
+/// Makes twelve wheels of forty modules each in the directory that is its argument.
 const WHEELS: &str = r#"
 import os, sys, zipfile
 os.makedirs(sys.argv[1], exist_ok=True)

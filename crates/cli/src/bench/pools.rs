@@ -1,4 +1,4 @@
-//! Taking a warm sandbox, beside making one.
+//! Taking a warm sandbox from a pool, beside creating one.
 
 use std::time::{Duration, Instant};
 
@@ -14,9 +14,9 @@ use super::{Rounds, pause};
 const POOL: &str = "bench";
 const LEVEL: u64 = 2;
 
-/// From the request to the result of the first command: of a sandbox that is made, and of one that
-/// is taken from a pool and has a volume attached. The pools are another server's, so that what is
-/// made is made.
+/// The time from the request to the result of the first command: for a sandbox that is created, and for
+/// one that is taken from a pool and gets a volume attached. The pools belong to another server, so that
+/// the creates of this one are not served from a pool.
 pub(crate) fn claim(server: &Server, rounds: Rounds, report: &mut Report) -> Result<()> {
     let pooled = Server::start_as("pool", "off")?;
     let (mut cold_client, mut warm_client) = (server.client()?, pooled.client()?);
@@ -48,7 +48,7 @@ pub(crate) fn claim(server: &Server, rounds: Rounds, report: &mut Report) -> Res
     Ok(())
 }
 
-/// One sandbox to the result of `true`; its removal is not counted.
+/// One sandbox until the result of `true`; its removal is not counted.
 fn create_once(client: &mut Client, wish: &Value) -> Result<Duration> {
     let began = Instant::now();
     let mut sandbox = client.create_wish(wish.clone())?;
@@ -59,7 +59,7 @@ fn create_once(client: &mut Client, wish: &Value) -> Result<Duration> {
     Ok(time)
 }
 
-/// Waits until the pool is as full as it should be, and for as long again as real traffic would.
+/// Waits until the pool is full, and then for a pause such as real traffic has.
 fn wait_until_warm(client: &mut Client) -> Result<()> {
     const STEP: Duration = Duration::from_millis(20);
     while client.warm(POOL)? < LEVEL {

@@ -1,4 +1,4 @@
-//! What was measured, as a table for people and as JSON for programs.
+//! The results, as a table for people and as JSON for programs.
 
 use anyhow::Result;
 use serde::Serialize;
@@ -11,9 +11,9 @@ use crate::output::Printer;
 pub(crate) struct Report {
     times: Vec<Time>,
     bars: Vec<Bar>,
-    /// What could not be measured here, and why.
+    /// The measurements that this host does not allow, with the reason.
     absent: Vec<String>,
-    /// What the numbers are to be read with: what was prepared, what is compared.
+    /// Notes needed to read the numbers: the preparations, and the other side of each comparison.
     notes: Vec<String>,
 }
 
@@ -24,13 +24,13 @@ struct Time {
     summary: Summary,
 }
 
-/// One promise: a value, the bound it is held to, and whether it was kept.
+/// One promise: a value, its bound, and whether the bound was kept.
 #[derive(Debug, Serialize)]
 struct Bar {
     name: &'static str,
     value: f64,
     bound: f64,
-    /// What the numbers are: `times the floor`, `MiB`, ...
+    /// The unit of the numbers: `times the floor`, `MiB`, ...
     unit: &'static str,
     kept: bool,
 }
@@ -40,12 +40,12 @@ impl Report {
         self.times.push(Time { name: name.into(), summary });
     }
 
-    /// Holds a value to a bound it must not exceed.
+    /// Compares a value with a bound that it must not exceed.
     pub(crate) fn at_most(&mut self, name: &'static str, value: f64, bound: f64, unit: &'static str) {
         self.bars.push(Bar { name, value, bound, unit, kept: value <= bound });
     }
 
-    /// Holds a value to a bound it must reach.
+    /// Compares a value with a bound that it must reach.
     pub(crate) fn at_least(&mut self, name: &'static str, value: f64, bound: f64, unit: &'static str) {
         self.bars.push(Bar { name, value, bound, unit, kept: value >= bound });
     }

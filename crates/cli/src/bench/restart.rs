@@ -1,4 +1,4 @@
-//! Starting a dead sandbox again, beside making one.
+//! Restarting a dead sandbox, beside creating one.
 
 use std::path::Path;
 use std::time::Instant;
@@ -43,7 +43,7 @@ pub(crate) fn restart(server: &Server, rounds: Rounds, report: &mut Report) -> R
     Ok(())
 }
 
-/// Kills the first process of a sandbox and waits until the server has given back what it had.
+/// Kills the first process of a sandbox and waits until the server has released its resources.
 fn kill_agent(record: &Path) -> Result<()> {
     let read = || -> Result<Value> { Ok(serde_json::from_slice(&std::fs::read(record)?)?) };
     let pid = read()?["process"]["pid"].as_i64().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));

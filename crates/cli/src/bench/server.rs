@@ -1,4 +1,4 @@
-//! A server of the benchmark's own: default configuration, a state directory that goes with it.
+//! The benchmark's own server: default configuration, and a state directory that is removed with it.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -10,24 +10,24 @@ use anyhow::{Context, Result};
 
 use super::client::Client;
 
-/// What the server says when it is ready, before its address.
+/// The text that the server prints before its address when it is ready.
 const READY: &str = "coracle listening on http://";
 
 pub(crate) struct Server {
     process: Child,
     pub(crate) address: SocketAddr,
     directory: PathBuf,
-    /// A directory of packages that sandboxes may be shown.
+    /// A directory of packages that may be mounted in sandboxes.
     pub(crate) packages: Option<PathBuf>,
 }
 
 impl Server {
-    /// The links and packet filters of this host stay as they are.
+    /// Starts a server that leaves the links and packet filters of this host as they are.
     pub(crate) fn start(packages: Option<PathBuf>) -> Result<Self> {
         Self::start_with("main", "off", packages)
     }
 
-    /// A server of this name among those of the benchmark, with this default for networks.
+    /// Starts a server with this name among those of the benchmark and this default for networks.
     pub(crate) fn start_as(name: &str, network: &str) -> Result<Self> {
         Self::start_with(name, network, None)
     }
@@ -50,7 +50,7 @@ impl Server {
         let address = lines
             .find_map(|line| line.ok()?.split_once(READY).map(|(_, address)| address.to_owned()))
             .with_context(|| format!("the server did not start: {}", last_words(&directory)))?;
-        // A full pipe must never stop the server.
+        // Otherwise a full pipe could block the server.
         std::thread::spawn(move || lines.count());
         let address = address.trim_end_matches('/').parse().context("the server names no address")?;
         Ok(Self { process, address, directory, packages })
@@ -60,7 +60,7 @@ impl Server {
         Client::connect(self.address)
     }
 
-    /// Where the server listens.
+    /// The address at which the server listens.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
@@ -70,12 +70,12 @@ impl Server {
         &self.directory
     }
 
-    /// Resident memory of the server and of all it started that is no sandbox, in bytes.
+    /// Resident memory of the server and of every process it started except sandboxes, in bytes.
     pub(crate) fn resident(&self) -> u64 {
         family(self.process.id()).into_iter().filter_map(resident).sum()
     }
 
-    /// Removes the sandboxes that are left, ends the server and removes its directory.
+    /// Removes the remaining sandboxes, ends the server and removes its directory.
     pub(crate) fn stop(mut self) -> Result<()> {
         self.end()
     }
@@ -90,7 +90,8 @@ impl Server {
 }
 
 impl Drop for Server {
-    /// After an error nothing must stay either; what then fails as well is not the first error.
+    /// Nothing may be left behind after an error either. Failures here are ignored, since the first
+    /// error is the one to report.
     fn drop(&mut self) {
         if self.directory.exists() {
             self.end().ok();
@@ -104,7 +105,7 @@ fn last_words(directory: &Path) -> String {
     log.lines().last().unwrap_or("it said nothing").to_owned()
 }
 
-/// A process and its descendants in the same pid namespace, which leaves sandboxes out.
+/// A process and its descendants in the same pid namespace, which excludes sandboxes.
 fn family(pid: u32) -> Vec<u32> {
     let namespace = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
     let own = namespace(std::process::id());

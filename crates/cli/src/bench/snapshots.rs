@@ -1,5 +1,5 @@
-//! Snapshots: that their time does not depend on what they hold, and that a sandbox made from one
-//! is there as soon as any other.
+//! Snapshots: their time does not depend on their content, and a sandbox made from one starts as fast as
+//! any other.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,8 @@ use super::report::Report;
 use super::server::Server;
 use super::statistics::Samples;
 
-/// From asking for a snapshot until it is ready, of a sandbox that wrote much and of an empty one.
+/// The time from asking for a snapshot until it is ready, for a sandbox that wrote much and for an empty
+/// one.
 pub(crate) fn take(server: &Server, rounds: Rounds, report: &mut Report) -> Result<()> {
     let mut client = server.client()?;
     let empty = client.create(&json!({}))?;
@@ -35,8 +36,8 @@ pub(crate) fn take(server: &Server, rounds: Rounds, report: &mut Report) -> Resu
     Ok(())
 }
 
-/// From the request for a sandbox with the files of a snapshot to the result of its first command,
-/// beside one of an image.
+/// The time from the request for a sandbox with the files of a snapshot to the result of its first
+/// command, beside a sandbox from an image.
 pub(crate) fn restore(server: &Server, rounds: Rounds, report: &mut Report) -> Result<()> {
     let mut client = server.client()?;
     let source = written(&mut client, rounds.written)?;
@@ -59,7 +60,7 @@ pub(crate) fn restore(server: &Server, rounds: Rounds, report: &mut Report) -> R
     Ok(())
 }
 
-/// A sandbox that has written so many bytes and waited until they were on the disk.
+/// A sandbox that has written this many bytes and waited until they were on disk.
 fn written(client: &mut Client, bytes: u64) -> Result<Sandbox> {
     let mut sandbox = client.create(&json!({"coracle.disk": format!("{}Mi", (bytes >> 20) * 2)}))?;
     client.resolve(&mut sandbox)?;
@@ -76,7 +77,7 @@ fn take_once(client: &mut Client, sandbox: &Sandbox) -> Result<Duration> {
     Ok(time)
 }
 
-/// From the request to the result of `true`; the removal is not counted.
+/// The time from the request to the result of `true`; the removal is not counted.
 fn first_result(client: &mut Client, make: impl Fn(&mut Client) -> Result<Sandbox>) -> Result<Duration> {
     let began = Instant::now();
     let mut sandbox = make(client)?;

@@ -8,7 +8,7 @@ use serde::Serialize;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Samples(Vec<Duration>);
 
-/// What is said of them, in milliseconds.
+/// The summary of the samples, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Summary {
     pub(crate) runs: usize,
@@ -36,7 +36,7 @@ impl FromIterator<Duration> for Samples {
     }
 }
 
-/// The smallest time that at least `percent` of all do not exceed.
+/// The smallest time that at least `percent` of all samples do not exceed.
 fn percentile(sorted: &[Duration], percent: usize) -> Duration {
     let rank = (sorted.len() * percent).div_ceil(100).max(1);
     sorted.get(rank - 1).copied().unwrap_or_default()

@@ -1,9 +1,9 @@
-//! A large file in and out, beside what nginx does over the same loopback.
+//! A large file in and out, compared with nginx over the same loopback.
 //!
-//! Both sides are asked by the same client with blocks of the same size: a download is held
-//! to a file that nginx serves, an upload to one that it takes by PUT and that lies on disk
-//! afterwards. A file is removed after its round, before the kernel writes it out, and the sandbox
-//! has memory for all of it, as nginx has: the way of the bytes is measured, not the disk.
+//! The same client talks to both sides, with blocks of the same size: a download is compared with a file
+//! that nginx serves, an upload with one that nginx takes by PUT and that is on disk afterwards. A file
+//! is removed after its round, before the kernel writes it out, and the sandbox has memory for all of
+//! it, as nginx has: this measures the path of the bytes, not the disk.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -28,7 +28,7 @@ const FLAT: f64 = 32.0;
 
 const FILE: &str = "/root/large";
 
-/// What each round took.
+/// The times of the rounds.
 #[derive(Default)]
 struct Times {
     up: Samples,
@@ -93,7 +93,7 @@ fn whole(size: u64, expected: u64) -> Result<()> {
     if size == expected { Ok(()) } else { bail!("{size} bytes came instead of {expected}") }
 }
 
-/// How much the server's memory rose at most while `work` was done, in MiB.
+/// The largest growth of the server's memory while `work` was done, in MiB.
 fn growth_during(server: &Server, work: impl FnOnce() -> Result<()>) -> Result<f64> {
     const STEP: Duration = Duration::from_millis(20);
     let before = server.resident();
@@ -123,13 +123,13 @@ struct Nginx {
 }
 
 impl Nginx {
-    /// `None` where it is not installed.
+    /// Returns `None` if nginx is not installed.
     fn start(directory: &Path, size: u64) -> Result<Option<Self>> {
         let Some(program) = find("nginx") else { return Ok(None) };
         let root = directory.join("nginx");
         fs::create_dir(&root)?;
         fill(&root.join("large"), size)?;
-        // The port is free now; nginx cannot choose one itself.
+        // The port is free now; nginx cannot choose one by itself.
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let process = Command::new(program)
             .arg("-p")

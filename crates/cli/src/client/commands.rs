@@ -1,4 +1,4 @@
-//! Starting commands, following their output, asking them to end.
+//! Starting commands, following their output, and asking them to end.
 
 use anyhow::{Context, Result, anyhow, bail};
 use base64::Engine;
@@ -17,31 +17,31 @@ use super::http as web;
 use super::lifecycle::Server;
 use super::sandbox::Sandbox;
 
-/// A command whose events arrive.
+/// A command whose events are being received.
 #[derive(Debug)]
 pub(crate) struct Execution {
     body: Incoming,
     decoder: Decoder,
 }
 
-/// What a command has printed, from an offset on.
+/// The output of a command, from an offset on.
 #[derive(Debug)]
 pub(crate) struct Logs {
     body: Incoming,
     form: Form,
 }
 
-/// How a server tells it.
+/// The format in which the server sends it.
 #[derive(Debug)]
 enum Form {
     /// One JSON object per line.
     Records { pending: Vec<u8>, read: usize },
-    /// The bytes alone, as servers of other makes send them; the offset of the next one, and where
-    /// the answer will end if that is known.
+    /// The bytes alone, as other implementations of the API send them; the offset of the next byte, and
+    /// the offset of the end if it is known.
     Plain { next: u64, end: Option<u64> },
 }
 
-/// A piece of it.
+/// A piece of a command's output.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(crate) enum LogRecord {
@@ -61,7 +61,7 @@ pub(crate) enum LogRecord {
         offset: u64,
         length: u64,
     },
-    /// The last one: where the next call would go on.
+    /// The last record: the offset at which the next call would continue.
     End {
         offset: u64,
         #[serde(default)]
@@ -86,7 +86,7 @@ impl Sandbox {
         Ok(Execution::new(self.api.post_for_events("/command", &request.body()).await?))
     }
 
-    /// Starts a command that nobody waits for and returns its id.
+    /// Starts a command in the background and returns its id.
     pub(crate) async fn detach(&self, request: &ExecRequest) -> Result<String> {
         let mut body = request.body();
         body["background"] = json!(true);
@@ -126,7 +126,7 @@ impl Sandbox {
 }
 
 impl Server {
-    /// The output of a process in anybody's sandbox, as the operator reads it.
+    /// The output of a process in the sandbox of any owner, as the operator reads it.
     pub(crate) async fn logs_as_operator(
         &self,
         id: &SandboxId,
@@ -160,7 +160,7 @@ impl Execution {
 }
 
 impl Logs {
-    /// The next record; `None` behind the last one.
+    /// The next record; `None` after the last one.
     pub(crate) async fn next(&mut self) -> Result<Option<LogRecord>> {
         let Self { body, form } = self;
         match form {

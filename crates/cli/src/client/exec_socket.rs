@@ -1,4 +1,4 @@
-//! A command over a WebSocket: input, output byte for byte, signals. `coracle-client` has the frames.
+//! A command over a WebSocket: input, output byte for byte, signals. The frames are in `coracle-client`.
 
 use anyhow::{Context, Result, anyhow};
 use coracle_client::exec::{self, ExecFrame, ExecRequest};
@@ -16,13 +16,13 @@ use super::sandbox::Sandbox;
 
 type Socket = WebSocketStream<TokioIo<Upgraded>>;
 
-/// A command that was asked for. Dropping this leaves it running.
+/// A command that was requested. Dropping this leaves it running.
 pub(crate) struct ExecSocket {
     sink: SplitSink<Socket, Message>,
     stream: SplitStream<Socket>,
 }
 
-/// What a server without this socket answers.
+/// The statuses with which a server without this socket answers.
 const ABSENT: [StatusCode; 4] = [
     StatusCode::NOT_FOUND,
     StatusCode::METHOD_NOT_ALLOWED,
@@ -31,8 +31,8 @@ const ABSENT: [StatusCode; 4] = [
 ];
 
 impl Sandbox {
-    /// Asks for a command; `None` if the server has no such socket. With a size the command gets
-    /// a terminal.
+    /// Requests a command; `None` if the server has no such socket. With a size, the command gets a
+    /// terminal.
     pub(crate) async fn exec(
         &self,
         request: &ExecRequest,
@@ -73,7 +73,7 @@ impl ExecSocket {
         self.sink.send(message).await.context("the connection to the command broke")
     }
 
-    /// The next thing the server says. Dropping the future loses nothing.
+    /// The next frame from the server. Dropping the future loses nothing.
     pub(crate) async fn next(&mut self) -> Result<ExecFrame> {
         loop {
             let message = self.stream.next().await.ok_or_else(closed)?;

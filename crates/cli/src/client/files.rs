@@ -1,4 +1,4 @@
-//! Files of a sandbox: what is there, and their bytes in both directions.
+//! Files of a sandbox: their attributes, and their bytes in both directions.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub(crate) struct FileInfo {
     /// Permission bits, their octal digits written as a decimal number.
     #[serde(default)]
     pub mode: u32,
-    /// Where a link leads.
+    /// The target of a link.
     #[serde(default)]
     pub link_target: Option<String>,
 }
@@ -58,7 +58,7 @@ fn written_mode(permissions: u32) -> u32 {
     format!("{:o}", permissions & 0o777).parse().expect("octal digits are decimal digits")
 }
 
-/// A file on its way out of a sandbox.
+/// A file that is being read from a sandbox.
 #[derive(Debug)]
 pub(crate) struct Download {
     body: Incoming,
@@ -72,7 +72,7 @@ impl Download {
 }
 
 impl Sandbox {
-    /// What is at `path`, or `None` if nothing is.
+    /// Returns the attributes of `path`, or `None` if it does not exist.
     pub(crate) async fn stat(&self, path: &str) -> Result<Option<FileInfo>> {
         let answer = self.api.get(&format!("/files/info{}", web::query(&[("path", path)]))).await;
         let answer = match answer {
@@ -90,13 +90,13 @@ impl Sandbox {
         web::json(answer).await
     }
 
-    /// Makes a directory and its parents; one that is there stays as it is.
+    /// Makes a directory and its parents; an existing one stays as it is.
     pub(crate) async fn make_directory(&self, path: &str, permissions: u32) -> Result<()> {
         let body = json!({ path: { "mode": written_mode(permissions) } });
         self.api.post_json("/directories", &body).await.map(drop)
     }
 
-    /// Makes a symbolic link in the place of a file or link that may be there.
+    /// Makes a symbolic link, which replaces an existing file or link.
     pub(crate) async fn make_link(&self, path: &str, target: &str) -> Result<()> {
         let body = json!({ path: { "target": target } });
         self.api.post_json("/files/links", &body).await.map(drop)
@@ -109,8 +109,8 @@ impl Sandbox {
         Ok(Download { body: answer.into_body(), size })
     }
 
-    /// Writes a file inside from `source`; the server puts it in place only when all of it is
-    /// there. `sent` counts the bytes as they leave.
+    /// Writes a file inside from `source`; the server puts it in place only when it is complete. `sent`
+    /// counts the bytes as they leave.
     pub(crate) async fn upload(
         &self,
         path: &str,
@@ -127,7 +127,7 @@ impl Sandbox {
         let parts = stream::once(async { Ok(head) }).chain(content).chain(stream::once(async { Ok(tail) }));
         let body = StreamBody::new(parts.map(|part| part.map(Frame::data))).boxed_unsync();
         let content_type = format!("multipart/form-data; boundary={boundary}");
-        // No time limit: the answer comes after the last byte, however many there are.
+        // No time limit: the response comes after the last byte, however many there are.
         self.api.send(Method::POST, "/files/upload", Some(&content_type), body).await.map(drop)
     }
 }
@@ -140,7 +140,7 @@ fn random_boundary() -> Result<String> {
     Ok(format!("coracle-{:032x}", u128::from_ne_bytes(entropy)))
 }
 
-/// What stands before and behind the bytes of the file.
+/// The parts of the body before and after the bytes of the file.
 fn envelope(boundary: &str, path: &str, permissions: Option<u32>) -> (Bytes, Bytes) {
     let mut metadata = json!({ "path": path });
     if let Some(permissions) = permissions {

@@ -16,24 +16,24 @@ use super::lifecycle::Server;
 use super::operator::Feed;
 use crate::output::WithHint;
 
-/// An archive as it is read; an error ends the request.
+/// An archive that is sent as it is read; an error ends the request.
 pub(crate) type ArchiveStream = BoxStream<'static, std::io::Result<Bytes>>;
 
-/// How far the server is with an image.
+/// The progress of the server with an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ImageProgress {
     Fetching { bytes: u64, of: u64 },
     Unpacking,
 }
 
-/// What an image is made of.
+/// The source of a new image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ImageSource {
     Sandbox(SandboxId),
     Snapshot(SnapshotId),
 }
 
-/// What became free.
+/// The images, layers and bytes that were freed.
 #[derive(Debug, Deserialize)]
 pub(crate) struct FreedImages {
     #[serde(default)]
@@ -50,11 +50,11 @@ struct ImagePage {
 }
 
 impl Server {
-    /// Whether a server answers at all. Only a connection that cannot be made counts as no server.
+    /// Whether a server answers at all. Only a failed connection counts as no server.
     pub(crate) async fn is_there(&self) -> Result<bool> {
         match self.operator().get("/capabilities").await {
             Err(error) if web::is_unreachable(&error) => Ok(false),
-            // Whoever is refused is refused again by what follows, in its own words.
+            // A refused caller is refused again by the next request, which reports the error better.
             _ => Ok(true),
         }
     }
@@ -108,7 +108,7 @@ impl Server {
         web::json(sent?).await
     }
 
-    /// Says whether there was such an image.
+    /// Returns whether the image existed.
     pub(crate) async fn remove_image(&self, name: &str) -> Result<bool> {
         match self.operator().delete(&format!("/images{}", web::query(&[("name", name)]))).await {
             Ok(()) => Ok(true),
@@ -122,7 +122,7 @@ impl Server {
     }
 }
 
-/// Reads events until the image is there or is not to be.
+/// Reads events until the image is there or has failed.
 async fn follow(mut events: Feed, mut progress: impl FnMut(ImageProgress)) -> Result<Value> {
     while let Some(event) = events.next().await? {
         let data: Value = serde_json::from_str(&event.data).context("the server sent an odd event")?;

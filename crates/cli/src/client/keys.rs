@@ -10,7 +10,7 @@ use serde_json::json;
 use super::http as web;
 use super::lifecycle::Server;
 
-/// A key as the server describes it; the key itself only when it was just made.
+/// A key as the server describes it; the key itself is included only when it was just made.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct KeyInfo {
@@ -28,12 +28,12 @@ struct Page {
     items: Vec<KeyInfo>,
 }
 
-/// A key that was revoked together with the sandboxes of its owner, unless those stay.
+/// A key that was revoked together with the sandboxes of its owner, unless those are kept.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct RevokedKey {
     pub owner: String,
-    /// Whether the owner is the operator, whose sandboxes always stay.
+    /// Whether the owner is the operator, whose sandboxes are always kept.
     pub operator: bool,
     pub other_valid_keys: usize,
     pub removed_sandboxes: Vec<String>,
@@ -53,7 +53,7 @@ impl Server {
         Ok(page.items)
     }
 
-    /// Says whether there was such a key.
+    /// Returns whether the key existed.
     pub(crate) async fn revoke_key(&self, id: &str) -> Result<bool> {
         let id = percent_encoding::utf8_percent_encode(id, percent_encoding::NON_ALPHANUMERIC);
         match self.operator().delete(&format!("/keys/{id}")).await {
@@ -64,7 +64,7 @@ impl Server {
     }
 
     /// As [`Server::revoke_key`], and removes the owner's sandboxes with the owner's last valid key.
-    /// `None` if there was no such key.
+    /// `None` if the key does not exist.
     pub(crate) async fn revoke_key_and_sandboxes(&self, id: &str) -> Result<Option<RevokedKey>> {
         let id = percent_encoding::utf8_percent_encode(id, percent_encoding::NON_ALPHANUMERIC);
         match self.operator().delete_for(&format!("/keys/{id}?sandboxes=true")).await {

@@ -1,4 +1,4 @@
-//! What operators look at: reports of sandboxes, and what becomes of them.
+//! The operator's view: reports about sandboxes, and their lifecycle events.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use super::http as web;
 use super::lifecycle::Server;
 use super::resolve::OwnerScope;
 
-/// What holds for a sandbox and what it uses. Unknown fields are kept for `--json`.
+/// The settings and the usage of a sandbox. Unknown fields are kept for `--json`.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Report {
@@ -55,7 +55,7 @@ pub(crate) struct Reports {
     pub operator: bool,
 }
 
-/// What an owner's sandboxes used in one hour.
+/// The usage of an owner's sandboxes in one hour.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Hour {
@@ -72,7 +72,7 @@ struct Hours {
     hours: Vec<Hour>,
 }
 
-/// What a sandbox used at one moment.
+/// The usage of a sandbox at one moment.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Sample {
     pub time: String,
@@ -90,12 +90,12 @@ pub(crate) struct Feed {
     pending: Vec<u8>,
 }
 
-/// Where to begin with events.
+/// The first event of a feed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum EventsFrom {
-    /// After the event of this number.
+    /// After the event with this number.
     After(u64),
-    /// So many before the end.
+    /// This many events before the end.
     Last(usize),
 }
 
@@ -119,13 +119,13 @@ impl Server {
         }
     }
 
-    /// Every sandbox that the API key shows: the operator's shows all.
+    /// Every sandbox that the API key can see: the operator's key sees all.
     pub(crate) async fn reports(&self) -> Result<Vec<Report>> {
         let found: Reports = web::json(self.operator().get("/sandboxes").await?).await?;
         Ok(found.sandboxes)
     }
 
-    /// The sandboxes of an owner, or of all, without what they use.
+    /// The sandboxes of one owner, or of all, without their usage.
     pub(crate) async fn overview(&self, scope: &OwnerScope) -> Result<Reports> {
         let mut parameters = vec![("usage", "false")];
         parameters.extend(scope.parameters());
@@ -133,7 +133,7 @@ impl Server {
         web::json(answer).await
     }
 
-    /// Removes anybody's sandbox, as the operator; says whether it was there.
+    /// Removes a sandbox of any owner, as the operator; returns whether it existed.
     pub(crate) async fn remove_as_operator(&self, id: &str) -> Result<bool> {
         match self.operator().delete(&format!("/sandboxes/{id}")).await {
             Ok(()) => Ok(true),
@@ -142,7 +142,7 @@ impl Server {
         }
     }
 
-    /// What was used in each of the last hours, as the server tells it.
+    /// The usage in each of the last hours, as the server reports it.
     pub(crate) async fn hours(&self, count: u64) -> Result<Vec<Hour>> {
         let answer = self.operator().get(&format!("/usage?hours={count}")).await?;
         web::json::<Hours>(answer).await.map(|found| found.hours)
@@ -157,7 +157,7 @@ impl Server {
         }
     }
 
-    /// Events after the one of a number, or the last ones.
+    /// Events after the one with a number, or the last ones.
     pub(crate) async fn events(&self, from: EventsFrom, follow: bool) -> Result<Feed> {
         let path = match from {
             EventsFrom::After(after) => format!("/events?after={after}&follow={follow}"),
@@ -189,7 +189,7 @@ impl Feed {
     }
 }
 
-/// Cuts the first whole event off; what is only a comment is dropped.
+/// Takes the first complete event off; one that is only a comment is dropped.
 fn take_event(pending: &mut Vec<u8>) -> Option<FeedEvent> {
     loop {
         let end = pending.windows(2).position(|pair| pair == b"\n\n")?;

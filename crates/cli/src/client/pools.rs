@@ -12,7 +12,7 @@ use super::http as web;
 use super::lifecycle::{Image, Server};
 use crate::args::PoolSize;
 
-/// A pool to be made; what is not named is the server's choice.
+/// The settings of a new pool; the server chooses what is not given.
 pub(crate) struct NewPool {
     pub name: String,
     pub image: String,
@@ -32,7 +32,7 @@ pub(crate) struct PoolInfo {
     pub capacity_spec: CapacityInfo,
     pub status: PoolStatus,
     pub managed_by: String,
-    /// What the server said about an image that stands in for another, at a create.
+    /// The message of the server about an image that stands in for another, at a create.
     #[serde(skip)]
     pub stand_in: Option<String>,
     #[serde(flatten)]
@@ -86,7 +86,7 @@ impl Server {
         web::json(self.0.put_json(&path(name), &body).await?).await
     }
 
-    /// Says whether there was such a pool.
+    /// Returns whether the pool existed.
     pub(crate) async fn remove_pool(&self, name: &str) -> Result<bool> {
         match self.0.delete(&path(name)).await {
             Ok(()) => Ok(true),

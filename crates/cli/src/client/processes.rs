@@ -1,4 +1,4 @@
-//! What runs in sandboxes, and how long they live.
+//! The processes of sandboxes, and the lifetime of sandboxes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -73,7 +73,7 @@ impl fmt::Display for ProcessRef {
     }
 }
 
-/// What became of a sandbox that was to start again.
+/// The result of restarting a sandbox.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Restarted {
     pub id: String,
@@ -91,13 +91,13 @@ impl Restarted {
 }
 
 impl Server {
-    /// What runs in a sandbox; with `ended` also commands that have ended.
+    /// The processes of a sandbox; with `ended`, also commands that have ended.
     pub(crate) async fn processes(&self, id: &SandboxId, ended: bool) -> Result<Vec<ProcessInfo>> {
         let answer = self.operator().get(&format!("/sandboxes/{id}/processes?ended={ended}")).await?;
         Ok(web::json::<Processes>(answer).await?.processes)
     }
 
-    /// The ids of processes in a sandbox, with one look at the list at most.
+    /// The ids of processes in a sandbox. Requests the list at most once.
     pub(crate) async fn resolve_processes(
         &self,
         id: &SandboxId,
@@ -138,19 +138,19 @@ impl Server {
         self.api().post_json(&format!("/sandboxes/{id}/pause"), &json!({})).await.map(drop)
     }
 
-    /// Lets a paused sandbox go on. One that had died is restarted; then there is a text about it.
+    /// Resumes a paused sandbox. If it had died, it is restarted, and a message about that is returned.
     pub(crate) async fn resume(&self, id: &SandboxId) -> Result<Option<String>> {
         let answer = self.api().post_json(&format!("/sandboxes/{id}/resume"), &json!({})).await?;
         Ok(web::revival(&answer))
     }
 
-    /// Starts a dead sandbox again.
+    /// Restarts a dead sandbox.
     pub(crate) async fn restart(&self, id: &SandboxId) -> Result<Restarted> {
         let answer = self.operator().post_json(&format!("/sandboxes/{id}/restart"), &json!({})).await?;
         web::json(answer).await
     }
 
-    /// Moves the expiry to so long from now; gives the moment.
+    /// Moves the expiry to this long from now; returns the new time.
     pub(crate) async fn extend(&self, id: &SandboxId, time: Duration) -> Result<String> {
         let expires = Timestamp::now().checked_add(time).context("that is too far in the future")?;
         let wish = json!({ "expiresAt": expires.to_string() });
@@ -158,7 +158,7 @@ impl Server {
         Ok(web::json::<Renewed>(answer).await?.expires_at)
     }
 
-    /// Where a port of a sandbox is reached; with `signed` the address opens it by itself for so long.
+    /// The address of a port of a sandbox; with `signed`, the address alone gives access for this long.
     pub(crate) async fn endpoint(
         &self,
         id: &SandboxId,

@@ -1,10 +1,10 @@
-//! Resolves the text that a person wrote to an id: sandboxes, snapshots, volumes and keys by id, by name, or
-//! by the beginning of an id.
+//! Resolves user input to ids: sandboxes, snapshots, volumes and keys by id, by name, or by the
+//! beginning of an id.
 //!
-//! The API knows ids only, so this is done here. A whole id is believed without asking the server,
-//! which keeps commands with ids at one request. A name that is equal to the text is preferred to
-//! ids that begin with it. A name must be written in full: people choose names that begin alike, and
-//! `coracle rm build` must never remove `build-linux` because `build` is already gone.
+//! The API knows ids only, so this is done here. A whole id is accepted without asking the server, so
+//! commands with ids need only one request. A name that equals the text is preferred to ids that begin
+//! with it. A name must be written in full: names often begin alike, and `coracle rm build` must never
+//! remove `build-linux` because `build` is already gone.
 
 use std::fmt;
 use std::str::FromStr;
@@ -29,7 +29,7 @@ pub(crate) struct SandboxRef(String);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SnapshotRef(String);
 
-/// Whose things a command is about.
+/// The owners whose objects a command is about.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum OwnerScope {
     /// The caller's own.
@@ -41,14 +41,14 @@ pub(crate) enum OwnerScope {
     All,
 }
 
-/// What leads to one volume: its name and, for the operator, its owner.
+/// The name of a volume and, for the operator, its owner; together they identify it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct VolumeKey {
     pub name: String,
     pub owner: Option<String>,
 }
 
-/// Something that can be meant.
+/// Something that a text may refer to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Candidate {
     pub id: String,
@@ -56,7 +56,7 @@ pub(crate) struct Candidate {
     pub owner: Option<String>,
 }
 
-/// How a text fits the candidates.
+/// How a text matches the candidates.
 #[derive(Debug, PartialEq, Eq)]
 enum Match<'a> {
     One(&'a Candidate),
@@ -114,7 +114,7 @@ impl SnapshotRef {
 }
 
 impl OwnerScope {
-    /// As parameters of a query of our own API.
+    /// As query parameters of Coracle's own API.
     pub(super) fn parameters(&self) -> Vec<(&str, &str)> {
         match self {
             Self::Own => vec![("mine", "true")],
@@ -154,8 +154,8 @@ impl Server {
             .hint(self.sandboxes_hint(scope))
     }
 
-    /// The ids of several sandboxes, with one look at the list at most, and those that were not found.
-    /// One that could mean several is an error.
+    /// The ids of several sandboxes, and the references that were not found. Requests the list at most
+    /// once. An ambiguous reference is an error.
     pub(crate) async fn resolve_all(
         &self,
         references: &[SandboxRef],
@@ -218,7 +218,7 @@ impl Server {
         Ok((found, missing))
     }
 
-    /// The ids of keys, and the texts that fit none. One that could mean several is an error.
+    /// The ids of keys, and the texts that match none. An ambiguous text is an error.
     pub(crate) async fn resolve_keys(&self, texts: &[String]) -> Result<(Vec<String>, Vec<String>)> {
         let candidate = |key: super::KeyInfo| Candidate { id: key.id, name: None, owner: Some(key.owner) };
         let candidates: Vec<Candidate> = self.keys().await?.into_iter().map(candidate).collect();
@@ -261,14 +261,14 @@ impl Server {
         Ok(found.map(|volume| VolumeKey { name: volume.name, owner: Some(volume.owner) }))
     }
 
-    /// One of the caller's own sandboxes, also by its whole id.
+    /// Finds one of the caller's own sandboxes, also by its whole id.
     pub(crate) async fn find_sandbox(&self, text: &str) -> Result<Option<Candidate>> {
         let candidates = self.candidates(&OwnerScope::Own).await?;
         let id = pick::<String>(text, &candidates, &SANDBOXES)?;
         Ok(candidates.into_iter().find(|candidate| Some(&candidate.id) == id.as_ref()))
     }
 
-    /// Says where sandboxes are listed, for an error about one that was not found.
+    /// The hint that says where sandboxes are listed, for an error about one that was not found.
     pub(crate) fn sandboxes_hint(&self, scope: &OwnerScope) -> &'static str {
         match scope {
             OwnerScope::Own if self.is_operator_socket() => {
@@ -279,8 +279,8 @@ impl Server {
         }
     }
 
-    /// Every sandbox that can be meant. A server that has no such list of its own, because it is not
-    /// Coracle, has the one of the OpenSandbox API.
+    /// Every sandbox that a text may refer to. A server that is not Coracle has no operator list, so the
+    /// list of the OpenSandbox API is used.
     async fn candidates(&self, scope: &OwnerScope) -> Result<Vec<Candidate>> {
         let mut parameters = vec![("usage", "false")];
         parameters.extend(scope.parameters());
@@ -304,12 +304,12 @@ impl Server {
     }
 }
 
-/// What is looked for, in the words of messages.
+/// The kind of object that is looked for, as messages name it.
 pub(super) struct Kind {
     singular: &'static str,
     plural: &'static str,
     hint: &'static str,
-    /// Whether a name leads to one. The names of processes are their texts, which lead nowhere.
+    /// Whether a name identifies one. The names of processes are their command texts, which do not.
     by_name: bool,
 }
 

@@ -26,7 +26,7 @@ pub(crate) struct SnapshotInfo {
     pub rest: BTreeMap<String, serde_json::Value>,
 }
 
-/// A snapshot of any owner's, as the operator sees it.
+/// A snapshot of any owner, as the operator sees it.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct OwnedSnapshot {
@@ -53,14 +53,14 @@ struct Page {
 }
 
 impl SnapshotInfo {
-    /// What the server says about its state.
+    /// The server's message about its state.
     pub(crate) fn message(&self) -> &str {
         self.status.rest.get("message").and_then(|message| message.as_str()).unwrap_or_default()
     }
 }
 
 impl Server {
-    /// Begins a snapshot; it is ready a moment later.
+    /// Begins a snapshot, which becomes ready a moment later.
     pub(crate) async fn take_snapshot(&self, sandbox: &str, name: Option<&str>) -> Result<SnapshotInfo> {
         let wish = name.map_or(json!({}), |name| json!({ "name": name }));
         web::json(self.api().post_json(&format!("/sandboxes/{sandbox}/snapshots"), &wish).await?).await
@@ -79,7 +79,7 @@ impl Server {
             pairs.extend(sandbox.map(|id| ("sandboxId", id)));
             let answer = self.api().get(&format!("/snapshots{}", web::query(&pairs))).await?;
             let page: Page = web::json(answer).await?;
-            // An empty page ends the walk whatever the server claims, so it always ends.
+            // An empty page ends the loop whatever the server claims, so it always ends.
             let last = !page.pagination.has_next_page || page.items.is_empty();
             found.extend(page.items);
             if last {
@@ -89,7 +89,7 @@ impl Server {
         Ok(found)
     }
 
-    /// Says whether there was such a snapshot.
+    /// Returns whether the snapshot existed.
     pub(crate) async fn delete_snapshot(&self, id: &str) -> Result<bool> {
         match self.api().delete(&format!("/snapshots/{id}")).await {
             Ok(()) => Ok(true),
@@ -98,7 +98,7 @@ impl Server {
         }
     }
 
-    /// The snapshots of an owner, or of all, newest first.
+    /// The snapshots of one owner, or of all, newest first.
     pub(crate) async fn owned_snapshots(&self, scope: &OwnerScope) -> Result<Vec<OwnedSnapshot>> {
         let path = format!("/snapshots{}", web::query(&scope.parameters()));
         let page: OwnedPage = web::json(self.operator().get(&path).await?).await?;
@@ -109,7 +109,7 @@ impl Server {
         web::json(self.operator().get(&format!("/snapshots/{id}")).await?).await
     }
 
-    /// Removes anybody's snapshot, as the operator; says whether there was such a one.
+    /// Removes a snapshot of any owner, as the operator; returns whether it existed.
     pub(crate) async fn remove_owned_snapshot(&self, id: &SnapshotId) -> Result<bool> {
         match self.operator().delete(&format!("/snapshots/{id}")).await {
             Ok(()) => Ok(true),

@@ -48,7 +48,7 @@ impl Server {
         web::json(self.operator().get(&path_of(volume)).await?).await
     }
 
-    /// Says whether there was such a volume.
+    /// Returns whether the volume existed.
     pub(crate) async fn remove_volume(&self, volume: &VolumeKey) -> Result<bool> {
         match self.operator().delete(&path_of(volume)).await {
             Ok(()) => Ok(true),

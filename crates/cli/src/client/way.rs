@@ -1,4 +1,4 @@
-//! The way to a server: over the network, or through the socket that its operators may open.
+//! The connection to a server: over the network, or through the socket that its operators may open.
 
 use std::future::Future;
 use std::io;
@@ -23,7 +23,7 @@ pub(super) enum Way {
     Socket(PathBuf),
 }
 
-/// A connection that was made.
+/// An open connection.
 pub(super) enum Line {
     Network(TokioIo<TcpStream>),
     Socket(TokioIo<UnixStream>),
@@ -38,8 +38,8 @@ impl Way {
     }
 }
 
-/// Connects through the directory's descriptor: the path of a socket may be longer than the
-/// kernel takes in one.
+/// Connects through the descriptor of the directory, since the path of a socket may be longer than the
+/// kernel accepts.
 async fn connect(path: &Path) -> io::Result<UnixStream> {
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());

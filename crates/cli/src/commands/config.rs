@@ -42,7 +42,7 @@ fn check(args: &ConfigCheckArgs, printer: &Printer) -> Result<()> {
     }
 }
 
-/// A file that cannot be looked at was just read, so it went meanwhile.
+/// The file was just read, so if its metadata cannot be read it was removed meanwhile.
 fn is_readable_by_others(file: &Path) -> bool {
     std::fs::metadata(file).is_ok_and(|facts| facts.permissions().mode() & 0o044 != 0)
 }

@@ -1,9 +1,9 @@
 //! `cp`: files and directories, into a sandbox and out of it.
 //!
-//! A destination that ends in a slash or is a directory receives the source under its own name,
-//! as with cp(1). Symbolic links are copied as links and not followed, except one that is itself named
-//! as the source on this host. What comes out of a sandbox is named by programs inside, so every name
-//! is checked before a path of this host is made of it.
+//! A destination that ends in a slash or is a directory receives the source under its own name, as with
+//! cp(1). Symbolic links are copied as links and not followed, except one that is itself named as the
+//! source on this host. Programs in the sandbox choose the names of copied files, so every name is
+//! checked before it becomes part of a path on this host.
 
 mod incoming;
 mod outgoing;
@@ -62,19 +62,20 @@ pub(crate) async fn copy(server: &Server, args: CpArgs, printer: &Printer) -> Re
     Ok(ExitCode::SUCCESS)
 }
 
-/// Sandbox and path of a text such as `work:x`, which is the name of a local file by its form, but
-/// was most likely meant as a path in a sandbox if nothing else in the command is.
+/// Sandbox and path of a text such as `work:x`. By its form it is the name of a local file, but if
+/// nothing else in the command is a path in a sandbox, this one was most likely meant as one.
 fn relative_path(place: &Place) -> Option<(&str, &str)> {
     let Place::Local(local) = place else { return None };
     let (sandbox, path) = local.to_str()?.split_once(':')?;
     (!sandbox.is_empty() && !sandbox.contains('/') && !path.starts_with('/')).then_some((sandbox, path))
 }
 
-/// How long a sandbox that is made to read the files of a dead one lives at most.
+/// The maximum lifetime of a sandbox that is made to read the files of a dead one.
 const READER_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// A sandbox in which the files of `sandbox` can be read, and whether it was made for that. One that
-/// has died is not started for it: a snapshot of its files is, without network and main process.
+/// A sandbox in which the files of `sandbox` can be read, and whether it was made for that. A dead
+/// sandbox is not restarted for it: a new one is made from a snapshot of its files, without network and
+/// main process.
 async fn readable(server: &Server, sandbox: &SandboxRef, printer: &Printer) -> Result<(SandboxId, bool)> {
     let id = server.resolve(sandbox).await?;
     if server.get(&id).await?.status.state != "Failed" {
@@ -83,7 +84,7 @@ async fn readable(server: &Server, sandbox: &SandboxRef, printer: &Printer) -> R
     let taken = super::snapshot::take(server, id.as_str(), None, printer).await;
     let snapshot = match taken {
         Ok(snapshot) => snapshot,
-        // Its main process failed, but it lives and shows its files itself.
+        // Its main process failed, but the sandbox lives and can serve its files itself.
         Err(error) if refused_with(&error, StatusCode::CONFLICT) => return Ok((id, false)),
         Err(error) => return Err(error),
     };
@@ -103,7 +104,7 @@ async fn open(server: &Server, sandbox: &SandboxRef) -> Result<Sandbox> {
     server.open(&server.resolve(sandbox).await?).await
 }
 
-/// Where inside the source will be: below `path` if that is, or is written as, a directory.
+/// The path of the copy inside: below `path` if that is, or is written as, a directory.
 async fn resolve_inside(sandbox: &Sandbox, path: &str, name: Option<&str>) -> Result<String> {
     let is_directory =
         path.ends_with('/') || sandbox.stat(path).await?.is_some_and(|found| found.kind == Kind::Directory);
@@ -115,7 +116,7 @@ async fn resolve_inside(sandbox: &Sandbox, path: &str, name: Option<&str>) -> Re
     }
 }
 
-/// The last part of a path, if it has one that is a plain name.
+/// The last component of a path, if it is a plain name.
 fn base_name(path: &Path) -> Option<&str> {
     path.file_name().and_then(|name| name.to_str())
 }

@@ -1,8 +1,8 @@
 //! `exec`: runs a command in a sandbox as if it ran here.
 //!
-//! The command is started over a WebSocket, which carries input, output and signals byte for
-//! byte. A server of another make that has none is asked with `POST /command`, whose events carry
-//! text and no input.
+//! The command is started over a WebSocket, which carries input, output and signals byte for byte. A
+//! server of another implementation without that socket is asked with `POST /command`, whose events
+//! carry text and no input.
 
 mod fallback;
 mod stdio;
@@ -26,15 +26,15 @@ use crate::args::ExecArgs;
 use crate::client::{ExecSocket, Server};
 use crate::output::{Printer, WithHint};
 
-/// What shells answer for a command that a Ctrl-C ended.
+/// The exit code of shells for a command that was ended by Ctrl-C.
 const INTERRUPTED: u8 = 130;
-/// A command that does not end at so many interrupts is left alone.
+/// A command that has not ended after this many interrupts is left running.
 const MAX_INTERRUPTS: u8 = 3;
-/// How long a command may take to end once we were told to end.
+/// How long a command may take to end after we received a signal to end.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the server may take to accept a signal for the command.
 const SIGNAL_TIMEOUT: Duration = Duration::from_secs(5);
-/// The size of a terminal whose user has none.
+/// The default size of a terminal, used if the user has none.
 const DEFAULT_SIZE: (u16, u16) = (80, 24);
 
 pub(crate) async fn exec(server: &Server, args: ExecArgs, printer: &Printer) -> Result<ExitCode> {
@@ -81,7 +81,7 @@ pub(crate) async fn exec(server: &Server, args: ExecArgs, printer: &Printer) -> 
     }
 }
 
-/// How a command ended, and whether all of its output came.
+/// How a command ended, and whether all of its output was received.
 #[derive(Debug)]
 struct Outcome {
     end: End,
@@ -99,7 +99,7 @@ enum End {
         message: String,
         ending: Option<Ending>,
     },
-    /// The user has had enough of it, and sent this signal; the command runs on.
+    /// The user stopped waiting by sending this signal; the command continues to run.
     Left {
         signal: &'static str,
     },
@@ -111,7 +111,7 @@ struct Conversation {
     signals: Vec<(&'static str, Signal)>,
     resized: Option<Signal>,
     input: Option<mpsc::Receiver<Vec<u8>>>,
-    /// Input that the server will take.
+    /// The number of input bytes that the server accepts now.
     credit: usize,
     writer: Option<OutputWriter>,
     /// Output that the writer has not taken yet.
@@ -120,16 +120,17 @@ struct Conversation {
     missing: u64,
 }
 
-/// The signals that were passed on to the command, and for how long it is waited for because of them.
+/// The signals that were passed on to the command, and how long we wait for it because of them.
 #[derive(Debug, Default)]
 struct Patience {
     interrupts: u8,
-    /// The signal that told us to end, and when its time is over.
+    /// The signal that asked us to end, and the deadline it sets.
     ending: Option<(&'static str, Instant)>,
 }
 
 impl Patience {
-    /// Counts a signal. `true` if the command had its chance and is left alone, rather than told.
+    /// Counts a signal. Returns `true` if the command had its chance: then the signal is not passed on
+    /// and we leave the command running.
     fn is_over(&mut self, signal: &'static str) -> bool {
         if self.ending.is_some() {
             return true;
@@ -142,7 +143,7 @@ impl Patience {
         self.interrupts >= MAX_INTERRUPTS
     }
 
-    /// Waits until the time of the command is over, and returns the signal that limits it.
+    /// Waits for the deadline of the command, and returns the signal that set it.
     async fn run_out(&self) -> &'static str {
         match self.ending {
             Some((signal, until)) => {
@@ -154,14 +155,14 @@ impl Patience {
     }
 }
 
-/// What happens next.
+/// The next event of the conversation.
 enum Step {
     Frame(Result<ExecFrame>),
-    /// The writer takes more, or is gone.
+    /// The writer accepts more, or is gone.
     Writable(bool),
     Input(Option<Vec<u8>>),
     Signal(&'static str),
-    /// The command did not end in the time that this signal gave it.
+    /// The command did not end before the deadline that this signal set.
     Overdue(&'static str),
     Resized,
 }
@@ -188,7 +189,7 @@ impl Conversation {
         })
     }
 
-    /// Carries everything in both directions until the command has ended.
+    /// Passes everything in both directions until the command has ended.
     async fn run(mut self, printer: &Printer) -> Result<Outcome> {
         let end = loop {
             let end = match self.step().await {
@@ -227,7 +228,7 @@ impl Conversation {
         {
             tokio::select! {
                 written = writer.finish() => written?,
-                // The command has ended, and nobody reads its output.
+                // The command has ended, and its output is not being read.
                 signal = any_signal(&mut self.signals) => {
                     return Ok(Outcome { end: End::Left { signal }, ..outcome });
                 }
@@ -239,7 +240,7 @@ impl Conversation {
         Ok(outcome)
     }
 
-    /// Every branch may be dropped: what was not delivered stays where it is.
+    /// Every branch is cancel-safe: data that was not delivered stays where it is.
     async fn step(&mut self) -> Step {
         let Self { socket, signals, resized, input, credit, writer, pending, patience, .. } = self;
         tokio::select! {
@@ -276,14 +277,14 @@ impl Conversation {
         self.write();
     }
 
-    /// Hands pending output to the writer, if it takes more right now.
+    /// Hands pending output to the writer, if it accepts more right now.
     fn write(&mut self) {
         if let (Some(writer), Some(piece)) = (&self.writer, self.pending.take()) {
             self.pending = writer.offer(piece);
         }
     }
 
-    /// Nobody reads our output: the command is told as its own pipe would tell it.
+    /// The reader of our output is gone: the command gets the signal that its own pipe would cause.
     async fn output_closed(mut self) -> Result<Outcome> {
         self.socket.signal("SIGPIPE").await?;
         if let Some(writer) = self.writer.take() {
@@ -351,21 +352,21 @@ fn warn_of_gap(from: u64, to: u64, printer: &Printer) {
     ));
 }
 
-/// Our exit code for how the command ended.
+/// Our exit code for the way the command ended.
 fn finish(outcome: Outcome, request: &ExecRequest, printer: &Printer) -> Result<ExitCode> {
     let code = match outcome.end {
-        // What shells answer for a command that the signal ended.
+        // The exit code of shells for a command that this signal ended.
         End::Left { signal } => 128 | number_of(signal),
         End::Failed { message, ending } => return Err(not_started(message, ending, request)),
         End::Exited { code, ending: None } => u8::try_from(code & 0xff).unwrap_or(u8::MAX),
         End::Exited { ending: Some(ending), .. } => ending_code(ending, request, printer)?,
     };
-    // A script must not take incomplete output for all of it.
+    // A script must not mistake incomplete output for all of it.
     let code = if code == 0 && outcome.missing > 0 { NOT_RUN } else { code };
     Ok(ExitCode::from(code))
 }
 
-/// The exit code for a command that was ended, as a shell or timeout(1) would have it.
+/// The exit code for a command that was ended, as a shell or timeout(1) reports it.
 fn ending_code(ending: Ending, request: &ExecRequest, printer: &Printer) -> Result<u8> {
     match ending {
         Ending::Signal { signal } => Ok(128 | (signal & 127)),
@@ -397,7 +398,7 @@ fn not_started(message: String, ending: Option<Ending>, request: &ExecRequest) -
     }
 }
 
-/// Whether the only word of a command looks like text for a shell.
+/// Whether the only word of a command looks like shell text.
 fn is_shell_text(request: &ExecRequest) -> bool {
     const OF_SHELLS: &[char] = &[' ', '|', '&', ';', '<', '>', '(', ')', '$', '`', '*', '?', '\n', '\t'];
     request.text.is_none() && request.argv.len() == 1 && request.argv[0].contains(OF_SHELLS)

@@ -20,8 +20,8 @@ use crate::client::Server;
 use crate::config::Config;
 use crate::output::{Printer, WithHint, size};
 
-/// Does what a command asks, on the server or on the state directory. With the usual address
-/// (`is_default`) it is not an error that no server answers.
+/// Runs an image command, on the server or on the state directory. With the default address
+/// (`is_default`) it is not an error if no server answers.
 pub(crate) fn image(
     server: &Server,
     is_default: bool,
@@ -48,7 +48,7 @@ fn is_there(server: &Server) -> Result<bool> {
     runtime.context("could not start the event loop")?.block_on(server.is_there())
 }
 
-/// Where a command finds the state directory; `None` for one that only a server can do.
+/// The state directory arguments of a command; `None` for a command that only a server can run.
 fn state_of(command: &ImageCommand) -> Option<&StateArgs> {
     match command {
         ImageCommand::Import { state, .. }
@@ -94,7 +94,7 @@ fn import(config: &Config, name: &str, source: &Path, printer: &Printer) -> Resu
     take_in(config, wish, printer).with_context(|| format!("`{}` is not imported", source.display()))
 }
 
-/// Has an image unpacked and kept, makes room if it is one too many, and says what it is.
+/// Unpacks and stores an image, removes others if there are too many, and prints the result.
 fn take_in(config: &Config, wish: Import<'_>, printer: &Printer) -> Result<()> {
     let thread = SingleThread::prove().context("this process has threads")?;
     let mut progress = printer.progress(format!("unpacking {}", wish.name));
@@ -132,7 +132,7 @@ fn inspect(state_dir: &Path, name: &str, printer: &Printer) -> Result<()> {
     if printer.json() { printer.value(&shown) } else { printer.line(shown) }
 }
 
-/// Removes one after the other; the first that cannot be removed ends it.
+/// Removes the images in order; stops at the first that cannot be removed.
 fn remove(state_dir: &Path, names: &[String], printer: &Printer) -> Result<()> {
     for name in names {
         match images::remove(state_dir, name) {

@@ -10,7 +10,7 @@ use crate::args::{ExtendArgs, SandboxArgs, UrlArgs};
 use crate::client::{Server, refused_with};
 use crate::output::{Printer, WithHint, hint_of};
 
-/// Stops every process of a sandbox until it is resumed.
+/// Freezes every process of a sandbox until it is resumed.
 pub(crate) async fn pause(server: &Server, args: &SandboxArgs, printer: &Printer) -> Result<ExitCode> {
     let id = server.resolve(&args.id).await?;
     match server.pause(&id).await {
@@ -31,7 +31,7 @@ pub(crate) async fn pause(server: &Server, args: &SandboxArgs, printer: &Printer
 pub(crate) async fn resume(server: &Server, args: &SandboxArgs, printer: &Printer) -> Result<ExitCode> {
     let id = server.resolve(&args.id).await?;
     let revival = match server.resume(&id).await {
-        // A hint of the server knows why, such as that nothing is left to resume.
+        // If the server sent a hint, it knows the reason, for example that nothing is left to resume.
         Err(error)
             if refused_with(&error, StatusCode::CONFLICT)
                 && error.chain().all(|cause| hint_of(cause).is_none()) =>
@@ -53,7 +53,7 @@ pub(crate) async fn resume(server: &Server, args: &SandboxArgs, printer: &Printe
     Ok(ExitCode::SUCCESS)
 }
 
-/// Starts a dead sandbox again and says what became of its files.
+/// Restarts a dead sandbox and says what happened to its files.
 pub(crate) async fn restart(server: &Server, args: &SandboxArgs, printer: &Printer) -> Result<ExitCode> {
     let id = server.resolve(&args.id).await?;
     let restarted = server.restart(&id).await?;
@@ -80,8 +80,8 @@ pub(crate) async fn extend(server: &Server, args: &ExtendArgs, printer: &Printer
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints where a port is reached. Tokens are shown to programs only, so that none stays in the
-/// history of a terminal.
+/// Prints the address of a port. Tokens are shown to programs only, so that none stays in the scrollback
+/// of a terminal.
 pub(crate) async fn url(server: &Server, args: &UrlArgs, printer: &Printer) -> Result<ExitCode> {
     let id = server.resolve(&args.id).await?;
     let endpoint = server.endpoint(&id, args.port, args.signed).await?;
@@ -99,7 +99,7 @@ pub(crate) async fn url(server: &Server, args: &UrlArgs, printer: &Printer) -> R
     Ok(ExitCode::SUCCESS)
 }
 
-/// A page at the address loads what lies beside it only if the address ends in a slash.
+/// Relative links of a page work only if its address ends in a slash.
 fn with_slash(endpoint: &str) -> String {
     if endpoint.ends_with('/') { endpoint.to_owned() } else { format!("{endpoint}/") }
 }

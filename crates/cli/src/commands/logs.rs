@@ -1,4 +1,4 @@
-//! `logs`: what a command has printed, from any byte on.
+//! `logs`: the output of a command, from any byte on.
 
 use std::process::ExitCode;
 
@@ -97,8 +97,8 @@ async fn print_records(mut logs: Logs, printer: &Printer) -> Result<ExitCode> {
     Ok(exit_code(missing))
 }
 
-/// The bytes as they were printed. Behind a gap a new line begins, so that the halves of two
-/// lines are not taken for one.
+/// The bytes as they were printed. A new line begins after a gap, so that the halves of two lines are
+/// not mistaken for one.
 async fn print_text(mut logs: Logs, printer: &Printer) -> Result<ExitCode> {
     let (mut missing, mut line_begun) = (0, false);
     while let Some(record) = logs.next().await? {

@@ -1,4 +1,4 @@
-//! `pool ls`, `create`, `set`, `inspect` and `rm`: what is kept warm.
+//! `pool ls`, `create`, `set`, `inspect` and `rm`: sandboxes that are kept warm.
 
 use std::process::ExitCode;
 
@@ -28,7 +28,7 @@ pub(crate) async fn pool(server: &Server, command: PoolCommand, printer: &Printe
         }
         PoolCommand::Set { name, mut size } => {
             if size.max.is_none() {
-                // The API takes both or nothing.
+                // The API takes both values or none.
                 size.max = Some(server.pool(&name).await?.capacity_spec.pool_max);
             }
             changed(&server.set_pool(&name, size).await?, printer)?;
@@ -83,7 +83,7 @@ fn inspect(pool: &PoolInfo, printer: &Printer) -> Result<()> {
     Ok(())
 }
 
-/// Removes all that are there; one that is missing is an error in the end.
+/// Removes all pools that exist; a missing one is reported as an error at the end.
 async fn remove(server: &Server, names: &[String], printer: &Printer) -> Result<()> {
     let (mut removed, mut missing) = (Vec::new(), Vec::new());
     for name in names {

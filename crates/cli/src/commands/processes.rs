@@ -1,4 +1,4 @@
-//! `ps` and `kill`: what runs in a sandbox.
+//! `ps` and `kill`: the processes of a sandbox.
 
 use std::process::ExitCode;
 
@@ -11,7 +11,7 @@ use crate::args::{KillArgs, PsArgs};
 use crate::client::{ProcessInfo, Server};
 use crate::output::{Printer, size};
 
-/// How much of a command's text a line shows.
+/// How many characters of a command a line shows.
 const MAX_SHOWN: usize = 60;
 
 pub(crate) async fn list(server: &Server, args: &PsArgs, printer: &Printer) -> Result<ExitCode> {
@@ -45,7 +45,7 @@ fn seconds(millis: u64) -> String {
     format!("{}.{:02} s", millis / 1000, millis % 1000 / 10)
 }
 
-/// The first line of a text from inside a sandbox, without anything that could move a cursor.
+/// The first line of a text from inside a sandbox, without characters that could move the cursor.
 fn one_line(text: &str) -> String {
     let line = text.lines().next().unwrap_or_default();
     let mut shown: String = line.chars().filter(|letter| !letter.is_control()).take(MAX_SHOWN).collect();

@@ -62,7 +62,7 @@ pub(crate) async fn create(server: &Server, args: CreateArgs, printer: &Printer)
     Ok(ExitCode::SUCCESS)
 }
 
-/// Those of the named volumes that do not exist. A server that cannot tell is asked nothing more.
+/// Those of the named volumes that do not exist. If the server cannot say, the result is empty.
 async fn missing_volumes(server: &Server, mut names: Vec<String>) -> Vec<String> {
     if !names.is_empty() {
         let volumes = server.volumes(&OwnerScope::Own).await;
@@ -71,7 +71,7 @@ async fn missing_volumes(server: &Server, mut names: Vec<String>) -> Vec<String>
     names
 }
 
-/// Says which volumes a create has made, since a mistyped name makes a new one.
+/// Prints which volumes a create has made, since a mistyped name makes a new one.
 async fn report_new_volumes(server: &Server, missing: &[String], printer: &Printer) {
     if missing.is_empty() {
         return;
@@ -83,7 +83,7 @@ async fn report_new_volumes(server: &Server, missing: &[String], printer: &Print
     }
 }
 
-/// The sandbox of a name stays until another needs its place; `create --key` takes it again.
+/// Releases a named sandbox: it stays until another needs its place, and `create --key` takes it again.
 pub(crate) async fn release(server: &Server, args: &ReleaseArgs, printer: &Printer) -> Result<ExitCode> {
     let mut name = args.key.to_string();
     let mut released = server.release(&name).await?;
@@ -100,7 +100,7 @@ pub(crate) async fn release(server: &Server, args: &ReleaseArgs, printer: &Print
     Ok(ExitCode::SUCCESS)
 }
 
-/// The name of a sandbox that was written in another way: as its id, or the beginning of one of both.
+/// The name of a sandbox that was given as an id, or as the beginning of an id or name.
 async fn name_of(server: &Server, reference: &SandboxRef) -> Result<String> {
     match server.find_sandbox(&reference.to_string()).await? {
         Some(Candidate { name: Some(name), .. }) => Ok(name),
@@ -122,7 +122,7 @@ pub(crate) async fn list(server: &Server, args: LsArgs, printer: &Printer) -> Re
         return list_of_open_sandbox(server, &args, printer).await;
     }
     let mut found = match server.overview(&scope).await {
-        // A server that is not Coracle has the list of the OpenSandbox API alone.
+        // A server that is not Coracle has only the list of the OpenSandbox API.
         Err(error) if scope == OwnerScope::Own && refused_with(&error, StatusCode::NOT_FOUND) => {
             return list_of_open_sandbox(server, &args, printer).await;
         }
@@ -148,7 +148,7 @@ fn columns(with_owner: bool) -> Vec<&'static str> {
     all.into_iter().filter(|name| with_owner || *name != "owner").collect()
 }
 
-/// The caller's own sandboxes as the OpenSandbox API tells them, which programs read.
+/// The caller's own sandboxes in the format of the OpenSandbox API, for programs.
 async fn list_of_open_sandbox(server: &Server, args: &LsArgs, printer: &Printer) -> Result<ExitCode> {
     let found = server.list(&args.labels).await?;
     if args.quiet && !printer.json() {
@@ -184,12 +184,12 @@ fn report_image(report: &Report) -> String {
     }
 }
 
-/// How long ago something was. A time that cannot be read is shown as it came.
+/// How long ago a time was. A time that cannot be parsed is shown as received.
 pub(crate) fn age(at: &str, now: Timestamp) -> String {
     at.parse().map_or_else(|_error| at.to_owned(), |at| span(seconds(at, now)))
 }
 
-/// A moment and how long ago it was.
+/// A time and how long ago it was.
 pub(crate) fn moment(at: &str, now: Timestamp) -> String {
     format!("{at} ({} ago)", age(at, now))
 }
@@ -217,20 +217,20 @@ pub(crate) fn labels_text(labels: &BTreeMap<String, String>) -> String {
     labels.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",")
 }
 
-/// The image that a sandbox was asked for, and before it the one that stands in, if another does.
+/// The requested image of a sandbox, after the one that stands in for it, if there is one.
 fn image(sandbox: &SandboxInfo) -> Option<String> {
     let asked = &sandbox.image.as_ref()?.uri;
     let used = sandbox.rest.get("extensions").and_then(|extensions| extensions["coracle.image"].as_str());
     Some(used.map_or_else(|| asked.clone(), |used| format!("{used} (for {asked})")))
 }
 
-/// From one moment to a later one; nothing if it is not later.
+/// The seconds from one time to a later one; 0 if it is not later.
 fn seconds(from: Timestamp, to: Timestamp) -> u64 {
     u64::try_from(to.as_second() - from.as_second()).unwrap_or(0)
 }
 
-/// Removes what was named. One that is missing does not keep the others alive, but is an error
-/// in the end.
+/// Removes the named sandboxes. A missing one does not keep the others from being removed, but is
+/// reported as an error at the end.
 pub(crate) async fn remove(server: &Server, args: RmArgs, printer: &Printer) -> Result<ExitCode> {
     let scope = args.owners.scope();
     let (ids, mut missing): (Vec<String>, Vec<String>) = if args.all && scope == OwnerScope::Own {
@@ -266,13 +266,13 @@ pub(crate) async fn remove(server: &Server, args: RmArgs, printer: &Printer) -> 
     if args.all && scope == OwnerScope::Own {
         let count = removed.len();
         let sandboxes = if count == 1 { "sandbox" } else { "sandboxes" };
-        // A server that lets in callers without a key has no other owners.
+        // A server that accepts callers without a key has no other owners.
         match server.has_key() {
             true => printer.remark(format!("{count} {sandboxes} of your own removed; other owners' stay")),
             false => printer.remark(format!("{count} {sandboxes} removed")),
         }
     }
-    // With `--all` somebody else may have removed one in between, which is what was wanted.
+    // With `--all`, another client may have removed one in between, which is the wanted result.
     if missing.is_empty() || args.all {
         return Ok(ExitCode::SUCCESS);
     }

@@ -29,7 +29,7 @@ pub(crate) async fn shell(server: &Server, args: ShellArgs, _printer: &Printer) 
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)))
 }
 
-/// Carries keys in and output out until the shell ends or we are told to.
+/// Passes keys in and output out until the shell ends or a signal asks us to end.
 async fn converse(terminal: &mut Terminal) -> Result<i32> {
     let mut resized = signal(SignalKind::window_change())?;
     let mut leave = [signal(SignalKind::terminate())?, signal(SignalKind::hangup())?];
@@ -37,7 +37,7 @@ async fn converse(terminal: &mut Terminal) -> Result<i32> {
     let mut buffer = [0; 4096];
     terminal.send(ToTerminal::Resize(window_size()?)).await?;
     loop {
-        // Every branch may be dropped: reads that were not delivered stay where they are.
+        // Every branch is cancel-safe: data that was not delivered stays where it is.
         tokio::select! {
             told = terminal.next() => match told? {
                 FromTerminal::Output(bytes) => show(&bytes)?,
@@ -74,12 +74,13 @@ pub(super) fn window_size() -> Result<Size> {
     Ok(Size { columns: or(size.ws_col, 80), rows: or(size.ws_row, 24) })
 }
 
-/// How the terminal was before, for whoever has to put it back.
+/// The settings of the terminal before raw mode, for the code that restores them.
 static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
 
-/// The local terminal passes every key on, until this is dropped.
+/// Raw mode: the local terminal passes every key on, until this is dropped.
 ///
-/// A release build aborts on a panic and drops nothing then, so the panic hook restores too.
+/// A release build aborts on a panic and drops nothing then, so the panic hook restores the terminal
+/// too.
 pub(super) struct RawMode;
 
 impl RawMode {
@@ -107,7 +108,7 @@ impl Drop for RawMode {
     }
 }
 
-/// Puts the terminal back. There is no one to tell if that fails: it is gone then.
+/// Restores the terminal. A failure is ignored: then the terminal is gone.
 fn restore() {
     let before = BEFORE.lock().ok().and_then(|mut saved| saved.take());
     if let Some(before) = before {

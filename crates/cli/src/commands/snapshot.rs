@@ -14,13 +14,13 @@ use crate::args::{ForkArgs, SnapshotCommand};
 use crate::client::{NewSandbox, OwnedSnapshot, OwnerScope, Server, SnapshotInfo};
 use crate::output::{Printer, WithHint, amount, exact_span, size};
 
-/// How often the server is asked whether a snapshot is ready: its API tells it to nobody.
+/// How often the server is asked whether a snapshot is ready: its API sends no notification.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// What the operator sees of snapshots.
+/// The columns of the operator's list of snapshots.
 const OWNED_COLUMNS: [&str; 7] = ["id", "name", "owner", "sandbox", "state", "size", "age"];
 
-/// The exit code of a program that was interrupted, as shells have it.
+/// The exit code of a program that was interrupted, as shells use it.
 const INTERRUPTED: u8 = 130;
 
 pub(crate) async fn snapshot(
@@ -113,7 +113,7 @@ async fn inspect(server: &Server, id: &str, printer: &Printer) -> Result<()> {
     inherited(&found).iter().try_for_each(|(name, value)| printer.line(format!("  {name:<14}{value}")))
 }
 
-/// What sandboxes made from a snapshot inherit, as lines for people.
+/// The settings that sandboxes made from a snapshot inherit, as lines for people.
 fn inherited(snapshot: &SnapshotInfo) -> Vec<(String, String)> {
     let Some(Value::Object(settings)) = snapshot.rest.get("settings") else { return Vec::new() };
     let shown = |value: &Value| match value {
@@ -167,7 +167,7 @@ pub(super) async fn take(
     Ok(snapshot)
 }
 
-/// Removes all that are there; one that is missing is an error in the end.
+/// Removes all snapshots that exist; a missing one is reported as an error at the end.
 async fn remove(
     server: &Server,
     ids: &[SnapshotId],
@@ -196,13 +196,13 @@ async fn remove(
         .hint("`coracle snapshot ls` lists the snapshots")
 }
 
-/// Makes sandboxes with the files of another. The snapshot in between goes in any case: an
-/// interrupt is heeded between two sandboxes, since one that is being made holds on to it.
+/// Makes sandboxes with the files of another. The snapshot in between is removed in any case. An
+/// interrupt takes effect between two sandboxes, since one that is being made still uses the snapshot.
 pub(crate) async fn fork(server: &Server, args: ForkArgs, printer: &Printer) -> Result<ExitCode> {
     let id = server.resolve(&args.id).await?;
     let mut interrupt = Interrupt::watch()?;
     let snapshot = take(server, id.as_str(), None, printer).await?;
-    // What is not named here is inherited from the snapshot by the server.
+    // The server takes everything that is not set here from the snapshot.
     let wish = NewSandbox {
         snapshot: Some(snapshot.id.clone()),
         key: args.key,
@@ -227,7 +227,7 @@ pub(crate) async fn fork(server: &Server, args: ForkArgs, printer: &Printer) -> 
     Ok(if all { ExitCode::SUCCESS } else { ExitCode::from(INTERRUPTED) })
 }
 
-/// Whether somebody asked this program to end.
+/// Whether this program received a signal to end.
 struct Interrupt {
     interrupt: Signal,
     terminate: Signal,
@@ -249,7 +249,7 @@ impl Interrupt {
     }
 }
 
-/// Makes so many, and tells of each as soon as it exists; `false` if it was interrupted.
+/// Makes `count` sandboxes and prints each as soon as it exists; returns `false` if it was interrupted.
 async fn make(
     server: &Server,
     wish: &NewSandbox,

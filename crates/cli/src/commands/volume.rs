@@ -32,7 +32,7 @@ pub(crate) async fn volume(server: &Server, command: VolumeCommand, printer: &Pr
     Ok(ExitCode::SUCCESS)
 }
 
-/// A volume by its name or, where there is none of that name, by its id or the beginning of its id.
+/// Finds a volume by its name or, if no volume has that name, by its id or the beginning of its id.
 async fn find(server: &Server, text: &str, scope: &OwnerScope) -> Result<Option<VolumeInfo>> {
     if let Some(exact) = exact(text, scope) {
         match server.volume(&exact).await {
@@ -46,7 +46,7 @@ async fn find(server: &Server, text: &str, scope: &OwnerScope) -> Result<Option<
     }
 }
 
-/// Removes a volume that is named as [`find`] takes it; gives its name if it was there.
+/// Removes a volume that is named as for [`find`]; returns its name if it existed.
 async fn remove_one(server: &Server, text: &str, scope: &OwnerScope) -> Result<Option<String>> {
     if let Some(exact) = exact(text, scope)
         && server.remove_volume(&exact).await?
@@ -59,7 +59,7 @@ async fn remove_one(server: &Server, text: &str, scope: &OwnerScope) -> Result<O
     }
 }
 
-/// The volume whose name is the text, if it is known whose it is.
+/// The volume whose name is the text, if its owner is known.
 fn exact(text: &str, scope: &OwnerScope) -> Option<VolumeKey> {
     let name = text.to_owned();
     match scope {
@@ -102,7 +102,7 @@ fn inspect(volume: &VolumeInfo, printer: &Printer) -> Result<()> {
     Ok(())
 }
 
-/// Removes all that are there; one that is missing is an error in the end.
+/// Removes all volumes that exist; a missing one is reported as an error at the end.
 async fn remove(server: &Server, names: &[String], scope: &OwnerScope, printer: &Printer) -> Result<()> {
     let (mut removed, mut absent) = (Vec::new(), Vec::new());
     for name in names {

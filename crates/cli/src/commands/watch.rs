@@ -1,4 +1,4 @@
-//! `inspect`, `top` and `events`: looking at sandboxes without touching them.
+//! `inspect`, `top` and `events`: observing sandboxes without changing them.
 
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
@@ -35,7 +35,7 @@ pub(crate) async fn inspect(
     Ok(ExitCode::SUCCESS)
 }
 
-/// What people read of a report: names and units instead of raw values.
+/// A report for people: names and units instead of raw values.
 fn inspection(report: &Report, now: Timestamp) -> Vec<Vec<String>> {
     let text = |name: &str| report.rest.get(name).and_then(Value::as_str).map(str::to_owned);
     let in_force = |name: &str| report.in_force.get(name).map(|value| with_units(value));
@@ -68,7 +68,7 @@ fn inspection(report: &Report, now: Timestamp) -> Vec<Vec<String>> {
         ("on death", text("onDeath")),
     ];
     let head = head.into_iter().filter_map(|(name, value)| Some(vec![name.to_owned(), value?]));
-    // Both are among the measures, but belong to what the sandbox is made of.
+    // Both are listed as measures, but belong to the settings of the sandbox.
     let measures = report.in_force.iter().filter(|(name, _)| !matches!(name.as_str(), "snapshot" | "pool"));
     let measures = measures.map(|(name, value)| vec![name.clone(), with_units(value)]);
     let hooks = report.rest.get("hooks").and_then(Value::as_array).into_iter().flatten().map(hook);
@@ -81,7 +81,7 @@ fn with_units(measure: &str) -> String {
     format!("{} {rest}", amount(first)).trim_end().to_owned()
 }
 
-/// What a sandbox uses now, beside its limits.
+/// The current usage of a sandbox, beside its limits.
 fn used(usage: &BTreeMap<String, u64>) -> Vec<Vec<String>> {
     let of = |used: &str, limit: &str, show: &dyn Fn(u64) -> String| {
         let used = show(*usage.get(used)?);
@@ -98,7 +98,7 @@ fn used(usage: &BTreeMap<String, u64>) -> Vec<Vec<String>> {
     rows.into_iter().filter_map(|(name, value)| Some(vec![name.to_owned(), value?])).collect()
 }
 
-/// A hook by the clock and how its last run ended.
+/// A periodic hook and how its last run ended.
 fn hook(hook: &Value) -> Vec<String> {
     let text = |value: &Value| value.as_str().unwrap_or("?").to_owned();
     let last = &hook["last"];
@@ -110,7 +110,7 @@ fn hook(hook: &Value) -> Vec<String> {
     vec![format!("hook {}", text(&hook["name"])), format!("{}: {ended}", text(&hook["schedule"]))]
 }
 
-/// What one look saw of the processor time of each sandbox.
+/// The processor time of each sandbox in one sample.
 type Times = BTreeMap<String, (Instant, u64)>;
 
 pub(crate) async fn top(server: &Server, args: &TopArgs, printer: &Printer) -> Result<ExitCode> {
@@ -131,7 +131,7 @@ pub(crate) async fn top(server: &Server, args: &TopArgs, printer: &Printer) -> R
     }
 }
 
-/// Each sandbox and how many cores it has used since the look before.
+/// Each sandbox and how many cores it has used since the previous sample.
 async fn look(server: &Server, before: &mut Times) -> Result<Vec<(Report, Option<f64>)>> {
     let mut seen = Vec::new();
     let mut now = Times::new();
@@ -176,7 +176,7 @@ fn row(report: &Report, cores: Option<f64>) -> Vec<String> {
     ]
 }
 
-/// What was used: by every owner in the last hours, or by one sandbox, sample by sample.
+/// Resource usage: of every owner in the last hours, or of one sandbox, sample by sample.
 pub(crate) async fn usage(server: &Server, args: &UsageArgs, printer: &Printer) -> Result<ExitCode> {
     match &args.id {
         None => show_hours(&server.hours(args.hours).await?, printer)?,
@@ -200,7 +200,7 @@ fn show_hours(hours: &[Hour], printer: &Printer) -> Result<()> {
             hour.created.to_string(),
             seconds(hour.alive_millis),
             seconds(hour.cpu_micros / 1000),
-            // What all of them together used on average, had it been spread over the hour.
+            // The average usage of all of them together over the hour.
             size(hour.memory_byte_seconds / 3600),
         ]
     };
@@ -224,7 +224,7 @@ fn show_samples(samples: &[Sample], printer: &Printer) -> Result<()> {
     )
 }
 
-/// One line for each; with `--json` the data as the server sent it, an object a line.
+/// Prints one line per event; with `--json`, the data as the server sent it, one object per line.
 pub(crate) async fn events(server: &Server, args: &EventsArgs, printer: &Printer) -> Result<ExitCode> {
     let from = args.tail.map_or(EventsFrom::After(args.after.unwrap_or(0)), EventsFrom::Last);
     let mut feed = server.events(from, args.follow).await?;

@@ -1,5 +1,5 @@
-//! Every setting that holds, by the name under which it is written. `coracle config show` prints
-//! the list, and a reload compares two of them.
+//! Every effective setting, by the name under which it is written. `coracle config show` prints the
+//! list, and a reload compares two of them.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::gateway::Mode;
 use super::log::LogFormat;
 use super::{Config, Lines, OnStop};
 
-/// What is shown in place of a secret.
+/// Shown in place of a secret.
 const HIDDEN: &str = "***";
 
 /// One setting and its value. The value may be a secret: print [`SettingEntry::shown`].
@@ -44,7 +44,7 @@ impl SettingEntry {
         self.visibility == Visibility::Secret && !self.value.is_null() && self.value != json!([])
     }
 
-    /// The value without secrets; `null` where nothing is set.
+    /// The value without secrets; `null` if it is not set.
     pub(crate) fn shown(&self) -> Value {
         match (self.visibility, &self.value) {
             (Visibility::Plain, value) => value.clone(),
@@ -71,7 +71,8 @@ pub(crate) struct SettingChange {
     pub to: String,
 }
 
-/// What differs between two configurations. Something that is only in one was or becomes `-`.
+/// The differences between two configurations. A setting that exists in only one of them has the value
+/// `-` in the other.
 pub(crate) fn changes(before: &Config, after: &Config) -> Vec<SettingChange> {
     let (before, after) = (before.entries(), after.entries());
     let mut found = Vec::new();
@@ -87,7 +88,7 @@ pub(crate) fn changes(before: &Config, after: &Config) -> Vec<SettingChange> {
     found
 }
 
-/// Collects entries; names are written with dots.
+/// Collects entries; their names are written with dots.
 #[derive(Default)]
 struct Entries(Vec<SettingEntry>);
 
@@ -106,7 +107,7 @@ impl Entries {
     }
 }
 
-/// A time as it can be written in the file.
+/// A duration as it can be written in the file.
 fn seconds(time: Duration) -> String {
     format!("{}s", time.as_secs())
 }
@@ -116,7 +117,8 @@ fn texts<T: ToString>(list: &[T]) -> Vec<String> {
 }
 
 impl Config {
-    /// Every setting with its value. The patterns have no `..`, so that a new setting is listed.
+    /// Every setting with its value. The patterns have no `..`, so the compiler requires that a new
+    /// setting is listed.
     pub(crate) fn entries(&self) -> Vec<SettingEntry> {
         let Self {
             listen,
@@ -215,7 +217,7 @@ impl Config {
         entries.add("limits.json_body", json_body.to_string());
     }
 
-    /// Only what an owner's quota names: everything else is unlimited.
+    /// Only the limits that an owner's quota names: all others are unlimited.
     fn add_owners(&self, entries: &mut Entries) {
         for (owner, super::Quota { sandboxes, millicpus, memory, disk }) in &self.owners {
             let bytes = |bytes: &Option<u64>| bytes.map(|bytes| json!(domain::Bytes(bytes).to_string()));

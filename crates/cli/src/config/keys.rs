@@ -1,8 +1,8 @@
 //! The settings by name, so that the environment can set each of them.
 //!
-//! A setting `limits.memory` is the variable `CORACLE_LIMITS_MEMORY`. A `CORACLE_` variable
-//! that names no setting is an error, as an unknown key in the file is: a typing mistake in a
-//! limit must not pass unnoticed.
+//! The setting `limits.memory` is the variable `CORACLE_LIMITS_MEMORY`. A `CORACLE_` variable that names
+//! no setting is an error, as an unknown key in the file is: a typing mistake in a limit must not pass
+//! unnoticed.
 
 use anyhow::{Result, bail};
 use toml::{Table, Value};
@@ -14,12 +14,12 @@ enum Kind {
     Text,
     Count,
     Switch,
-    /// Texts; in a variable with commas between them.
+    /// A list of texts, separated by commas in a variable.
     List,
 }
 
-/// Every setting that a variable can hold. Tables of free names (`images.aliases`, `owners`) and
-/// pools are for the file alone.
+/// Every setting that a variable can hold. Tables with free names (`images.aliases`, `owners`) and pools
+/// can be set in the file only.
 const SETTINGS: &[(&str, Kind)] = &[
     ("listen", Kind::Text),
     ("state_dir", Kind::Text),
@@ -79,8 +79,8 @@ const SETTINGS: &[(&str, Kind)] = &[
     ("network.deny", Kind::List),
 ];
 
-/// Variables with our prefix that are not settings of the server: the client's address, the
-/// file itself, and the program under test.
+/// Variables with our prefix that are not settings of the server: the address for clients, the path of
+/// the file, and the program under test.
 const OTHERS: &[&str] = &["CORACLE_URL", "CORACLE_CONFIG", "CORACLE_BIN"];
 
 /// The short name of `CORACLE_LOG_LEVEL`.
@@ -107,8 +107,8 @@ pub(super) fn table(variables: impl Iterator<Item = (String, String)>) -> Result
     Ok(table)
 }
 
-/// Whether a variable is none of the server's business. Cluster managers put the addresses of
-/// a service called `coracle` into the environment of every container.
+/// Whether the server ignores a variable. Cluster managers put the addresses of a service called
+/// `coracle` into the environment of every container.
 fn foreign(name: &str) -> bool {
     let rest = &name[PREFIX.len()..];
     let injected = rest.starts_with("SERVICE_") || rest == "PORT" || rest.starts_with("PORT_");
@@ -140,7 +140,7 @@ fn read(name: &str, text: &str, kind: Kind) -> Result<Value> {
     })
 }
 
-/// Puts a value at a dotted place. A setting is at most one table deep.
+/// Inserts a value under a dotted name. A setting is at most one table deep.
 pub(super) fn insert(table: &mut Table, setting: &str, value: Value) {
     match setting.split_once('.') {
         None => {
@@ -155,7 +155,7 @@ pub(super) fn insert(table: &mut Table, setting: &str, value: Value) {
     }
 }
 
-/// Lays `over` upon `base`: what is in both is taken from `over`.
+/// Merges `over` into `base`: where both have a value, that of `over` is taken.
 pub(super) fn lay(base: &mut Table, over: Table) {
     for (key, value) in over {
         match (base.get_mut(&key), value) {
@@ -214,7 +214,7 @@ mod tests {
         }
     }
 
-    /// So `coracle config show` leaves nothing out.
+    /// So `coracle config show` omits nothing.
     #[test]
     fn every_setting_is_listed_under_its_name() {
         let config = super::super::tests::written("").expect("defaults hold");

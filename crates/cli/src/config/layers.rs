@@ -1,4 +1,4 @@
-//! Where each setting comes from: the file, a variable or a flag, laid over each other.
+//! The source of each setting: the file, a variable or a flag, merged in this order.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use super::raw::RawConfig;
 use super::{Config, config_file, environment, keys, read_file};
 use crate::args::StateArgs;
 
-/// What was written, still apart by where it was written.
+/// The written settings, still separated by their source.
 pub(crate) struct Layers {
     /// The file that was read, if there is one.
     pub file: Option<PathBuf>,
@@ -20,7 +20,7 @@ pub(crate) struct Layers {
     in_flags: Table,
 }
 
-/// Where the value of a setting comes from; later ones are stronger.
+/// The source of a setting's value; later ones override earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum SettingSource {
@@ -42,14 +42,14 @@ impl fmt::Display for SettingSource {
 }
 
 impl Layers {
-    /// Reads the file and the environment; `flags` are what the command line said.
+    /// Reads the file and the environment; `flags` are those of the command line.
     pub(super) fn read(args: &StateArgs, flags: Table) -> Result<Self> {
         let file = config_file(args)?;
         let in_file = file.as_deref().map(read_file).transpose()?.unwrap_or_default();
         Ok(Self { file, in_file, in_environment: keys::table(environment())?, in_flags: flags })
     }
 
-    /// The settings that hold, checked.
+    /// The effective settings, checked.
     pub(super) fn config(&self) -> Result<Config> {
         let mut table = self.in_file.clone();
         keys::lay(&mut table, self.in_environment.clone());
@@ -57,7 +57,7 @@ impl Layers {
         Config::check(RawConfig::deserialize(Value::Table(table))?)
     }
 
-    /// Where the value of a setting comes from; `path` is its name in segments.
+    /// The source of a setting's value; `path` is its name in segments.
     pub(crate) fn source(&self, path: &[String]) -> SettingSource {
         let layers = [
             (&self.in_flags, SettingSource::Flag),
@@ -75,7 +75,7 @@ fn contains(table: &Table, path: &[String]) -> bool {
         [key] => table.contains_key(key),
         [key, rest @ ..] => match table.get(key) {
             Some(Value::Table(below)) => contains(below, rest),
-            // Pools are a list of tables; all of it comes from one place.
+            // Pools are a list of tables; the whole list comes from one source.
             Some(_) => true,
             None => false,
         },

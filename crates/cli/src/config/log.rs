@@ -1,4 +1,4 @@
-//! `[log]`: what the server logs and how.
+//! `[log]`: the level and the format of the server's log.
 
 use anyhow::{Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
@@ -11,7 +11,7 @@ const DEFAULT_LEVEL: &str = "info";
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LogSettings {
-    /// A filter as `tracing` reads it: `info`, or `service=debug,info`.
+    /// A filter in the syntax of `tracing`: `info`, or `service=debug,info`.
     pub level: String,
     pub format: LogFormat,
 }

@@ -9,12 +9,12 @@ const DEFAULT_MAX_OWNERS: usize = 100;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MetricsSettings {
     pub per_owner: bool,
-    /// How many owners have series of their own.
+    /// How many owners have their own series.
     pub max_owners: usize,
 }
 
 impl MetricsSettings {
-    /// How many owners have series of their own; `None` if there are no metrics per owner.
+    /// How many owners have their own series; `None` if there are no metrics per owner.
     pub(crate) fn owners(self) -> Option<usize> {
         self.per_owner.then_some(self.max_owners)
     }

@@ -1,4 +1,4 @@
-//! `[output]`: how much is kept of what commands print, and how long one waits for its reader.
+//! `[output]`: how much output of commands is kept, and how long a command waits for its reader.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use super::raw::RawOutput;
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Output {
-    /// Bytes that are kept of a command whose caller does not say.
+    /// How many bytes are kept of a command whose caller does not say.
     pub kept: u64,
-    /// The most that a caller may ask to be kept.
+    /// The maximum that a caller may ask to be kept.
     pub max_kept: u64,
-    /// After how long without taking a byte a reader holds its command back no longer.
+    /// A reader that takes no byte for this long no longer holds its command back.
     pub stall_timeout: Duration,
 }
 

@@ -27,7 +27,7 @@ pub(super) struct RawPool {
     network: Option<String>,
 }
 
-/// A pool that holds, as plain data for the server.
+/// An effective pool, as plain data for the server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PoolSettings {
     name: String,
@@ -43,7 +43,7 @@ pub(crate) struct PoolSettings {
     network: Wish,
 }
 
-/// Checks all; `default` is the network of one that names none.
+/// Checks all pools; `default` is the network of a pool that names none.
 pub(super) fn check(raw: &[RawPool], default: Wish) -> Result<Vec<PoolSettings>> {
     let mut pools: Vec<PoolSettings> = Vec::new();
     for raw in raw {
@@ -120,7 +120,7 @@ impl PoolSettings {
     }
 }
 
-/// The same wish in the words of the core.
+/// The same network mode as a type of the core.
 pub(crate) fn network(wish: Wish) -> Network {
     match wish {
         Wish::Off => Network::Off,

@@ -1,4 +1,4 @@
-//! The configuration as it was written: every key optional, nothing checked but names and types.
+//! The configuration as it was written: every key is optional, and only names and types are checked.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -104,7 +104,7 @@ pub(super) struct RawLimits {
     pub json_body: Option<Amount>,
 }
 
-/// What one owner may have at once.
+/// The quota of one owner.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawQuota {
@@ -128,7 +128,7 @@ pub(super) struct RawVolumes {
     pub default_size: Option<Amount>,
 }
 
-/// Paths: a list, or as a variable has them, with `:` between.
+/// Paths: a list, or, in a variable, separated by `:`.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 pub(super) enum Paths {
@@ -157,14 +157,14 @@ pub(super) struct RawGateway {
     pub short_signatures: Option<bool>,
 }
 
-/// Its keys are secrets.
+/// Its keys are secret.
 impl std::fmt::Debug for RawGateway {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("RawGateway").field("mode", &self.mode).finish_non_exhaustive()
     }
 }
 
-/// A quantity: text with a unit, or a bare number as TOML has it.
+/// A quantity: text with a unit, or a bare TOML number.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 pub(super) enum Amount {

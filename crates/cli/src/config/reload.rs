@@ -1,24 +1,24 @@
-//! Which settings can change while the server runs.
+//! The settings that can change while the server runs.
 //!
-//! A reload reads everything anew and takes over what a running server can change. The rest keeps
-//! its old value until a restart, which leaves sandboxes alone.
+//! A reload reads the whole configuration again and applies the settings that a running server can
+//! change. The rest keep their old values until a restart, which does not affect sandboxes.
 
 use super::entries::{SettingChange, changes};
 use super::log::LogSettings;
 use super::{Config, Limits, Volumes};
 
-/// What becomes of a configuration that was read anew.
+/// The result of reading the configuration again.
 pub(crate) struct Reload {
-    /// What holds from now on.
+    /// The settings that are effective from now on.
     pub config: Config,
     pub applied: Vec<SettingChange>,
-    /// What differs and needs a restart.
+    /// The settings that differ and need a restart.
     pub postponed: Vec<SettingChange>,
 }
 
 impl Config {
-    /// Takes over from `read` what can change now. The result is checked as a whole: a new value may
-    /// be wrong beside an old one that stays.
+    /// Takes from `read` the settings that can change now. The result is checked as a whole: a new value
+    /// may be invalid together with an old one that stays.
     pub(crate) fn reload(&self, read: &Self) -> anyhow::Result<Reload> {
         let config = self.with_reloadable(read);
         config.check_uids()?;
@@ -27,12 +27,12 @@ impl Config {
         Ok(Reload { config, applied, postponed })
     }
 
-    /// Every field is named, so that the next setting needs a decision.
+    /// Every field is named, so that each new setting needs a decision.
     fn with_reloadable(&self, read: &Self) -> Self {
         let old = self.clone();
         let new = read.clone();
         Self {
-            // Who may call, and how much they may have.
+            // The callers that are accepted, and their quotas.
             api_key: new.api_key,
             owners: new.owners,
             limits: Limits {
@@ -54,15 +54,15 @@ impl Config {
             naming: old.naming,
             uid_base: old.uid_base,
             free_space_floor: old.free_space_floor,
-            // What the routes of the API were built with.
+            // The routes of the API were built with these.
             public_address: old.public_address,
             lines: old.lines,
             gateway: old.gateway,
             answer_timeout: old.answer_timeout,
             renewal_interval: old.renewal_interval,
-            // Counters that run since the start.
+            // These counters run since the start.
             metrics: old.metrics,
-            // What was prepared ahead.
+            // These were prepared at the start.
             network: old.network,
             prepared: old.prepared,
             pools: old.pools,

@@ -10,7 +10,7 @@ use crate::args::{LimitArgs, NetworkChoice, RunArgs, StateArgs};
 use crate::output::Printer;
 use crate::run;
 
-/// The longest text of an image that is shown in a table.
+/// The maximum length of a text from an image in a table.
 const LONGEST: usize = 120;
 
 pub(super) fn describe(image: &str, state: &StateArgs, printer: &Printer) -> Result<ExitCode> {
@@ -61,7 +61,8 @@ fn shown(value: &Value) -> String {
     value.as_str().map(clean).unwrap_or_default()
 }
 
-/// It comes from inside: without what a terminal would obey, and no longer than a line.
+/// Cleans a text from inside: removes control characters that a terminal would obey, and cuts it to a
+/// line.
 fn clean(text: &str) -> String {
     text.chars().filter(|character| !character.is_control()).take(LONGEST).collect()
 }

@@ -16,7 +16,7 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Asks one question. The greeting is read here, the answer by the caller.
+    /// Sends one request. The greeting is read here, the reply by the caller.
     pub(super) fn ask(socket: &Path, request: Request) -> Result<Self> {
         let stream = UnixStream::connect(socket)?;
         let mut link = Self { stream, decoder: Decoder::new() };
@@ -66,12 +66,12 @@ impl Link {
         }
     }
 
-    /// A frame that has arrived already.
+    /// The next frame, if it has already arrived.
     pub(super) fn ready_frame(&mut self) -> Result<Option<Frame>> {
         Ok(self.decoder.next_frame()?)
     }
 
-    /// Takes in what has arrived; 0 at the end.
+    /// Reads the bytes that have arrived; returns 0 at the end.
     pub(super) fn fill(&mut self) -> io::Result<usize> {
         let mut buffer = [0; 64 << 10];
         let length = self.stream.read(&mut buffer)?;
@@ -86,7 +86,7 @@ impl AsFd for Link {
     }
 }
 
-/// What went wrong inside. Only at its last step, the exec, is it the program that is to blame.
+/// The error for a fault from inside. Only a fault in the last step, the exec, is caused by the program.
 fn failure(fault: &wire::Fault) -> anyhow::Error {
     let cause =
         fault.errno.map(|errno| format!(": {}", io::Error::from_raw_os_error(errno))).unwrap_or_default();
@@ -94,7 +94,7 @@ fn failure(fault: &wire::Fault) -> anyhow::Error {
     match (fault.operation.as_str(), fault.kind) {
         ("exec", FaultKind::NotFound) => NotStarted::missing(why).into(),
         ("exec", _) => NotStarted::not_executable(why).into(),
-        // Without a number it is the agent of a sandbox with one user that refused.
+        // Without an errno, it was the agent of a sandbox with only one user that refused.
         ("become user", FaultKind::Permission) if fault.errno.is_none() => {
             anyhow!("{why}: this sandbox has no other user than root")
         }

@@ -1,5 +1,5 @@
-//! Asking a sandbox what its image offers. What comes back was made inside, so it is believed
-//! in nothing but being a list to show.
+//! Asks a sandbox what its image offers. The reply was made inside, so it is not trusted: it is only
+//! shown as a list.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,9 +12,9 @@ use wire::{Frame, Reply, Request, StreamTag};
 use super::link::Link;
 
 const SESSION: &str = "offer";
-/// A list that is longer is not read to its end.
+/// The maximum length of the list; a longer one is not read to its end.
 const LONGEST: usize = 4 << 20;
-/// As long as reading the files of an image can take.
+/// Long enough for reading the files of an image.
 const PATIENCE_MS: u64 = 60_000;
 
 pub(super) fn ask(socket: &Path) -> Result<Value> {
@@ -46,7 +46,7 @@ pub(super) fn ask(socket: &Path) -> Result<Value> {
     read(&told(&mut link)?).context("the image did not say what it offers")
 }
 
-/// All that is told until the run ends.
+/// Reads all output until the run ends.
 fn told(link: &mut Link) -> Result<Vec<u8>> {
     let mut told = Vec::new();
     loop {
@@ -65,7 +65,7 @@ fn told(link: &mut Link) -> Result<Vec<u8>> {
     }
 }
 
-/// The only result, among lines of which each tells one thing.
+/// The only result among the output lines, each of which is one message.
 fn read(told: &[u8]) -> Option<Value> {
     let lines = told.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok());
     let mut text =

@@ -13,8 +13,8 @@ use super::input::InputForwarder;
 use super::link::Link;
 use super::terminal;
 
-/// Runs the command to its end. Output is written as it comes; when our reader is slow the
-/// agent waits with it, and the command with the agent, as through a pipe.
+/// Runs the command to its end. Output is written as it comes; when our reader is slow, the agent waits,
+/// and the command waits for the agent, as through a pipe.
 pub(super) fn run(socket: &Path, start: Start) -> Result<Exit> {
     let process = start.process.clone();
     let signals = Signals::watch(&[
@@ -29,7 +29,7 @@ pub(super) fn run(socket: &Path, start: Start) -> Result<Exit> {
     let mut output = Link::ask(socket, Request::Start(start))?;
     output.reply()?;
     let mut input = Link::ask(socket, Request::Input { process: process.clone() })?;
-    // A command that has ended already takes no input; its end is on its way to us.
+    // A command that has already ended takes no input; its exit is about to arrive.
     let mut caller = input.reply().is_ok().then(|| InputForwarder::new(input)).transpose()?;
     let raw = interactive.then(terminal::Raw::enter).transpose()?;
     let exit = loop {
@@ -68,7 +68,7 @@ fn wait(output: &Link, input: Option<&InputForwarder>, signals: &Signals) -> Res
     Ok(Ready { output: is_ready(0), signals: is_ready(1), input: is_ready(2) })
 }
 
-/// Writes what has arrived; the exit if it was the last.
+/// Writes the output that has arrived; returns the exit if that was the last frame.
 fn take_output(link: &mut Link) -> Result<Option<Exit>> {
     let ended = link.fill()? == 0;
     while let Some(frame) = link.ready_frame()? {
@@ -88,8 +88,8 @@ fn take_output(link: &mut Link) -> Result<Option<Exit>> {
     Ok(ended.then_some(Exit::Lost))
 }
 
-/// Writes through at once. A reader that has gone is not our error: the command goes on, as it
-/// would with its own pipe closed only when it writes again.
+/// Writes and flushes at once. A closed reader is not our error: the command continues, as it would with
+/// its own pipe closed until it writes again.
 fn write(out: &mut impl Write, bytes: &[u8]) -> Result<()> {
     match out.write_all(bytes).and_then(|()| out.flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(error.into()),
@@ -97,7 +97,7 @@ fn write(out: &mut impl Write, bytes: &[u8]) -> Result<()> {
     }
 }
 
-/// Gives our signals to the command, and our terminal's new size to its terminal.
+/// Passes our signals to the command, and the new size of our terminal to its terminal.
 fn forward(socket: &Path, process: &str, signals: &Signals) -> Result<()> {
     while let Some(signal) = signals.next()? {
         let process = process.to_owned();
@@ -107,7 +107,7 @@ fn forward(socket: &Path, process: &str, signals: &Signals) -> Result<()> {
         } else {
             Request::Signal(SignalProcess { process, signal, reach: Reach::Group })
         };
-        // A command that has just ended cannot be signalled; its end is on its way to us.
+        // A command that has just ended cannot be signalled; its exit is about to arrive.
         if let Ok(mut link) = Link::ask(socket, request) {
             drop(link.reply());
         }

@@ -1,4 +1,4 @@
-//! Our own terminal: its size, and raw mode while the command inside has it.
+//! Our own terminal: its size, and raw mode while the command inside uses it.
 
 use anyhow::Result;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
@@ -24,7 +24,7 @@ impl Raw {
 
 impl Drop for Raw {
     fn drop(&mut self) {
-        // The terminal may be gone; then there is nothing to put back.
+        // The terminal may be gone; then there is nothing to restore.
         tcsetattr(std::io::stdin(), OptionalActions::Now, &self.0).unwrap_or_default();
     }
 }

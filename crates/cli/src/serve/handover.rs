@@ -1,4 +1,4 @@
-//! What the supervisor tells the launcher and the server when it starts them.
+//! The settings that the supervisor passes to the launcher and the server when it starts them.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::{Config, Gateway, Lines, LogSettings, Most, OnStop, Output, PoolSettings, Quota};
 
-/// The settings as one part needs them. It travels through memory only: it holds the API key.
+/// The settings as one part needs them. They are passed in memory only, since they contain the API key.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Handover {
     pub listen: SocketAddr,
@@ -58,13 +58,13 @@ pub(crate) struct Handover {
     pub answer_timeout: Duration,
     pub renewal_interval: Duration,
     pub output: Output,
-    /// How many owners have metrics of their own, if any.
+    /// How many owners have their own metrics, if any.
     pub metric_owners: Option<usize>,
     pub log: LogSettings,
     pub announce: Announce,
 }
 
-/// Whether the server says that it is ready; after a crash nobody waits for it any more.
+/// Whether the server prints that it is ready; after a crash no one is waiting for that any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Announce {
     Yes,
@@ -118,7 +118,7 @@ impl Handover {
         }
     }
 
-    /// The launcher's part of it.
+    /// The launcher's part of the settings.
     pub(crate) fn settings(&self) -> Settings {
         Settings {
             state_dir: self.state_dir.clone(),
@@ -161,9 +161,9 @@ pub(crate) fn limits(config: &Config) -> Limits {
     }
 }
 
-/// Leaving a descriptor open for a program we start.
+/// Keeping a descriptor open for a program that we start.
 pub(crate) trait Pass {
-    /// Lets it survive exec, and names its number.
+    /// Lets it survive exec, and returns its number.
     fn pass(&self) -> Result<String>;
 }
 
@@ -174,19 +174,19 @@ impl Pass for OwnedFd {
     }
 }
 
-/// What a part was started with.
+/// The arguments and descriptors with which a part was started.
 pub(crate) struct Received {
     pub handover: Handover,
     /// Takes one byte when the part is ready.
     pub ready: OwnedFd,
-    /// Where new settings come from, see `update`.
+    /// The pipe that brings new settings, see `update`.
     pub updates: OwnedFd,
-    /// Only the server has more.
+    /// Only the server has these.
     pub others: Vec<OwnedFd>,
 }
 
-/// Reads the arguments of a part: the supervisor's pid and its descriptors. From here on the
-/// part ends with its supervisor.
+/// Reads the arguments of a part: the supervisor's pid and its descriptors. From here on, the part ends
+/// with its supervisor.
 pub(crate) fn receive(arguments: &[String]) -> Result<Received> {
     let [parent, settings, ready, updates, others @ ..] = arguments else {
         bail!("this command is for `coracle serve` alone");
@@ -203,7 +203,7 @@ pub(crate) fn receive(arguments: &[String]) -> Result<Received> {
     Ok(Received { handover, ready, updates, others })
 }
 
-/// Asks to be killed with the supervisor, and makes sure that it has not died before.
+/// Asks the kernel to kill us with the supervisor, and checks that it has not died before.
 pub(crate) fn end_with(parent: u32) -> Result<()> {
     linux::namespaces::die_with_parent()?;
     let now = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());

@@ -17,10 +17,10 @@ use super::update;
 pub(crate) fn launcher(arguments: &[String]) -> Result<ExitCode> {
     let Received { handover, ready, updates, .. } = handover::receive(arguments)?;
     crate::tracing_output::start(&handover.log);
-    // A predecessor that was killed may still be going; what it held must be let go first.
+    // A killed predecessor may still be ending; everything it held must be released first.
     let lock = super::lock(&handover.state_dir.join("launcher.lock"), FlockOperation::LockExclusive)?;
     if rustix::process::geteuid().is_root() {
-        // Disks of sandboxes are mounted here and nowhere else.
+        // Disks of sandboxes are mounted only in this mount namespace.
         namespaces::unshare(Namespaces::MOUNT).context("could not make a mount namespace")?;
         linux::mounts::make_private().context("could not make mounts private")?;
     }
@@ -38,14 +38,14 @@ pub(crate) fn launcher(arguments: &[String]) -> Result<ExitCode> {
         crate::tracing_output::set_level(&handover.log.level);
         Some(handover.settings())
     };
-    // If the supervisor is gone, so are we in a moment.
+    // If the supervisor is gone, this process is about to end too.
     let mut serving = serving.with_updates(updates, read, move || ready.write_all(b"u").unwrap_or_default());
     serving.run().context("the launcher's loop broke")?;
     drop(lock);
     Ok(ExitCode::SUCCESS)
 }
 
-/// Says at the start what users would otherwise learn from the first create that is refused.
+/// Reports at the start what users would otherwise learn from the first refused create.
 fn warn_of_missing_limits(reason: &str, required: bool) {
     if required {
         tracing::warn!(

@@ -1,5 +1,5 @@
-//! Telling a service manager how we are doing, as sd_notify(3) describes: datagrams to the socket
-//! that `NOTIFY_SOCKET` names. Without that variable nothing is sent.
+//! Notifies a service manager about our state, as sd_notify(3) describes: datagrams to the socket that
+//! `NOTIFY_SOCKET` names. Without that variable nothing is sent.
 
 use std::ffi::OsString;
 use std::io;
@@ -10,7 +10,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 /// The variable that names the socket; the parts must not inherit it.
 pub(crate) const VARIABLE: &str = "NOTIFY_SOCKET";
 
-/// The way to the service manager, if there is one.
+/// The address of the service manager, if there is one.
 pub(crate) struct ServiceManager(Option<SocketAddr>);
 
 impl ServiceManager {
@@ -18,12 +18,12 @@ impl ServiceManager {
         Self(std::env::var_os(VARIABLE).and_then(address))
     }
 
-    /// Requests are answered, with the settings that were read last.
+    /// Requests are being served, with the settings that were read last.
     pub(crate) fn ready(&self) {
         self.send("READY=1\nSTATUS=Serving requests");
     }
 
-    /// The configuration is read anew; [`ServiceManager::ready`] follows.
+    /// The configuration is being read again; [`ServiceManager::ready`] follows.
     pub(crate) fn reloading(&self) {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let micros = now.tv_sec * 1_000_000 + now.tv_nsec / 1_000;
@@ -47,7 +47,7 @@ impl ServiceManager {
     }
 }
 
-/// A path, or after an `@` a name of the abstract namespace.
+/// A path, or, after an `@`, a name in the abstract namespace.
 fn address(text: OsString) -> Option<SocketAddr> {
     match text.as_bytes() {
         [b'@', name @ ..] => SocketAddr::from_abstract_name(name).ok(),

@@ -24,7 +24,7 @@ use super::update;
 use crate::config::{EVERYBODY_ELSE, LogFormat, OnStop, PoolSettings, Quota, network_of};
 use crate::output::{Printer, WithHint};
 
-/// The exit code that tells the supervisor not to try again.
+/// The exit code with which the server asks the supervisor not to retry.
 pub(crate) const CANNOT_START: i32 = 78;
 
 /// A name that resolves to loopback if all names below `localhost` do.
@@ -40,7 +40,7 @@ pub(crate) fn server(arguments: &[String], printer: &Printer) -> Result<ExitCode
     };
     linux::descriptors::raise_limit().context("could not raise the limit on open files")?;
     drop_privileges(&handover)?;
-    // Changing ids made the kernel forget it.
+    // The kernel clears the parent death signal when ids change.
     handover::end_with(parent.context("the supervisor is gone")?)?;
     crate::tracing_output::start(&handover.log);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
@@ -56,7 +56,8 @@ pub(crate) fn server(arguments: &[String], printer: &Printer) -> Result<ExitCode
     }
 }
 
-/// What fetching an image takes: names of hosts, and whom to trust. Everybody may read these.
+/// The files needed to fetch an image: for resolving host names, and the trusted certificates. All users
+/// may read these.
 const OF_REGISTRIES: &[&str] = &[
     "/etc/hosts",
     "/etc/resolv.conf",
@@ -66,13 +67,13 @@ const OF_REGISTRIES: &[&str] = &[
     "/etc/ca-certificates",
     "/usr/share/ca-certificates",
     "/usr/local/share/ca-certificates",
-    // A static program finds no `getrandom` by name at run time, so the library that looks for
-    // it there, on the way to a resolver, reads these instead, and panics if it may not.
+    // A static program cannot look up `getrandom` at run time. The library that tries this, while
+    // resolving names, then reads these files instead, and panics if it may not.
     "/dev/random",
     "/dev/urandom",
 ];
 
-/// Takes on the server's own uid and confines itself to its own directory.
+/// Switches to the server's own uid and restricts itself to its own directory.
 fn drop_privileges(handover: &Handover) -> Result<()> {
     if let Some(uid) = handover.server_uid {
         namespaces::become_ids(uid, uid, Setgroups::Allow).context("could not take on the server's uid")?;
@@ -91,7 +92,7 @@ fn drop_privileges(handover: &Handover) -> Result<()> {
 
 /// The pipes to and from the supervisor.
 struct Supervisor {
-    /// Takes a byte when we are ready, and one for each update that holds.
+    /// Takes a byte when we are ready, and one for each update that was applied.
     ready: OwnedFd,
     updates: OwnedFd,
 }
@@ -152,7 +153,7 @@ async fn run(
     loop {
         tokio::select! {
             _ = &mut serving => break,
-            // Without a supervisor there are no more updates, and soon no server.
+            // Without a supervisor there are no more updates, and the server is about to end.
             Ok(update) = update::read(&mut updates) => {
                 apply_update(&update, &service, &backend);
                 handover = update;
@@ -177,8 +178,8 @@ async fn run(
     Ok(())
 }
 
-/// Decides once, at the start, how SDKs are told to reach the APIs of sandboxes. They connect to
-/// the address in the answer, so names below `localhost` are given only if this host resolves them.
+/// Decides once, at the start, which addresses SDKs get for the APIs of sandboxes. They connect to the
+/// address in the response, so names below `localhost` are given only if this host resolves them.
 async fn api_ports(handover: &Handover) -> fronts::ApiPorts {
     if !handover.gateway.is_below_localhost() {
         return fronts::ApiPorts::ByMode;
@@ -202,7 +203,7 @@ fn connections() -> usize {
     usize::try_from(files / 2).unwrap_or(usize::MAX)
 }
 
-/// Has new settings hold from now on, as far as they can change while the server runs.
+/// Applies new settings, as far as they can change while the server runs.
 fn apply_update(handover: &Handover, service: &Service, backend: &Native) {
     crate::tracing_output::set_level(&handover.log.level);
     backend.set_defaults(defaults(handover));

@@ -1,7 +1,8 @@
 //! The state directory of a server: locked first, then examined, then changed.
 //!
-//! [`StateDir::examine`] changes nothing that was there, so a start that fails leaves the
-//! directory as it was. [`StateDir::prepare`] repairs who owns what and settles its identity.
+//! [`StateDir::examine`] changes nothing that was there, so a start that fails leaves the directory as
+//! it was. [`StateDir::prepare`] repairs the owners of files and determines the identity of the
+//! directory.
 
 use std::fs::{self, File};
 use std::io;
@@ -20,21 +21,21 @@ use crate::output::WithHint;
 
 /// How long the lock of a killed supervisor may outlive it.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
-/// How deep the server's own directory is: its database, its secret, and downloads.
+/// The maximum depth of the server's own directory: its database, its secret, and downloads.
 const MAX_SERVER_DEPTH: usize = 16;
 /// How many paths with a wrong owner an error names.
 const MAX_LISTED_PATHS: usize = 10;
 /// The directories in which every file belongs to the launcher.
 const RECORD_DIRECTORIES: [&str; 3] = ["boxes", "ranges", "snapshots"];
 
-/// A state directory that is locked and was found fit for use.
+/// A state directory that is locked and was found usable.
 pub(crate) struct StateDir {
     lock: File,
     examined: Examined,
 }
 
 impl StateDir {
-    /// Makes the state directory if there is none, locks it and checks everything that a start
+    /// Makes the state directory if it does not exist, locks it and checks everything that a start
     /// depends on.
     pub(crate) fn examine(config: &Config) -> Result<Self> {
         let directory = &config.state_dir;
@@ -62,8 +63,8 @@ impl StateDir {
         Ok(Self { lock, examined })
     }
 
-    /// Gives the server its directory and the state directory its identity. The lock is held for as
-    /// long as the file that is returned is open.
+    /// Gives the server its directory and the state directory its identity. The lock is held as long as
+    /// the returned file is open.
     pub(crate) fn prepare(self, config: &Config) -> Result<(File, ServerIdentity)> {
         let directory = &config.state_dir;
         let own = server_dir(directory);
@@ -88,7 +89,7 @@ pub(crate) fn with_hint(error: IdentityError) -> anyhow::Error {
     }
 }
 
-/// Advice for a state directory that cannot be used, if it is about rights or a full disk.
+/// Advice for a state directory that cannot be used, if the cause is permissions or a full disk.
 pub(crate) fn state_dir_hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::PermissionDenied => "choose a directory that you may write to with --state-dir",
@@ -98,16 +99,16 @@ pub(crate) fn state_dir_hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// The uid of the server: one of the range that is ours, and as a rule not that of another
-/// server on this host.
+/// The uid of the server: one of our range, and usually not the same as that of another server on this
+/// host.
 pub(crate) fn server_uid(config: &Config, identity: &ServerIdentity) -> Option<u32> {
     let place =
         identity.instance.bytes().fold(0u16, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
     rustix::process::geteuid().is_root().then_some(config.uid_base + u32::from(place))
 }
 
-/// Makes the state directory. It belongs to whoever starts us; others may only pass through, and
-/// nobody but us can put something else in the place of what lies in it.
+/// Makes the state directory. It belongs to the user who starts us; others may only pass through, and
+/// only we can replace what lies in it.
 pub(crate) fn make_state_dir(directory: &Path) -> std::io::Result<()> {
     if directory.is_dir() {
         return Ok(());
@@ -116,11 +117,11 @@ pub(crate) fn make_state_dir(directory: &Path) -> std::io::Result<()> {
     fs::set_permissions(directory, fs::Permissions::from_mode(0o711))
 }
 
-/// Everything but the server's own directory must belong to us: another owner could exchange it,
-/// and an ordinary user could not write to it. Copying a directory may change owners.
+/// Everything but the server's own directory must belong to us: another owner could replace it, and an
+/// ordinary user could not write to it. Copying a directory may change owners.
 ///
-/// Files of images and disks have owners of their own, so only the directory itself and those that
-/// hold the launcher's records are listed.
+/// Files of images and disks have their own owners, so only the directory itself and those that hold the
+/// launcher's records are listed.
 fn check_owners(directory: &Path) -> Result<()> {
     let own = rustix::process::geteuid();
     let server = server_dir(directory);
@@ -132,7 +133,7 @@ fn check_owners(directory: &Path) -> Result<()> {
     let mut foreign = Vec::new();
     for path in paths.into_iter().filter(|path| !own.is_root() || *path != server) {
         let facts = match fs::symlink_metadata(&path) {
-            // A socket or a draft that went away meanwhile.
+            // A socket or a draft was removed meanwhile.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
             facts => facts.with_context(|| format!("could not look at `{}`", path.display()))?,
         };
@@ -143,7 +144,7 @@ fn check_owners(directory: &Path) -> Result<()> {
     if foreign.is_empty() { Ok(()) } else { Err(refuse_owners(directory, &foreign, own.as_raw())) }
 }
 
-/// The paths in a directory; none if it is not a directory that exists.
+/// The paths in a directory; none if it does not exist or is not a directory.
 fn list_directory(directory: &Path) -> Result<Vec<PathBuf>> {
     let action = || format!("could not list `{}`", directory.display());
     let listed = match fs::read_dir(directory) {
@@ -162,8 +163,8 @@ fn list_directory(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Names what belongs to others, and one command that gives all of it to `own`. It does not go into
-/// directories by itself: the files of images and disks have owners of their own.
+/// Names the paths that belong to others, and one command that gives all of them to `own`. The command
+/// is not recursive: the files of images and disks have their own owners.
 fn refuse_owners(directory: &Path, foreign: &[(PathBuf, u32)], own: u32) -> anyhow::Error {
     let shown: Vec<String> = foreign
         .iter()
@@ -190,14 +191,14 @@ fn refuse_owners(directory: &Path, foreign: &[(PathBuf, u32)], own: u32) -> anyh
     error.expect_err("it is an error")
 }
 
-/// A path as one word of a shell.
+/// A path quoted as one word of a shell.
 fn shell_word(path: &Path) -> String {
     let text = path.display().to_string();
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+:@".contains(&byte);
     if text.bytes().all(plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
 }
 
-/// The server has a uid of its own and must be able to pass through to its directory.
+/// The server has its own uid and must be able to pass through to its directory.
 fn check_reachable(directory: &Path) -> Result<()> {
     for above in directory.ancestors().skip(1) {
         let facts =
@@ -210,25 +211,25 @@ fn check_reachable(directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The one directory that belongs to the server: the database and the secret. Everything else is
-/// the launcher's, which must not find there what a server that was taken over has laid out.
+/// The one directory that belongs to the server: the database and the secret. Everything else is the
+/// launcher's, which must not read files that a compromised server has put there.
 pub(crate) fn server_dir(state_dir: &Path) -> PathBuf {
     state_dir.join("server")
 }
 
-/// Gives the server's directory and all in it to `uid`: a copied or restored directory belongs to
+/// Gives the server's directory and everything in it to `uid`: a copied or restored directory belongs to
 /// root or to the uid of the server it was copied from.
 ///
-/// A server that was taken over may have put something there. Links are not followed, and what has
+/// A compromised server may have put something there. Links are not followed, and a file that has
 /// another owner than the directory, or a second name somewhere else, is left alone.
 fn give(directory: &Path, uid: u32) -> std::io::Result<()> {
-    // The directory above is root's own; this one may be a link that somebody else made.
+    // The directory above belongs to root; this one may be a link that another user made.
     let above = Root::open(directory.parent().unwrap_or(Path::new("/")))?;
     let directory = above.directory(Path::new(directory.file_name().unwrap_or_default()))?;
     let former = rustix::fs::fstat(&directory)?.st_uid;
     if former != uid {
         give_below(&directory, former, uid, MAX_SERVER_DEPTH)?;
-        // Last: a repair that is broken off is repeated.
+        // Last: an interrupted repair is repeated.
         rustix::fs::fchown(&directory, Some(Uid::from_raw(uid)), Some(Gid::from_raw(uid)))?;
     }
     Ok(())
@@ -250,7 +251,7 @@ fn give_below(directory: &Root, former: u32, uid: u32, depth: usize) -> std::io:
     Ok(())
 }
 
-/// Locks a file that somebody else may have for good, or for a last moment: the child of a
+/// Locks a file that another process may hold permanently, or only for a moment: the child of a
 /// supervisor that was killed while starting it holds the lock until it executes its program.
 fn lock_alone(path: &Path) -> io::Result<File> {
     const STEP: Duration = Duration::from_millis(10);
@@ -265,7 +266,7 @@ fn lock_alone(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Opens a file and locks it. The kernel lets go of the lock when its holder dies.
+/// Opens a file and locks it. The kernel releases the lock when its holder dies.
 pub(crate) fn lock(path: &Path, operation: FlockOperation) -> io::Result<File> {
     let file = fs::OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)?;
     rustix::fs::flock(&file, operation)?;

@@ -1,4 +1,4 @@
-//! New settings for running parts: each gets them through a pipe, as a length and a [`Handover`],
+//! New settings for running parts: each part gets them through a pipe, as a length and a [`Handover`],
 //! applies what it can and confirms with one byte.
 
 use std::fs::File;
@@ -12,13 +12,13 @@ use tokio::net::unix::pipe::{Receiver, Sender};
 
 use super::handover::Handover;
 
-/// How long a part may take to confirm. The launcher may be in the middle of a step for a sandbox.
+/// How long a part may take to confirm. The launcher may be in the middle of an operation on a sandbox.
 const CONFIRM_TIMEOUT: Duration = Duration::from_secs(30);
 /// More than any configuration that people write.
 const MAX_LENGTH: u32 = 16 << 20;
 
-/// Sends settings to a part and waits until they hold there. `expected` is how many bytes the part
-/// writes until then: one more than usual if it has not said yet that it is ready.
+/// Sends settings to a part and waits until they are applied there. `expected` is how many bytes the
+/// part writes until then: one more than usual if it has not reported yet that it is ready.
 pub(super) async fn send(
     settings: &mut Sender,
     confirmations: &mut Receiver,

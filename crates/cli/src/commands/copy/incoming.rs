@@ -82,8 +82,8 @@ async fn directory(
     Ok(())
 }
 
-/// The part of `path` below `source`. Whoever lives in the sandbox chose the names, so anything
-/// but plain ones is refused.
+/// The part of `path` below `source`. Programs in the sandbox chose the names, so anything but plain
+/// ones is refused.
 fn relative(source: &str, path: &str) -> Result<PathBuf> {
     let below = Path::new(path).strip_prefix(source);
     let below = below.with_context(|| format!("the sandbox listed `{path}`, which is not in `{source}`"))?;
@@ -124,7 +124,7 @@ impl Destination {
         }
     }
 
-    /// Fetches one file under a temporary name, so that a broken copy never looks whole.
+    /// Fetches one file under a temporary name, so that an incomplete copy never looks complete.
     async fn receive_file(
         &self,
         sandbox: &Sandbox,
@@ -144,7 +144,7 @@ impl Destination {
         self.or_remove(&partial, received.await)
     }
 
-    /// Makes a link with the same target, in the place of a file or link that may be there.
+    /// Makes a link with the same target, which replaces an existing file or link.
     fn make_link(&self, local: &Path, target: &Path) -> Result<()> {
         let partial = partial_name(local);
         self.explain(local, self.root.symlink(target, &partial))?;
@@ -172,7 +172,7 @@ impl Destination {
     }
 }
 
-/// A name beside `path` for what is not yet whole.
+/// A temporary name beside `path` for an incomplete file.
 fn partial_name(path: &Path) -> PathBuf {
     let mut hidden = OsString::from(".");
     hidden.push(path.file_name().unwrap_or_default());
@@ -211,7 +211,7 @@ mod tests {
     use super::*;
     use crate::client::Server;
 
-    /// Answers as a server would whose sandbox lists `entries` below `/d`; each file holds `stolen`.
+    /// Responds as a server would whose sandbox lists `entries` below `/d`; each file holds `stolen`.
     async fn hostile_sandbox(entries: serde_json::Value) -> Sandbox {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
         let address = listener.local_addr().expect("it is bound").to_string();
@@ -313,7 +313,7 @@ mod tests {
             (led("bin/tool"), led("gone")),
             (PathBuf::from("../lib/tool.js"), PathBuf::from("/no/such"))
         );
-        // The file was put in the place of the link, and not where it led.
+        // The file replaced the link and was not written to the target of the link.
         assert_eq!(std::fs::read_to_string(&precious).expect("our own file"), "mine");
         assert_eq!(std::fs::read_to_string(destination.join("out")).expect("it was copied"), "stolen");
         let names = std::fs::read_dir(&destination).expect("our own").filter_map(Result::ok);

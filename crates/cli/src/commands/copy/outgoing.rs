@@ -14,7 +14,7 @@ use super::{base_name, resolve_inside};
 use crate::client::Sandbox;
 use crate::output::{Printer, WithHint};
 
-/// How often progress is looked at.
+/// How often progress is checked.
 const TICK: Duration = Duration::from_millis(100);
 
 pub(super) async fn standard_input(sandbox: &Sandbox, path: &str, printer: &Printer) -> Result<()> {
@@ -24,7 +24,7 @@ pub(super) async fn standard_input(sandbox: &Sandbox, path: &str, printer: &Prin
 
 pub(super) async fn local(sandbox: &Sandbox, source: &Path, path: &str, printer: &Printer) -> Result<()> {
     let about = || format!("could not read `{}`", source.display());
-    // The name that was typed may be a link; those met on the way are not followed.
+    // The path that was typed may be a link; links found while copying are not followed.
     let metadata = tokio::fs::metadata(source)
         .await
         .with_context(about)
@@ -64,7 +64,7 @@ async fn directory(sandbox: &Sandbox, source: &Path, target: &str, printer: &Pri
     Ok(())
 }
 
-/// Makes a link with the same target inside; what it leads to is not copied.
+/// Makes a link with the same target inside; the target is not copied.
 async fn link(sandbox: &Sandbox, source: &Path, inside: &str) -> Result<()> {
     let about = || format!("could not read the link `{}`", source.display());
     let target = tokio::fs::read_link(source).await.with_context(about)?;
@@ -88,7 +88,7 @@ async fn file(
     send(sandbox, target, Some(permissions), opened, Some(metadata.len()), printer).await
 }
 
-/// Uploads and shows how far it is.
+/// Uploads and shows the progress.
 async fn send(
     sandbox: &Sandbox,
     target: &str,

@@ -1,4 +1,4 @@
-//! A command on a server of another make, which has no socket for it: its output comes as the
+//! A command on a server of another implementation, which has no exec socket: its output comes as the
 //! text of events, and it gets no input.
 
 use std::process::ExitCode;
@@ -19,7 +19,7 @@ pub(super) async fn run(sandbox: &Sandbox, request: &ExecRequest, printer: &Prin
     let mut pressed = signal(SignalKind::interrupt())?;
     let (mut interrupts, mut missing) = (0, 0);
     loop {
-        // Both branches may be dropped and begun again without loss.
+        // Both branches are cancel-safe.
         let event = tokio::select! {
             event = execution.next() => event?.context("the server did not say how the command ended")?,
             _ = pressed.recv() => {
@@ -63,7 +63,7 @@ async fn interrupt(sandbox: &Sandbox, process: &str, printer: &Printer) {
     }
 }
 
-/// An exit code is told as text; otherwise only our own servers say how it ended.
+/// An exit code is sent as text; other endings are reported only by our own servers.
 fn end_of(failure: Failure) -> End {
     let Failure { value, details, ending } = failure;
     if let Some(code) = value.parse::<u8>().ok().filter(|code| *code != 0) {

@@ -1,5 +1,5 @@
-//! Our own input and output, each with a thread of its own: both may block for as long as they
-//! like, and signals must pass all the same.
+//! Our own input and output, each with its own thread: both may block for any time, and signals must
+//! still be passed on.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -13,9 +13,9 @@ use rustix::io::Errno;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
-/// The most that is read from input at once.
+/// The maximum that is read from input at once.
 pub(super) const INPUT_PIECE: usize = 64 << 10;
-/// Pieces of input or output between a thread and the conversation.
+/// The number of pieces of input or output that may wait between a thread and the conversation.
 const AHEAD: usize = 4;
 
 /// A piece of a command's output.
@@ -28,7 +28,7 @@ pub(super) enum OutputPiece {
     Gap,
 }
 
-/// Whether our input comes from somewhere else than a terminal or `/dev/null`.
+/// Whether our input comes from something other than a terminal or `/dev/null`.
 pub(super) fn is_redirected() -> bool {
     let Ok(stat) = rustix::fs::fstat(io::stdin()) else { return false };
     let null = rustix::fs::stat("/dev/null").is_ok_and(|null| {
@@ -52,7 +52,7 @@ pub(super) fn read_input() -> mpsc::Receiver<Vec<u8>> {
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) if wait(&io::stdin(), PollFlags::IN) => {}
-                // A read that fails has nothing more to give; the command reads end of file.
+                // After a failed read there is no more input; the command reads end of file.
                 Err(_) => return,
             }
         }
@@ -64,7 +64,7 @@ fn wait(fd: &impl AsFd, flags: PollFlags) -> bool {
     rustix::io::retry_on_intr(|| poll(&mut [PollFd::new(fd, flags)], None)).is_ok()
 }
 
-/// Writes output in the order in which it came.
+/// Writes output in the order in which it was received.
 pub(super) struct OutputWriter {
     pieces: mpsc::Sender<OutputPiece>,
     thread: JoinHandle<io::Result<()>>,
@@ -98,7 +98,7 @@ impl OutputWriter {
         }
     }
 
-    /// Waits for room; `false` if nothing will be written any more.
+    /// Waits for room; returns `false` if nothing will be written any more.
     pub(super) async fn ready(writer: Option<&Self>) -> bool {
         match writer {
             Some(writer) => writer.pieces.reserve().await.is_ok(),

@@ -1,7 +1,7 @@
 //! A directory as a tar archive, made while it is sent: nothing is written to this disk.
 //!
-//! What a server makes of the archive is what it would make of the directory itself: links stay
-//! links, other file systems mounted below stay empty, and what is refused there is refused there.
+//! A server treats the archive as it would treat the directory itself: links stay links, other file
+//! systems mounted below stay empty, and the server refuses the same files.
 
 use std::collections::HashMap;
 use std::fs::{self, File, Metadata};
@@ -13,7 +13,7 @@ use tar::{Builder, EntryType, Header};
 
 /// Attributes that any user may set; a server keeps no others.
 const USER: &str = "user.";
-/// How a tar archive names an attribute.
+/// The prefix of an extended attribute in a tar archive.
 const PAX_ATTRIBUTE: &str = "SCHILY.xattr.";
 const MAX_ATTRIBUTES: usize = 64 << 10;
 
@@ -28,7 +28,7 @@ pub(super) fn write(source: &Path, into: impl Write) -> io::Result<()> {
 struct Archive<W: Write> {
     builder: Builder<W>,
     device: u64,
-    /// Files with several names, by the first name they were met under.
+    /// The first name of each file that has several.
     linked: HashMap<u64, PathBuf>,
 }
 
@@ -77,7 +77,7 @@ impl<W: Write> Archive<W> {
             self.builder.append_pax_extensions(named)?;
         }
         if kind.is_file() {
-            // One that shrinks meanwhile would shift everything behind it.
+            // A file that shrinks meanwhile would shift everything after it.
             header.set_size(found.len());
             let content = Exact { file: File::open(path)?, left: found.len() };
             return self.builder.append_data(&mut header, inside, content);
@@ -86,7 +86,7 @@ impl<W: Write> Archive<W> {
     }
 }
 
-/// A file that must have as many bytes as it had when it was looked at.
+/// A file that must still have as many bytes as when its size was read.
 struct Exact {
     file: File,
     left: u64,
@@ -111,7 +111,7 @@ impl io::Read for Exact {
 fn attributes(path: &Path) -> io::Result<Vec<(String, Vec<u8>)>> {
     let mut buffer = vec![0; MAX_ATTRIBUTES];
     let length = match rustix::fs::llistxattr(path, &mut buffer[..]) {
-        // A file system without attributes has none.
+        // A file system without support for attributes has none.
         Err(rustix::io::Errno::OPNOTSUPP) => 0,
         length => length?,
     };

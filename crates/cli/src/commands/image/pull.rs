@@ -43,7 +43,7 @@ pub(super) fn pull(config: &Config, name: &str, username: Option<&str>, printer:
     super::take_in(config, wish, printer).with_context(|| format!("`{name}` is not kept"))
 }
 
-/// Only while this lives there are threads; unpacking afterwards has none.
+/// Threads exist only while this runs; unpacking afterwards has none.
 fn fetch(
     config: &Config,
     name: &str,
@@ -80,8 +80,8 @@ pub(super) fn credentials(username: &str) -> Result<Credentials> {
     Ok(Credentials { username: username.to_owned(), password })
 }
 
-/// A directory for what is fetched, which goes with this value. One pull at a time has it, and
-/// what a killed one left is cleared.
+/// A directory for downloads, removed when this value is dropped. Only one pull at a time uses it, and
+/// leftovers of a killed one are removed.
 struct Downloads {
     path: std::path::PathBuf,
     _lock: std::fs::File,
@@ -111,7 +111,7 @@ impl Downloads {
 
 impl Drop for Downloads {
     fn drop(&mut self) {
-        // The next pull clears what cannot be removed now.
+        // The next pull removes what cannot be removed now.
         self.clear().unwrap_or_default();
     }
 }

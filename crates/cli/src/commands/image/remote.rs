@@ -1,4 +1,4 @@
-//! Images of a server, over its operators' API.
+//! Images of a server, over the operator API.
 
 use std::io;
 use std::path::Path;
@@ -17,11 +17,11 @@ use crate::args::ImageCommand;
 use crate::client::{ArchiveStream, ImageProgress, ImageSource, SandboxRef, Server};
 use crate::output::{Printer, WithHint, size};
 
-/// How many pieces of an archive may wait between who makes it and who sends it.
+/// How many pieces of an archive may wait between the thread that makes it and the one that sends it.
 const PIPE: usize = 4;
 const CHUNK: usize = 256 << 10;
 
-/// Does what a command asks on the server's images.
+/// Runs a command on the server's images.
 pub(super) async fn run(server: &Server, command: &ImageCommand, printer: &Printer) -> Result<ExitCode> {
     match command {
         ImageCommand::Import { name, source, .. } => {
@@ -105,7 +105,7 @@ async fn commit(
     Ok(())
 }
 
-/// The archive at `source`, or one that is made of the directory as it is read.
+/// The archive at `source`, or one that is made from the directory as it is read.
 fn open_archive(source: &Path) -> Result<ArchiveStream> {
     let opening = || format!("could not open `{}`", source.display());
     if !std::fs::metadata(source).with_context(opening)?.is_dir() {
@@ -117,7 +117,7 @@ fn open_archive(source: &Path) -> Result<ArchiveStream> {
     tokio::task::spawn_blocking(move || {
         let pieces = Pieces { sender: sender.clone(), piece: Vec::new() };
         if let Err(error) = archive::write(&source, pieces) {
-            // An archive that ends early must not be taken for a whole one.
+            // An archive that ends early must not be mistaken for a complete one.
             sender.blocking_send(Err(error)).unwrap_or_default();
         }
     });
@@ -127,7 +127,7 @@ fn open_archive(source: &Path) -> Result<ArchiveStream> {
     Ok(pieces.boxed())
 }
 
-/// Passes on what is written in pieces of some size. It fails when nobody takes them any more.
+/// Passes written bytes on in pieces of a fixed size. It fails when the receiver is gone.
 struct Pieces {
     sender: mpsc::Sender<io::Result<Bytes>>,
     piece: Vec<u8>,
@@ -160,7 +160,7 @@ fn show(made: serde_json::Value, printer: &Printer) -> Result<()> {
     printer.line(format_args!("{} ({})", shown.name, size(shown.bytes)))
 }
 
-/// Removes one after the other; the first that cannot be removed ends it.
+/// Removes the images in order; stops at the first that cannot be removed.
 async fn remove(server: &Server, names: &[String], printer: &Printer) -> Result<()> {
     for name in names {
         if !server.remove_image(name).await? {

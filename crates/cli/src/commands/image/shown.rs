@@ -1,4 +1,4 @@
-//! An image as it is shown.
+//! An image as it is printed.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,12 +24,12 @@ pub(super) struct Shown {
     user: Option<String>,
     workdir: Option<String>,
     last_used: Option<String>,
-    /// Whether its layers lie on the files of this host.
+    /// Whether its layers are on top of the files of this host.
     above_host: bool,
 }
 
 impl Shown {
-    /// The image that is made of this host.
+    /// The image that consists of this host.
     pub(super) fn host() -> Self {
         Self { name: HOST.to_owned(), ..Self::default() }
     }
@@ -52,7 +52,7 @@ impl Shown {
         }
     }
 
-    /// As much of the digest as people compare.
+    /// The part of the digest that people compare.
     pub(super) fn short_digest(&self) -> String {
         let digits = self.digest.as_ref().and_then(|digest| digest.get(7..19));
         digits.unwrap_or("-").to_owned()
