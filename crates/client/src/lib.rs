@@ -1,8 +1,8 @@
-//! What every client of the execution API needs, apart from any transport: the events of a
-//! running command (`events`), and the frames of a command over a WebSocket (`exec`).
+//! Transport-independent parts that every client of the execution API needs: the events of a running
+//! command (`events`), and the frames of a command over a WebSocket (`exec`).
 //!
-//! Servers of other makes send things that this client does not know. Such things are skipped;
-//! only a stream that is endless in one piece is an error.
+//! Other server implementations send events and frames that this client does not know. They are
+//! skipped; only a single event that exceeds the size limit is an error.
 
 pub mod events;
 pub mod exec;
