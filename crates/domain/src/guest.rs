@@ -1,15 +1,15 @@
-//! What a client expects to find inside: users, homes, the directory where commands start.
+//! The users, homes and default directory that a client expects inside a sandbox.
 
-/// The inhabitants of a sandbox. Each front has its own idea of them.
+/// The users and directories of a sandbox. Each front defines its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Guest {
-    /// Accounts that must exist besides those of the image.
+    /// Accounts that must exist in addition to those of the image.
     pub users: Vec<User>,
-    /// As whom commands run when the caller names nobody.
+    /// The user that runs commands when the caller names no user.
     pub default_user: String,
-    /// Where commands start when the caller names no directory; it must exist.
+    /// The directory where commands start when the caller names none; it must exist.
     pub default_directory: String,
-    /// Directories that must exist, each with the user it belongs to.
+    /// Directories that must exist, each with its owner.
     pub directories: Vec<(String, String)>,
 }
 
@@ -23,7 +23,7 @@ pub struct User {
 }
 
 impl Guest {
-    /// Everything as root in `/root`, as the reference API has it.
+    /// Everything as root in `/root`, as in the reference API.
     pub fn root() -> Self {
         Self {
             users: Vec::new(),

@@ -1,22 +1,22 @@
-//! Offsets into what a process has printed.
+//! Offsets into the output of a process.
 //!
-//! A journal is one sequence of records (stream, bytes). Its overall offset counts the bytes
-//! of all streams in the order in which they were read; a reader that knows the offset of the
-//! last byte it saw can come back later and go on, without a byte lost or doubled. Bytes that
-//! retention has dropped are reported as an exact gap.
+//! A journal is one sequence of records (stream, bytes). Its overall offset counts the bytes of all
+//! streams in the order in which they were read; a reader that knows the offset of the last byte it
+//! saw can continue from there later, without losing or repeating a byte. Bytes that retention has
+//! dropped are reported as an exact gap.
 
 use std::time::Duration;
 
 use crate::Bytes;
 
-/// Where a record came from.
+/// The source of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stream {
     Stdout,
     Stderr,
-    /// Both, through a terminal.
+    /// Standard output and standard error together, through a terminal.
     Terminal,
-    /// What a kernel tells about a run of code.
+    /// The events that a kernel reports about a code run.
     Tell,
 }
 
@@ -34,11 +34,11 @@ pub struct Retention {
 /// Whether a command waits for the reader that started it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Backpressure {
-    /// It never waits; a reader that is too slow finds a gap.
+    /// It never waits; a reader that is too slow gets a gap.
     #[default]
     Off,
-    /// It waits, so that the reader that started it loses nothing. If that reader takes no byte
-    /// for `stall_limit`, the command runs on and the reader finds a gap.
+    /// It waits, so that the reader that started it loses nothing. If that reader reads no byte for
+    /// `stall_limit`, the command continues and the reader gets a gap.
     On { stall_limit: Option<Duration> },
 }
 
@@ -49,7 +49,7 @@ impl Default for Retention {
 }
 
 impl Retention {
-    /// Keeps so many bytes in all: a sixteenth of the beginning, the rest of the end.
+    /// Keeps `size` bytes in all: a sixteenth of them from the beginning, the rest from the end.
     pub fn of_size(size: Bytes) -> Self {
         let first = size.0 / 16;
         Self { first, last: size.0 - first }

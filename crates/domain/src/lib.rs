@@ -1,7 +1,7 @@
-//! The nouns of Coracle and their rules: no I/O, no async, no serialisation.
+//! The core types of Coracle and their rules: no I/O, no async, no serialisation.
 //!
-//! Every border (a front, the agent's wire, the store) has types of its own and converts to
-//! these, so a compatible API can change without moving the core.
+//! Every border (a front, the agent's wire format, the store) has its own types and converts to
+//! these, so a compatible API can change without changes in the core.
 
 pub mod context;
 pub mod guest;

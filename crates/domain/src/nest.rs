@@ -1,22 +1,22 @@
-//! Nests: namespaces of their own inside a sandbox, for one session.
+//! Isolated sessions: separate namespaces inside a sandbox, for one session.
 
 use std::time::{Duration, SystemTime};
 
-/// What a session sees of its sandbox. The rest can be read and not changed, but for processes,
-/// terminals and shared memory, which are its own.
+/// The parts of a sandbox that an isolated session can change. It has its own processes, terminals
+/// and shared memory; everything else is read-only.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Nest {
     pub mounts: Vec<NestMount>,
     pub temporary: Sharing,
     pub network: Sharing,
     pub screen: Screen,
-    /// After how long without a run it is closed.
+    /// The session is closed after this time without a run.
     pub idle: Option<Duration>,
-    /// Text that a front keeps with it and alone understands.
+    /// Text stored by a front, which alone interprets it.
     pub note: String,
 }
 
-/// Whether something is the sandbox's or the nest's own.
+/// Whether something is shared with the sandbox or private to the session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sharing {
     #[default]
@@ -24,13 +24,14 @@ pub enum Sharing {
     Shared,
 }
 
-/// A directory of the sandbox, made if it is missing, and where it is seen.
+/// A directory of the sandbox, created if it is missing, and the path at which the session sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NestMount {
     pub source: String,
     pub target: String,
     pub view: View,
-    /// No link may lead to the source, since whoever named it was held to certain directories.
+    /// No symlink may be followed to the source, because its caller was restricted to certain
+    /// directories.
     pub without_links: bool,
 }
 
@@ -38,8 +39,8 @@ pub struct NestMount {
 pub enum View {
     ReadWrite,
     ReadOnly,
-    /// Changes end with the nest: those on disk are bounded by the sandbox's disk, those in memory by
-    /// its memory.
+    /// Changes are discarded when the session ends: those on disk are limited by the sandbox's disk,
+    /// those in memory by its memory.
     Overlay(Store),
 }
 
@@ -49,21 +50,21 @@ pub enum Store {
     Memory,
 }
 
-/// Which of the sandbox's variables come along; patterns have `*` and ignore case.
+/// Selects the sandbox's variables that the session inherits; patterns support `*` and ignore case.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Screen {
     pub only: Option<Vec<String>>,
     pub without: Vec<String>,
 }
 
-/// How a nest is.
+/// The state of an isolated session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NestStatus {
     pub created: SystemTime,
     /// When a run last began or ended.
     pub used: SystemTime,
-    /// How long it may still go unused, where that matters.
+    /// How long it may remain unused, if it has an idle timeout.
     pub idle_left: Option<Duration>,
-    /// Whether its namespaces are still there.
+    /// Whether its namespaces still exist.
     pub alive: bool,
 }

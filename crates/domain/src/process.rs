@@ -1,4 +1,4 @@
-//! A command in a sandbox: what to start, as whom, and how it ended.
+//! A command in a sandbox: what to start, as which user, and how it ended.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,19 +6,19 @@ use std::time::Duration;
 
 use crate::journal::{Backpressure, Retention};
 
-/// The name of a process, minted by the service before it starts: 32 hexadecimal digits.
+/// The id of a process, created by the service before it starts: 32 hexadecimal digits.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessId(String);
 
-/// The name of a shell that is kept open, of the same form.
+/// The id of a shell session, in the same form.
 pub type SessionId = ProcessId;
 
-/// The text is not a process id.
+/// The error for text that is not a process id.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a process id is 32 hexadecimal digits")]
 pub struct NotAProcessId;
 
-/// What to start.
+/// A description of the process to start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
     pub command: Command,
@@ -28,9 +28,9 @@ pub struct Process {
     pub env: BTreeMap<String, String>,
     pub io: Io,
     pub stdin: Stdin,
-    /// A word by which a front finds its processes again.
+    /// A tag by which a front finds its processes again.
     pub tag: Option<String>,
-    /// When the whole tree is killed.
+    /// The time after which the whole tree is killed.
     pub deadline: Option<Duration>,
     pub retention: Retention,
     pub backpressure: Backpressure,
@@ -54,7 +54,7 @@ pub struct Directory {
     pub expand: bool,
 }
 
-/// What happens when a working directory does not exist.
+/// The action to take when a working directory does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
     Fail,
@@ -62,13 +62,13 @@ pub enum Missing {
     Ignore,
 }
 
-/// As whom something is done inside.
+/// The user that runs something inside.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Identity {
     /// The guest's default user.
     Default,
     User(String),
-    /// With the supplementary groups of the account that has this uid, if there is one.
+    /// With the supplementary groups of the account with this uid, if there is one.
     Ids {
         uid: u32,
         gid: u32,
@@ -100,11 +100,11 @@ pub enum Stdin {
 pub enum Exit {
     Code(i32),
     Signal(i32),
-    /// The kernel killed something in its tree because the memory limit was reached.
+    /// The kernel killed a process in its tree because the memory limit was reached.
     Oom,
     /// Its deadline passed and its tree was killed.
     Deadline,
-    /// Nobody saw it end: the agent died before it could tell.
+    /// The exit status is unknown: the agent died before it could report it.
     Lost,
 }
 

@@ -1,4 +1,4 @@
-//! What a sandbox is to be made of.
+//! The description from which a sandbox is created.
 
 use std::collections::BTreeMap;
 
@@ -13,30 +13,31 @@ use crate::volume::Mount;
 /// Everything that is decided before a sandbox exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spec {
-    /// The image as the client named it; the backend resolves aliases.
+    /// The image as named by the client; the backend resolves aliases.
     pub image: String,
-    /// The snapshot whose files it begins with; the image is then the one that lies below them.
+    /// The snapshot whose files the sandbox starts with; `image` is then the image beneath them.
     pub snapshot: Option<SnapshotId>,
     pub resources: Resources,
     pub network: Network,
     pub mounts: Vec<Mount>,
     /// Added to the environment of every process.
     pub env: BTreeMap<String, String>,
-    /// A file inside that commands keep variables in, for all that start afterwards.
+    /// A file inside in which commands store variables for all commands that start later.
     pub env_file: Option<String>,
-    /// The variable that tells a sandbox its own id.
+    /// The variable that holds the sandbox's own id.
     pub id_variable: Option<String>,
-    /// The main process; empty, or one that only waits, needs no process at all.
+    /// The main process. If it is empty or would only wait, no process is started.
     pub entrypoint: Vec<String>,
     pub hooks: Hooks,
     pub nesting: Nesting,
     pub guest: Guest,
-    /// What becomes of it when it has died and is wanted again; `None` if the caller did not say.
+    /// The action to take when the sandbox has died and is used again; `None` if the caller did not
+    /// specify it.
     pub on_death: Option<OnDeath>,
 }
 
-/// Limits. `None` means that the caller named none and the server's default applies; a limit
-/// that was named and cannot be enforced fails the create.
+/// Limits. `None` means that the caller named none and the server's default applies; an explicit
+/// limit that cannot be enforced makes the create fail.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resources {
     pub memory: Option<Bytes>,
@@ -45,8 +46,8 @@ pub struct Resources {
     pub disk: Option<Bytes>,
 }
 
-/// Whether sessions with namespaces of their own can be opened in a sandbox. It costs a process that
-/// keeps the rights for it, so it is decided beforehand.
+/// Whether isolated sessions can be opened in a sandbox. This needs a process that keeps the
+/// required privileges, so it is decided when the sandbox is created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Nesting {
     #[default]
@@ -54,20 +55,20 @@ pub enum Nesting {
     On,
 }
 
-/// What a sandbox can reach.
+/// The network that a sandbox can reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Network {
-    /// Its own loopback and nothing else.
+    /// Only its own loopback.
     Off,
-    /// Other machines, but not this host and what is near it.
+    /// Other machines, but not this host and its local networks.
     On,
-    /// `On` where that is possible, else `Off`.
+    /// `On` where possible, otherwise `Off`.
     Auto,
     Filtered,
 }
 
 impl Spec {
-    /// A sandbox of the default image in which everything else is left open.
+    /// A sandbox of the default image with default values for everything else.
     pub fn plain() -> Self {
         Self {
             image: "host".to_owned(),
@@ -86,18 +87,18 @@ impl Spec {
         }
     }
 
-    /// What becomes of it when it has died and is wanted again.
+    /// The action to take when the sandbox has died and is used again.
     pub fn on_death(&self) -> OnDeath {
         self.on_death.unwrap_or_default()
     }
 
-    /// What is in the environment of every process of the sandbox that has this id.
+    /// The environment of every process in the sandbox with this id.
     pub fn environment(&self, id: &SandboxId) -> BTreeMap<String, String> {
         let own = self.id_variable.iter().map(|name| (name.clone(), id.as_str().to_owned()));
         self.env.clone().into_iter().chain(own).collect()
     }
 
-    /// Whether the entrypoint would do nothing but wait. The sandbox then lives without it.
+    /// Whether the entrypoint would only wait. The sandbox then runs without it.
     pub fn only_waits(&self) -> bool {
         let words: Vec<&str> = self.entrypoint.iter().map(String::as_str).collect();
         matches!(
