@@ -1,4 +1,4 @@
-//! What `coracle create` says beside the id, and what `coracle cp` makes of links.
+//! The messages that `coracle create` prints beside the id, and the treatment of links by `coracle cp`.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -15,7 +15,7 @@ fn coracle(server: &Server, key: Option<&str>, words: &[&str]) -> Output {
     command.output().expect("the binary runs")
 }
 
-/// What a command that must succeed prints on standard output and standard error.
+/// The standard output and standard error of a command that must succeed.
 fn said(server: &Server, words: &[&str]) -> (String, String) {
     let output = coracle(server, None, words);
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("it is text").trim_end().to_owned();

@@ -1,4 +1,4 @@
-//! Hosts that let a process open few files.
+//! Hosts with a low limit on open files.
 
 use e2e::run::{Ended, Run, User, within};
 use e2e::server::Start;

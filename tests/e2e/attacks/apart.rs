@@ -1,4 +1,5 @@
-//! A mount namespace of the attacker's own, so that what works outside changes nothing there.
+//! Puts the attacker into its own mount namespace, so that an attack that succeeds outside changes nothing
+//! there.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! The entries into the kernel that filters made for one architecture forget.
+//! Kernel entries that filters written for one architecture overlook.
 
 use std::arch::asm;
 use std::io;

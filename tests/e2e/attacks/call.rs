@@ -1,4 +1,4 @@
-//! The kernel, called directly: no wrapper of a library stands between the attacker and it.
+//! Direct system calls, without a library wrapper between the attacker and the kernel.
 
 use std::ffi::{CString, c_long};
 use std::io;
@@ -22,17 +22,17 @@ pub(crate) fn pointer_mut<T: ?Sized>(value: &mut T) -> u64 {
     std::ptr::from_mut(value).cast::<u8>().expose_provenance() as u64
 }
 
-/// A text for the kernel; ours hold no zero byte.
+/// Converts text to a C string for the kernel; our texts contain no zero byte.
 pub(crate) fn text(text: &str) -> CString {
     CString::new(text).unwrap_or_default()
 }
 
-/// A negative descriptor or flag as the kernel takes it.
+/// Converts a negative descriptor or flag to the form the kernel takes.
 pub(crate) fn signed(number: i64) -> u64 {
     number.cast_unsigned()
 }
 
-/// A constant of libc, whose C types vary, as an argument.
+/// Converts a libc constant, whose C types vary, to an argument.
 pub(crate) fn constant(number: impl Into<i64>) -> u64 {
     number.into().cast_unsigned()
 }

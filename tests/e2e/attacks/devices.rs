@@ -7,8 +7,8 @@ use std::os::fd::AsRawFd;
 use crate::call::{call, constant, pointer, pointer_mut, signed, text};
 use crate::verdict::{Attempt, decide, decide_permitted};
 
-/// How the number of an `ioctl` is written. The kernel looks at its low 32 bits only, so a
-/// filter that compares all 64 misses the second form.
+/// The two ways to write the number of an `ioctl`. The kernel looks at its low 32 bits only, so a filter
+/// that compares all 64 misses the second form.
 #[derive(Clone, Copy)]
 pub(crate) enum Width {
     Plain,
@@ -42,8 +42,8 @@ pub(crate) fn type_into_terminal(width: Width) -> Attempt {
     decide("ioctl TIOCSTI", ioctl(&terminal, request, pointer(&letter)))
 }
 
-/// The selection of a virtual console, which pastes into it. On any other terminal a kernel
-/// that would allow it says that this is none.
+/// Tries to paste into a virtual console. On any other terminal, a kernel that would allow it reports that
+/// this is not a console.
 pub(crate) fn console_selection() -> Attempt {
     let terminal = own_terminal().map_err(|error| format!("terminal: {error}"))?;
     let subcode = 2_u8;
@@ -62,16 +62,16 @@ fn high_bit(width: Width) -> u64 {
     }
 }
 
-/// A terminal of which this process is the leader.
+/// Opens a terminal whose session leader is this process.
 fn own_terminal() -> io::Result<fs::File> {
-    // A process that leads a group cannot begin a session; its child can. It stays the child.
+    // The leader of a process group cannot begin a session, but its child can. The child continues here.
     if call(libc::SYS_setsid, &[]).is_err() && call(libc::SYS_fork, &[])? != 0 {
         let mut status = 0_i32;
         call(libc::SYS_wait4, &[signed(-1), pointer_mut(&mut status), 0, 0])?;
         std::process::exit(libc::WEXITSTATUS(status));
     }
     call(libc::SYS_setsid, &[]).or_else(|error| {
-        // It leads one already, from the first attempt.
+        // An earlier attempt already made it a session leader.
         if error.raw_os_error() == Some(libc::EPERM) { Ok(0) } else { Err(error) }
     })?;
     let leader = OpenOptions::new().read(true).write(true).open("/dev/ptmx")?;
@@ -86,7 +86,7 @@ fn own_terminal() -> io::Result<fs::File> {
     Ok(follower)
 }
 
-/// The number of the host's first disk.
+/// Returns the device number of the host's first disk.
 fn first_disk() -> Option<u64> {
     let disk = fs::read_dir("/sys/block").ok()?.flatten().find(|entry| {
         let name = entry.file_name();

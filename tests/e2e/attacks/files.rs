@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use crate::call::{call, constant, pointer, pointer_mut, signed, text};
 use crate::verdict::{Attempt, any, decide};
 
-/// Reads the path as it is named on the host.
+/// Reads the file by its path on the host.
 pub(crate) fn read(path: &str, token: &str) -> Attempt {
     decide("open", holds(Path::new(path), token))
 }
 
-/// Reads it through what `/proc` offers of every process in sight.
+/// Reads the file through `/proc` of every visible process.
 pub(crate) fn read_through_proc(path: &str, token: &str) -> Attempt {
     let below = path.trim_start_matches('/');
     let mut ways = Vec::new();
@@ -28,7 +28,7 @@ pub(crate) fn read_through_proc(path: &str, token: &str) -> Attempt {
     any(ways)
 }
 
-/// Reads it from each open directory, upwards. A leaked descriptor of the host is such a door.
+/// Reads the file from each open directory, upwards. A leaked descriptor of the host would allow this.
 pub(crate) fn read_through_descriptors(path: &str, token: &str) -> Attempt {
     let below = path.trim_start_matches('/');
     let mut ways = Vec::new();
@@ -47,7 +47,7 @@ pub(crate) fn read_through_dots(path: &str, token: &str) -> Attempt {
     decide("open", holds(&Path::new(".").join(up).join(path.trim_start_matches('/')), token))
 }
 
-/// Reads it through a symbolic link in a directory that is shared with the host, if any.
+/// Reads the file through a symbolic link in a directory that is shared with the host, if there is one.
 pub(crate) fn read_through_symlink(path: &str, token: &str) -> Attempt {
     let link = std::env::temp_dir().join(format!("link-{}", std::process::id()));
     symlink(path, &link).map_err(|error| format!("symlink: {error}"))?;
@@ -56,7 +56,7 @@ pub(crate) fn read_through_symlink(path: &str, token: &str) -> Attempt {
     decide("open", result)
 }
 
-/// The old way out of a chroot: a second chroot below, while the working directory stays above.
+/// The classic chroot escape: a second chroot below, while the working directory stays above.
 pub(crate) fn read_after_chroot(path: &str, token: &str) -> Attempt {
     let below = std::env::temp_dir().join(format!("below-{}", std::process::id()));
     fs::create_dir(&below).map_err(|error| format!("mkdir: {error}"))?;
@@ -69,7 +69,7 @@ pub(crate) fn read_after_chroot(path: &str, token: &str) -> Attempt {
     decide("chroot", result)
 }
 
-/// Opens the root directory by a forged handle, which passes by every mount and chroot.
+/// Opens the root directory by a forged file handle, which bypasses every mount and chroot.
 pub(crate) fn read_by_handle(path: &str, token: &str) -> Attempt {
     #[repr(C)]
     struct Handle {
@@ -109,7 +109,7 @@ pub(crate) fn read_by_handle(path: &str, token: &str) -> Attempt {
 pub(crate) fn open(mode: &str, path: &str) -> Attempt {
     let writing = mode.contains('w');
     let opened = OpenOptions::new().read(mode.contains('r')).write(writing).open(path);
-    // A masked file can be opened, but is the null device or empty, which is as good as absent.
+    // A masked file can be opened but is empty or the null device, which counts as absent.
     let opened =
         opened.and_then(|file| if masked(&file)? { Err(io::ErrorKind::NotFound.into()) } else { Ok(file) });
     decide("open", opened)
@@ -125,7 +125,7 @@ pub(crate) fn write_file(directory: &str) -> Attempt {
     decide("write", written)
 }
 
-/// Whether the file begins with the token; anything else is "not found".
+/// Returns whether the file begins with the token; anything else is "not found".
 fn holds(path: &Path, token: &str) -> io::Result<()> {
     let mut start = String::new();
     File::open(path)?.take(4096).read_to_string(&mut start)?;

@@ -1,10 +1,11 @@
-//! Parts of the kernel with a history of holes, and doors that filters forget.
+//! Parts of the kernel with a history of vulnerabilities, and entries that filters overlook.
 
 use crate::asm;
 use crate::call::{call, constant, pointer, pointer_mut, signed, text};
 use crate::verdict::{Attempt, decide, decide_permitted};
 
-/// A module that is none: a kernel that complains about its contents would have loaded one.
+/// Loads something that is not a module: a kernel that complains about its contents would have loaded a
+/// real one.
 pub(crate) fn init_module() -> Attempt {
     let image = [0_u8; 64];
     let options = text("");
@@ -20,7 +21,7 @@ pub(crate) fn bpf() -> Attempt {
     decide("bpf", call(libc::SYS_bpf, &[MAP_CREATE, pointer(&attributes), 128]))
 }
 
-/// The keyrings of the kernel know no namespaces.
+/// The kernel's keyrings are not separated by namespaces.
 pub(crate) fn add_key() -> Attempt {
     const PROCESS_KEYRING: i64 = -2;
     let (kind, name, secret) = (text("user"), text("attack"), [1_u8; 4]);
@@ -51,7 +52,7 @@ pub(crate) fn perf() -> Attempt {
     )
 }
 
-/// Reads the kernel's log, which names addresses and other people's processes.
+/// Reads the kernel's log, which contains addresses and other users' processes.
 pub(crate) fn kernel_log() -> Attempt {
     const READ_ALL: u64 = 3;
     let mut buffer = vec![0_u8; 4096];
@@ -73,13 +74,13 @@ pub(crate) fn i386_unshare() -> Attempt {
     decide("i386 unshare", asm::i386(UNSHARE, namespace))
 }
 
-/// As above, for the x32 numbers, which pass through the usual entry.
+/// The same for the x32 numbers, which use the normal entry.
 pub(crate) fn x32_unshare() -> Attempt {
     const X32: i64 = 0x4000_0000;
     decide("x32 unshare", call(X32 | libc::SYS_unshare, &[constant(libc::CLONE_NEWNS)]))
 }
 
-/// Sets the length of the host's tick to what it is.
+/// Sets the length of the host's tick to its present value.
 pub(crate) fn set_clock() -> Attempt {
     const TICK: u32 = 0x4000;
     // `struct timex`: the mode is its first word, the tick lies further on.

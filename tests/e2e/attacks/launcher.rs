@@ -1,4 +1,4 @@
-//! The launcher's socket. It is for the server alone, which is not believed either.
+//! The launcher's socket. It is for the server only, and the launcher does not trust the server either.
 
 use std::fs;
 use std::io::{self, IoSlice};
@@ -19,7 +19,7 @@ const LIST: &str = r#"{"version":1,"number":1,"question":"list"}"#;
 /// How long the launcher may take; a create is the longest.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Asks the launcher: `list`, or what is written in a file. It succeeds when that is granted.
+/// Sends the launcher a request: `list`, or the contents of a file. It succeeds if the request is granted.
 pub(crate) fn ask(socket: &str, question: &str) -> Attempt {
     let question = match question {
         "list" => LIST.to_owned(),
@@ -39,8 +39,8 @@ pub(crate) fn ask(socket: &str, question: &str) -> Attempt {
     }
 }
 
-/// Hands over a pipe where a file with a long message is expected, and never writes to it. It
-/// succeeds when the launcher then answers nobody any more.
+/// Passes a pipe where a file with a long message is expected, and never writes to it. It succeeds if the
+/// launcher then stops answering other clients.
 pub(crate) fn plug(socket: &str) -> Attempt {
     let broken = |error: io::Error| error.to_string();
     let (reader, _writer) = rustix::pipe::pipe().map_err(|error| error.to_string())?;

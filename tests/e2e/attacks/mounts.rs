@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use crate::call::{call, constant, pointer, signed, text};
 use crate::verdict::{Attempt, any, decide};
 
-/// A new filesystem somewhere.
+/// Mounts a new filesystem.
 pub(crate) fn mount_tmpfs() -> Attempt {
     let place = place()?;
     decide("mount", mount("tmpfs", &place, "tmpfs", 0, ""))
@@ -20,7 +20,7 @@ pub(crate) fn mount_proc() -> Attempt {
     decide("mount", mount("proc", &place, "proc", 0, ""))
 }
 
-/// The newer calls, which a filter written for `mount` forgets.
+/// The newer mount calls, which a filter written for `mount` overlooks.
 pub(crate) fn mount_by_descriptor() -> Attempt {
     let kind = text("tmpfs");
     let root = text("/");
@@ -34,12 +34,12 @@ pub(crate) fn mount_by_descriptor() -> Attempt {
     ])
 }
 
-/// Takes the read-only flag from a mount.
+/// Removes the read-only flag from a mount.
 pub(crate) fn remount_writable(path: &str) -> Attempt {
     decide("mount", mount("none", path, "", libc::MS_REMOUNT | libc::MS_BIND, ""))
 }
 
-/// Unmounts what hides something.
+/// Unmounts a mask.
 pub(crate) fn uncover(path: &str) -> Attempt {
     let place = text(path);
     decide("umount2", call(libc::SYS_umount2, &[pointer(place.as_c_str()), constant(libc::MNT_DETACH)]))
@@ -47,7 +47,7 @@ pub(crate) fn uncover(path: &str) -> Attempt {
 
 /// Mounts a v1 hierarchy whose `release_agent` the kernel would run as host root.
 ///
-/// Only that it could be written is tried; nothing is written.
+/// It only checks that the file could be written, and writes nothing.
 pub(crate) fn mount_cgroup_release_agent() -> Attempt {
     let place = place()?;
     let mounted = ["rdma", "misc", "none,name=attack", "memory"].into_iter().map(|options| {
@@ -62,7 +62,7 @@ pub(crate) fn mount_cgroup_release_agent() -> Attempt {
     any(mounted)
 }
 
-/// Another root; a refusal of the arguments would still mean that the permission is there.
+/// Changes the root; an error about the arguments would still mean that the permission was granted.
 pub(crate) fn pivot_root() -> Attempt {
     let place = place()?;
     let put = format!("{place}/old");
@@ -102,7 +102,7 @@ pub(crate) fn clone_user_namespace() -> Attempt {
     arguments[4] = constant(libc::SIGCHLD);
     let size = 8 * arguments.len() as u64;
     match call(libc::SYS_clone3, &[pointer(&arguments), size]) {
-        // The child shares nothing with its parent and has nothing to do.
+        // The child shares nothing with its parent and exits at once.
         Ok(0) => std::process::exit(0),
         result => decide("clone3", result),
     }
@@ -132,7 +132,7 @@ fn mount(source: &str, target: &str, kind: &str, flags: u64, options: &str) -> i
     Ok(())
 }
 
-/// A directory to mount on.
+/// Makes a directory to mount on.
 fn place() -> Result<String, String> {
     let path = std::env::temp_dir().join(format!("place-{}", std::process::id()));
     fs::create_dir(&path).map_err(|error| format!("mkdir: {error}"))?;

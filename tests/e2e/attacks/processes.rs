@@ -1,4 +1,4 @@
-//! Other processes: the agent, the host's, a neighbour's.
+//! Other processes: the agent, those of the host, and those of a neighbour.
 
 use std::fs;
 use std::fs::OpenOptions;
@@ -9,7 +9,7 @@ use crate::call::{call, constant, pointer, pointer_mut, text};
 use crate::files;
 use crate::verdict::{Attempt, Verdict, any, decide, refusal};
 
-/// Takes another process over.
+/// Attaches to another process with ptrace.
 pub(crate) fn trace(pid: &str) -> Attempt {
     let pid = number(pid)?;
     any([
@@ -18,7 +18,7 @@ pub(crate) fn trace(pid: &str) -> Attempt {
     ])
 }
 
-/// Reads another process's memory, as a file and by call.
+/// Reads another process's memory, through its file and by system call.
 pub(crate) fn read_memory(pid: &str) -> Attempt {
     let process = number(pid)?;
     let mut buffer = [0_u8; 16];
@@ -43,7 +43,7 @@ pub(crate) fn steal_descriptor(pid: &str) -> Attempt {
     any(ways)
 }
 
-/// Sends SIGTERM and SIGKILL, by pid and by pidfd. Who sends it outside names a victim.
+/// Sends SIGTERM and SIGKILL, by pid and by pidfd. Outside, the caller names a victim process.
 pub(crate) fn signal(pid: &str) -> Attempt {
     let process = number(pid)?;
     let by_descriptor = call(libc::SYS_pidfd_open, &[process, 0]).and_then(|descriptor| {
@@ -67,8 +67,8 @@ pub(crate) fn find_process(text: &str) -> Attempt {
     decide("/proc", found.ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH)))
 }
 
-/// Reopens another process's program for writing, as container escapes did. A busy program
-/// means that the permission is there, and only the time is not.
+/// Reopens another process's program for writing, as container escapes did. The error "text file busy"
+/// means that the permission was granted.
 pub(crate) fn overwrite_binary(pid: &str) -> Attempt {
     let program = format!("/proc/{pid}/exe");
     let direct = OpenOptions::new().write(true).open(&program);
@@ -84,7 +84,7 @@ pub(crate) fn overwrite_binary(pid: &str) -> Attempt {
     any([("open exe".to_owned(), busy_counts(direct)), ("reopen exe".to_owned(), busy_counts(reopened))])
 }
 
-/// Takes on root's ids.
+/// Switches to root's ids.
 pub(crate) fn become_root() -> Attempt {
     any([
         ("setresuid".to_owned(), call(libc::SYS_setresuid, &[0, 0, 0]).map(drop)),
@@ -106,7 +106,7 @@ pub(crate) fn raise_priority() -> Attempt {
     ])
 }
 
-/// Lifts a limit that was set for this process, to one more than its ceiling.
+/// Raises a limit of this process to one more than its hard limit.
 pub(crate) fn raise_limit() -> Attempt {
     let mut limit = [0_u64; 2];
     let kind = u64::from(libc::RLIMIT_CORE);

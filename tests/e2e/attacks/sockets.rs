@@ -11,7 +11,7 @@ use std::path::Path;
 use crate::call::{call, constant};
 use crate::verdict::{Attempt, any, decide};
 
-/// A socket of a kind that sees or forges other people's packets, or leaves the machine.
+/// Opens a socket of a kind that can see or forge other users' packets, or leave the machine.
 pub(crate) fn open(kind: &str) -> Attempt {
     const ALL_PROTOCOLS: u64 = 0x0300;
     let (family, kind, protocol) = match kind {
@@ -30,7 +30,7 @@ pub(crate) fn connect_unix(name: &str) -> Attempt {
     decide("connect", connect(name))
 }
 
-/// Connects to every listening socket in sight, in `/proc/net/unix` and in the file tree.
+/// Connects to every listening socket it can find, in `/proc/net/unix` and in the file tree.
 pub(crate) fn connect_any_unix() -> Attempt {
     let listed = fs::read_to_string("/proc/net/unix").unwrap_or_default();
     let mut names: Vec<String> =
@@ -42,7 +42,7 @@ pub(crate) fn connect_any_unix() -> Attempt {
     }))
 }
 
-/// A service on the host's loopback.
+/// Connects to a service on the host's loopback.
 pub(crate) fn connect_tcp(port: &str) -> Attempt {
     let port: u16 = port.parse().map_err(|_not_a_number| format!("{port} is no port"))?;
     decide("connect", TcpStream::connect(("127.0.0.1", port)))
@@ -55,7 +55,7 @@ fn connect(name: &str) -> io::Result<UnixStream> {
     }
 }
 
-/// Collects socket files; a few levels are enough for where anyone would put one.
+/// Collects socket files; a few levels are enough for the usual locations.
 fn find_sockets(directory: &Path, depth: usize, found: &mut Vec<String>) {
     const DEEPEST: usize = 4;
     let skipped = ["/proc", "/sys", "/usr"].map(Path::new);

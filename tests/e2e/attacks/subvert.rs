@@ -1,8 +1,8 @@
-//! A process of ours in the attacker's hands: an agent, or a server.
+//! Puts one of our processes, an agent or a server, under the attacker's control.
 //!
-//! Host root stops it by ptrace and makes it execute the attacker's program instead of
-//! its own. What runs then has exactly what a subverted process would have: its ids,
-//! capabilities, filter, groups, descriptors and, for an agent, its place as pid 1. No door for tests is needed in the product.
+//! Host root stops it by ptrace and makes it execute the attacker's program instead of its own. That
+//! program then has exactly what a subverted process would have: its ids, capabilities, filter, groups,
+//! descriptors and, for an agent, its position as pid 1. The product needs no test hook for this.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -14,8 +14,8 @@ use std::time::Duration;
 use crate::call::{call, constant, pointer, pointer_mut, signed};
 use crate::verdict::{Attempt, Verdict};
 
-/// Tries each attack in a process of its own and writes `NAME: VERDICT` lines to a file. An
-/// attack's arguments follow its name after colons.
+/// Tries each attack in its own process and writes `NAME: VERDICT` lines to a file. An attack's arguments
+/// follow its name after colons.
 pub(crate) fn each(report: &str, attacks: &[&str]) -> Attempt {
     let place = Path::new(report).parent().unwrap_or(Path::new("/")).to_owned();
     let mut report = OpenOptions::new()
@@ -26,7 +26,7 @@ pub(crate) fn each(report: &str, attacks: &[&str]) -> Attempt {
     let own = fs::read_link("/proc/self/exe")
         .unwrap_or_else(|_unreadable| std::env::args().next().unwrap_or_default().into());
     for attack in attacks {
-        // Not every victim may open the null device, or write where others put what is temporary.
+        // Not every victim may open the null device, or write to the usual directory for temporary files.
         let mut command = Command::new(&own);
         command.args(attack.split(':')).env("TMPDIR", &place).stdin(Stdio::inherit());
         let tried = command.output();
@@ -50,7 +50,7 @@ const SINGLE_STEP: i64 = 9;
 const GET_REGISTERS: i64 = 12;
 const SET_REGISTERS: i64 = 13;
 
-/// The registers that matter, by their place in `user_regs_struct` of x86-64.
+/// The relevant registers, by their index in `user_regs_struct` of x86-64.
 const RAX: usize = 10;
 const RDX: usize = 12;
 const RSI: usize = 13;
@@ -82,7 +82,7 @@ fn take_over(pid: u64, argv: &[&str]) -> io::Result<()> {
     ptrace(DETACH, pid, 0)
 }
 
-/// Stops the process while it waits in a call, and returns its registers, set back to the
+/// Stops the process while it waits in a system call, and returns its registers, set back to the
 /// `syscall` instruction.
 fn stop_in_a_call(pid: u64) -> io::Result<Registers> {
     const SYSCALL: [u8; 2] = [0x0f, 0x05];
@@ -103,7 +103,7 @@ fn stop_in_a_call(pid: u64) -> io::Result<Registers> {
     Err(io::Error::other("it never waits"))
 }
 
-/// Makes the stopped process do one call.
+/// Makes the stopped process execute one system call.
 fn step(pid: u64, registers: &Registers, number: i64, arguments: [u64; 3]) -> io::Result<()> {
     set_call(pid, registers, number, arguments)?;
     ptrace(SINGLE_STEP, pid, 0)?;
@@ -114,7 +114,7 @@ fn set_call(pid: u64, registers: &Registers, number: i64, arguments: [u64; 3]) -
     let mut registers = *registers;
     registers[RAX] = signed(number);
     [registers[RDI], registers[RSI], registers[RDX]] = arguments;
-    // No restart of the call it was in.
+    // The interrupted call must not be restarted.
     registers[ORIG_RAX] = signed(-1);
     ptrace(SET_REGISTERS, pid, pointer(&registers))
 }
@@ -130,9 +130,9 @@ fn descriptors(pid: u64) -> io::Result<Vec<u64>> {
     Ok(entries.flatten().filter_map(|entry| entry.file_name().to_string_lossy().parse().ok()).collect())
 }
 
-/// The words and the list of pointers to them, to be placed below the stack's end.
+/// Builds the words and the list of pointers to them, for memory below the end of the stack.
 ///
-/// Returns the bytes, where they go, and where the list lies among them.
+/// Returns the bytes, their address, and the address of the list among them.
 fn stack_image(stack: u64, argv: &[&str]) -> (Vec<u8>, u64, u64) {
     let mut image = Vec::new();
     let address = (stack - 16_384) & !0xf;

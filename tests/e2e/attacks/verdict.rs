@@ -1,18 +1,18 @@
-//! How an attack went.
+//! The result of an attack.
 
 use std::io;
 
 pub(crate) enum Verdict {
-    /// The attack reached its goal, and which.
+    /// The attack reached its goal; the text says which.
     Succeeded(String),
-    /// It was refused, as `CALL: ERRNO`, one for each way that was tried.
+    /// It was refused, as `CALL: ERRNO`, one for each attempt.
     Stopped(String),
 }
 
-/// The outer error is an attack that could not be tried at all.
+/// The outer error means that the attack could not be tried at all.
 pub(crate) type Attempt = Result<Verdict, String>;
 
-/// One refusal, by the name of its error where it has one.
+/// Formats one refusal, by the name of its error if it has one.
 pub(crate) fn refusal(call: &str, error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(number) => format!("{call}: {}", errno_name(number)),
@@ -28,8 +28,8 @@ pub(crate) fn decide<T>(call: &str, result: io::Result<T>) -> Attempt {
     })
 }
 
-/// As [`decide`], where certain errors show that the permission was there: the arguments were
-/// looked at, and found senseless, as they are.
+/// As [`decide`], where certain errors show that the permission was granted: the kernel checked the
+/// arguments, which are invalid on purpose.
 pub(crate) fn decide_permitted<T>(call: &str, result: io::Result<T>, permitted: &[i32]) -> Attempt {
     match result {
         Err(error) if error.raw_os_error().is_some_and(|number| permitted.contains(&number)) => {
@@ -39,7 +39,7 @@ pub(crate) fn decide_permitted<T>(call: &str, result: io::Result<T>, permitted: 
     }
 }
 
-/// Tries several ways; the first that works is a success.
+/// Tries several variants; the first that works is a success.
 pub(crate) fn any<T>(ways: impl IntoIterator<Item = (String, io::Result<T>)>) -> Attempt {
     let mut refusals = Vec::new();
     for (way, result) in ways {

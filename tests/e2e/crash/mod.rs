@@ -1,13 +1,12 @@
-//! Every process of ours, killed at any instant.
+//! Kills every process of ours at arbitrary moments.
 //!
-//! A round begins two operations, kills one process some milliseconds later, lets the others
-//! recover, and then holds the server to everything it had told its clients. In the end nothing
-//! may be left.
+//! A round begins two operations, kills one process some milliseconds later, lets the others recover, and
+//! then checks the server against everything it had reported to its clients. At the end nothing may be
+//! left.
 //!
-//! `rounds` is that test; `operations` are what clients do, `fleet` is what they were told,
-//! `parts` are the processes, `remains` is what the host holds. `endings` has the other ways in
-//! which a server or a client goes away; `snapshots`, `volumes`, `pools` and `nests` have rounds of their own
-//! for those.
+//! `rounds` is that test; `operations` are the client requests, `fleet` is what clients were promised,
+//! `parts` are the processes, `remains` is what the host holds. `endings` has the other ways in which a
+//! server or a client ends; `snapshots`, `volumes`, `pools` and `nests` have their own rounds for those.
 
 mod endings;
 mod fleet;

@@ -1,4 +1,4 @@
-//! Numbers that look random and come again with the same seed.
+//! Pseudo-random numbers that are reproducible by their seed.
 
 /// Steele, Lea and Flood's `SplitMix64`.
 pub(super) struct Random(u64);

@@ -12,8 +12,8 @@ use e2e::host;
 use e2e::run::attack_outside;
 use e2e::server::Server;
 
-/// Attacks that the agent itself must not be able to make. What its own duties need (files as
-/// any user inside, processes, its command groups) is not among them.
+/// Attacks that the agent itself must not be able to make. Permissions that its own duties need (files as
+/// any user inside, processes, its command groups) are not among them.
 pub(super) const REFUSED: [&str; 21] = [
     "mount-tmpfs",
     "mount-proc",
@@ -38,7 +38,7 @@ pub(super) const REFUSED: [&str; 21] = [
     "set-clock",
 ];
 
-/// Subverts the agent of a new sandbox and returns what became of each attack.
+/// Subverts the agent of a new sandbox and returns the verdict of each attack.
 fn from_the_agent(attacks: &[String]) -> BTreeMap<String, String> {
     from_the_agent_of(&Server::start(), attacks)
 }
@@ -51,7 +51,7 @@ pub(super) fn from_the_agent_of(server: &Server, attacks: &[String]) -> BTreeMap
     from_process(agent, agent, attacks)
 }
 
-/// Subverts a process of an agent's sandbox that holds the attacks, and returns what became of each.
+/// Subverts a process of an agent's sandbox that contains the attacks, and returns the verdict of each.
 pub(super) fn from_process(agent: u32, victim: u32, attacks: &[String]) -> BTreeMap<String, String> {
     let victim = victim.to_string();
     let mut words = vec!["subvert", &victim, "/opt/attacks", "each", "/root/report"];
@@ -61,7 +61,7 @@ pub(super) fn from_process(agent: u32, victim: u32, attacks: &[String]) -> BTree
     // Root on the host sees the sandbox's files through the agent's own root.
     let report = format!("/proc/{agent}/root/root/report");
     let read = || std::fs::read_to_string(&report).unwrap_or_default();
-    // Writing until a disk is full takes its time.
+    // Writing until a disk is full takes a while.
     let tried = e2e::happens_within(Duration::from_secs(120), || read().ends_with("done\n"));
     assert!(tried, "not all attacks were tried in time: {}", read());
     read()
@@ -80,7 +80,7 @@ fn a_subverted_agent_gains_nothing_from_the_kernel() {
     let verdicts = from_the_agent(&attacks);
     for name in REFUSED {
         let verdict = verdicts.get(name).map_or("was not tried", String::as_str);
-        // The filter may also end it, which leaves no words.
+        // The filter may also kill the process, which prints nothing.
         assert!(verdict.starts_with("stopped: ") || verdict.is_empty(), "{name} from the agent: {verdict}");
     }
 }

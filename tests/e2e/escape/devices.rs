@@ -26,7 +26,7 @@ fn disks_of_the_host_cannot_be_opened() {
     }
 }
 
-/// A disk of the test's own, which is as good as the host's to show that one could be read.
+/// The test makes its own disk, which shows as well as the host's that a disk could be read.
 #[test]
 fn a_disk_that_exists_cannot_be_opened() {
     if !testkit::needs_root() {
@@ -42,7 +42,7 @@ fn a_disk_that_exists_cannot_be_opened() {
     Attack { words: &["open", "rw", &device.0], refusals: &["ENOENT"], stopped_by }.check();
 }
 
-/// A loop device that goes with this value.
+/// A loop device that is removed when this value is dropped.
 struct Device(String);
 
 impl Drop for Device {

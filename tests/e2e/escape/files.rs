@@ -1,4 +1,4 @@
-//! Reading and writing what belongs to the host.
+//! Reading and writing files that belong to the host.
 
 use super::{Attack, Secret};
 use e2e::run::{Run, users};
@@ -6,7 +6,7 @@ use e2e::run::{Run, users};
 const OWN_ROOT: &str = "a root of its own, of which the host's is no part";
 const OWN_PROC: &str = "a /proc of its own pid namespace";
 
-/// Every way to a file of the host's.
+/// Tries one way to read a host file.
 fn check_reading(way: &str, refusals: &[&str], stopped_by: &str) {
     let secret = Secret::new();
     Attack { words: &[way, &secret.path(), &secret.token], refusals, stopped_by }.check();
@@ -51,7 +51,7 @@ fn file_handles_do_not_lead_out() {
     check_reading("read-by-handle", &["EPERM"], "no CAP_DAC_READ_SEARCH, and the filter");
 }
 
-/// Files of the kernel that tell about the host or change it.
+/// Tries to open a kernel file that exposes or changes the host.
 fn check_opening(mode: &str, path: &str) {
     let attack = Attack {
         words: &["open", mode, path],

@@ -10,7 +10,7 @@ const UNTRACEABLE: &str =
     "an agent whose program cannot be read, which is not dumpable, and the filter for commands";
 const OWN_PIDS: &str = "a pid namespace of its own, in which the host's processes have no number";
 
-/// A process of the host that an attack may be tried on.
+/// A host process that serves as the target of an attack.
 struct Victim(Child);
 
 impl Victim {
@@ -80,8 +80,8 @@ fn processes_of_the_host_cannot_be_signalled() {
 #[test]
 fn processes_of_the_host_cannot_be_seen() {
     let name = Programs::shared().attacks_directory().join("visible-only-outside");
-    // By another process: a file that this one has open for writing might be inherited by what another
-    // test starts, and could not be executed.
+    // The copy is made by another process: if this one had the file open for writing, a program that
+    // another test starts might inherit it, and the copy could not be executed.
     let copied = Command::new("cp").arg("/bin/sleep").arg(&name).status();
     assert!(copied.expect("there is a `cp`").success());
     let mut victim = Victim(Command::new(&name).arg("600").spawn().expect("a copy of `sleep` runs"));

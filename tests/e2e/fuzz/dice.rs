@@ -1,6 +1,6 @@
-//! Chance that can be repeated.
+//! Reproducible randomness.
 
-/// A generator of numbers that look random (splitmix64).
+/// A pseudo-random number generator (splitmix64).
 pub(super) struct Dice(u64);
 
 impl Dice {
@@ -21,7 +21,7 @@ impl Dice {
         usize::try_from(self.number() % end).unwrap_or_default()
     }
 
-    /// Yes in so many of a hundred cases.
+    /// Returns true in the given percentage of cases.
     pub(super) fn chance(&mut self, percent: usize) -> bool {
         self.below(100) < percent
     }

@@ -1,4 +1,4 @@
-//! What the server says of itself.
+//! The server's own OpenAPI document.
 
 use std::collections::BTreeSet;
 
@@ -54,7 +54,7 @@ fn operation(document: &Value, path: &str, method: &str, described: &Value) -> O
     }
 }
 
-/// The schema with everything it refers to in its place.
+/// The schema with all references replaced by their targets.
 fn resolve(document: &Value, schema: &Value) -> Value {
     if let Some(name) = schema["$ref"].as_str().and_then(|name| name.rsplit('/').next()) {
         return resolve(document, &document["components"]["schemas"][name]);

@@ -1,26 +1,26 @@
-//! Whether an answer is one that the server says it gives.
+//! Checks whether a response is one that the server documents.
 
 use serde_json::Value;
 
 use super::document::Operation;
 use super::request::{Form, Request};
 
-/// As much of an answer as was read.
+/// The part of a response that was read.
 pub(super) struct Answer {
     pub(super) status: u16,
     head: String,
     body: Vec<u8>,
-    /// Whether nothing more can come.
+    /// Whether the response is complete.
     pub(super) whole: bool,
 }
 
 impl Answer {
-    /// `None` while the head is not there.
+    /// Returns `None` until the head is complete.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let end = bytes.windows(4).position(|four| four == b"\r\n\r\n")?;
         let head = String::from_utf8_lossy(&bytes[..end]).into_owned();
         let status = head.split(' ').nth(1)?.parse().ok()?;
-        // It invites us to send what was sent already.
+        // An interim response that invites the body, which was already sent.
         if status == 100 {
             return Self::parse(&bytes[end + 4..]);
         }
@@ -28,7 +28,7 @@ impl Answer {
         let length = answer.header("content-length").and_then(|length| length.parse().ok());
         answer.whole = match length {
             Some(length) => {
-                // What comes behind it answers something else.
+                // Bytes after it belong to another response.
                 let whole = answer.body.len() >= length;
                 answer.body.truncate(length);
                 whole
@@ -44,7 +44,7 @@ impl Answer {
         pairs.find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim())
     }
 
-    /// Its body, or the first event of it.
+    /// The body, or its first event.
     pub(super) fn json(&self) -> Option<Value> {
         let text = String::from_utf8_lossy(&self.body);
         let first = text.lines().find(|line| line.starts_with('{'))?;
@@ -52,7 +52,7 @@ impl Answer {
     }
 }
 
-/// Complains about an answer that is wrong.
+/// Returns a complaint about a wrong response.
 pub(super) fn judge(operation: &Operation, request: &Request, answer: &Answer) -> Result<(), String> {
     let complain = |why: &str| {
         let body: String = String::from_utf8_lossy(&answer.body).chars().take(400).collect();
@@ -63,10 +63,10 @@ pub(super) fn judge(operation: &Operation, request: &Request, answer: &Answer) -
     if answer.status == 500 && !is_a_file_error(operation, answer) {
         return complain("the server failed");
     }
-    // What is no request may be taken for anything, but its error has words like any other.
+    // A malformed request may be interpreted in any way, but its error has a message like any other.
     let broken = request.form == Form::Broken;
     if request.described && !broken {
-        // A service, or its absence, answers for a port.
+        // For a port, the service answers, or its absence does.
         let unknown = !operation.statuses.contains(&answer.status);
         if unknown && !is_of_everybody(answer.status) {
             return complain("this status is not described");
@@ -83,19 +83,19 @@ pub(super) fn judge(operation: &Operation, request: &Request, answer: &Answer) -
     Ok(())
 }
 
-/// What any path may be answered with: a path that means another one, or none.
+/// Statuses that any path may return: the path is normalised to another one, or not found.
 fn is_of_everybody(status: u16) -> bool {
     matches!(status, 400 | 401 | 404 | 405 | 408 | 413)
 }
 
-/// The kernel's own refusals of work on files are 500 in this API, as in the reference.
+/// The kernel's own file errors are 500 in this API, as in the reference.
 fn is_a_file_error(operation: &Operation, answer: &Answer) -> bool {
     let Some(body) = answer.json() else { return false };
     let of_the_agent = body["message"].as_str().is_some_and(|message| message.contains("the agent"));
     operation.tag.starts_with("files") && body["code"] == "RUNTIME_ERROR" && !of_the_agent
 }
 
-/// An error says what went wrong, in the way of its API.
+/// Whether an error says what went wrong, in the format of its API.
 fn has_the_right_shape(operation: &Operation, answer: &Answer) -> Result<(), String> {
     let text = String::from_utf8_lossy(&answer.body);
     if text.trim().is_empty() {

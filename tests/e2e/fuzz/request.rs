@@ -1,4 +1,4 @@
-//! Requests as bytes: well-formed ones with odd contents, and ones that are not even well-formed.
+//! Requests as bytes: well-formed ones with odd contents, and malformed ones.
 
 use super::dice::Dice;
 use super::document::Operation;
@@ -9,9 +9,9 @@ const BORDER: &str = "border";
 /// One request.
 pub(super) struct Request {
     pub(super) bytes: Vec<u8>,
-    /// How it is named in a complaint.
+    /// The name of the request in a complaint.
     pub(super) title: String,
-    /// Whether it is one that HTTP allows, so that its answer must be as described.
+    /// Whether HTTP allows the request, so that its response must be as documented.
     pub(super) form: Form,
     /// Whether it is the method that the document describes.
     pub(super) described: bool,
@@ -20,17 +20,17 @@ pub(super) struct Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     Good,
-    /// Whatever is answered is fine, if it is no failure of the server.
+    /// Every response is acceptable except a server failure.
     Broken,
 }
 
-/// What the requests of one visitor are made for.
+/// The targets for the requests of one visitor.
 pub(super) struct Aim<'a> {
     pub(super) host: &'a str,
     pub(super) key: &'a str,
-    /// Sandboxes that are there, or were.
+    /// Sandboxes that exist or existed.
     pub(super) sandboxes: &'a [String],
-    /// Names of commands, sessions and terminals that were seen in answers.
+    /// Names of commands, sessions and terminals that were seen in responses.
     pub(super) names: &'a [String],
 }
 
@@ -42,7 +42,7 @@ pub(super) fn make(operation: &Operation, aim: &Aim, dice: &mut Dice) -> Request
         &operation.method
     };
     let path = path(operation, aim, dice);
-    // Behind it there may be another path, which is not described.
+    // A second, undocumented path may follow it.
     let astray = if dice.chance(2) { dice.pick(&["/..", "/x", "/%2e", "/%00", "//"]) } else { "" };
     let target = format!("{path}{astray}{}", query(operation, dice));
     let (kind, body) = body(operation, dice);
@@ -65,7 +65,7 @@ pub(super) fn make(operation: &Operation, aim: &Aim, dice: &mut Dice) -> Request
     Request { bytes, title, form, described: method == operation.method && astray.is_empty() }
 }
 
-/// A text as a part of a path or a query may have it.
+/// Encodes a text for a path or a query.
 fn encoded(text: &str) -> String {
     text.bytes()
         .map(|byte| match byte {
@@ -179,7 +179,7 @@ fn body(operation: &Operation, dice: &mut Dice) -> (String, Vec<u8>) {
         }
         Some(schema) => {
             let mut body = of_schema("body", schema, dice);
-            // Nobody is asked for images but this host itself, where nobody answers.
+            // Images are requested only from this host itself, where no registry answers.
             if operation.path == "/coracle/v1/images" && body["name"].is_string() {
                 body["name"] = format!("127.0.0.1:1/{}", fitting("name", dice)).into();
             }
@@ -190,7 +190,7 @@ fn body(operation: &Operation, dice: &mut Dice) -> (String, Vec<u8>) {
     (kind.to_owned(), bytes)
 }
 
-/// Parts in an order that is right as a rule.
+/// Parts in an order that is usually right.
 fn multipart(dice: &mut Dice) -> Vec<u8> {
     let mut out = Vec::new();
     for _ in 0..dice.below(4) {
@@ -224,12 +224,12 @@ fn chunks(body: &[u8], dice: &mut Dice) -> Vec<u8> {
     out
 }
 
-/// What no client should send.
+/// Bytes that no client should send.
 fn broken(head: &str, body: &[u8], dice: &mut Dice) -> Vec<u8> {
     let plain = format!("{head}Content-Length: {}\r\n\r\n", body.len());
     let whole = [plain.as_bytes(), body].concat();
     match dice.below(12) {
-        // A body that is shorter, or longer, than it says.
+        // A body that is shorter or longer than its announced length.
         0 => [format!("{head}Content-Length: {}\r\n\r\n", body.len() + 10).as_bytes(), body].concat(),
         1 => [format!("{head}Content-Length: 0\r\n\r\n").as_bytes(), body, b"rubbish\r\n\r\n"].concat(),
         2 => [head.as_bytes(), b"Transfer-Encoding: chunked\r\n\r\n5\r\nab"].concat(),
@@ -237,7 +237,7 @@ fn broken(head: &str, body: &[u8], dice: &mut Dice) -> Vec<u8> {
             .concat(),
         4 => [head.as_bytes(), b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"].concat(),
         5 => [head.as_bytes(), b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab"].concat(),
-        // Several at once, without waiting for answers.
+        // Several requests at once, without waiting for responses.
         6 => whole.repeat(5),
         7 => whole[..dice.below(whole.len())].to_vec(),
         8 => [format!("{head}X-Long: {}\r\n", "x".repeat(80_000)).as_bytes(), b"\r\n"].concat(),

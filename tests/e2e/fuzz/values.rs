@@ -1,10 +1,10 @@
-//! Values that are nearly right, and values that nobody should send.
+//! Values that are nearly right, and values that no client should send.
 
 use serde_json::{Map, Value, json};
 
 use super::dice::Dice;
 
-/// Texts that have broken something somewhere.
+/// Texts that have caused bugs elsewhere.
 const NASTY: &[&str] = &[
     "",
     " ",
@@ -64,7 +64,7 @@ pub(super) fn nasty(dice: &mut Dice) -> String {
     }
 }
 
-/// A value for a name that means something, so that requests get past the first check.
+/// A plausible value for a known name, so that requests get past the first check.
 pub(super) fn fitting(name: &str, dice: &mut Dice) -> String {
     let choices: &[&str] = match name {
         "path" | "cwd" | "src" | "dest" | "mountPath" => {
@@ -91,7 +91,7 @@ pub(super) fn fitting(name: &str, dice: &mut Dice) -> String {
     dice.pick(choices).to_owned()
 }
 
-/// A value of a schema, most of the time.
+/// A value that matches the schema, most of the time.
 pub(super) fn of_schema(name: &str, schema: &Value, dice: &mut Dice) -> Value {
     if dice.chance(7) {
         return anything(dice, 3);
@@ -132,7 +132,7 @@ fn object(name: &str, schema: &Value, dice: &mut Dice) -> Value {
     Value::Object(fields)
 }
 
-/// Keys of maps whose keys mean something.
+/// Keys for maps whose keys have a meaning.
 fn key(name: &str, dice: &mut Dice) -> String {
     let choices: &[&str] = match name {
         "resourceLimits" => &["cpu", "memory", "gpu"],
@@ -174,7 +174,7 @@ pub(super) fn anything(dice: &mut Dice, depth: usize) -> Value {
     }
 }
 
-/// A body that is no value of any schema.
+/// A body that matches no schema.
 pub(super) fn rubbish(dice: &mut Dice) -> Vec<u8> {
     match dice.below(8) {
         0 => b"[".repeat(dice.below(20_000)),

@@ -1,15 +1,15 @@
-//! What the host holds, as sets, to be compared before and after.
+//! The resources that the host holds, as sets, for comparison before and after a test.
 //!
-//! A sandbox that is gone must have left no mount, group, process, loop device, namespace or
-//! directory. Other servers may run on the same machine, so a look can be narrowed to what
-//! mentions certain words: a state directory and the ids of its sandboxes.
+//! A removed sandbox must have left no mount, group, process, loop device, namespace or directory. Other
+//! servers may run on the same machine, so the sets can be narrowed to entries that mention certain words:
+//! a state directory and the ids of its sandboxes.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// One look at the host.
+/// The state of the host at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Host {
     pub mounts: BTreeSet<String>,
@@ -19,13 +19,12 @@ pub struct Host {
     /// Network namespaces that some process is in.
     pub namespaces: BTreeSet<u64>,
     pub directories: BTreeSet<String>,
-    /// Links of sandboxes, in the net namespace of whoever looks.
+    /// Links of sandboxes, in the net namespace of the calling thread.
     pub links: BTreeSet<String>,
 }
 
 impl Host {
-    /// Looks at everything that could be ours; `state` is walked one level deep below each of
-    /// its directories.
+    /// Collects everything that could be ours; `state` is walked one level deep below each of its directories.
     pub fn look(state: &Path) -> Self {
         let ours = |line: &String| line.contains("coracle");
         Self {
@@ -39,14 +38,14 @@ impl Host {
         }
     }
 
-    /// The same look, narrowed to what mentions one of `words`; links are all of them, since tests
-    /// make theirs in namespaces of their own.
+    /// The same state, narrowed to entries that mention one of `words`; all links are kept, since tests
+    /// make theirs in their own namespaces.
     ///
-    /// Namespaces are left out: they have no names, and the number of one that is gone is given to
-    /// the next, which may be another server's. Nothing is lost by it. A namespace lives as long as
-    /// a process is in it, a process holds it open, or it is mounted somewhere. Processes and mounts are
-    /// compared, and what a sandbox runs ends with its first process, which the kernel sees to and
-    /// which the crash tests look for by its birth.
+    /// Namespaces are left out: they have no names, and the number of a removed one is given to the next,
+    /// which may belong to another server. Nothing is lost by it. A namespace exists as long as a process
+    /// is in it, a process holds it open, or it is mounted somewhere. Processes and mounts are compared,
+    /// and all processes of a sandbox end with its first process, which the kernel ensures and whose start
+    /// time the crash tests check.
     pub fn mentioning(&self, words: &[String]) -> Self {
         let keep = |set: &BTreeSet<String>| -> BTreeSet<String> {
             set.iter().filter(|line| words.iter().any(|word| line.contains(word.as_str()))).cloned().collect()
@@ -62,7 +61,7 @@ impl Host {
         }
     }
 
-    /// What is here and was not there `before`, as lines; empty when nothing was left.
+    /// The entries that were not there `before`, as lines; empty if nothing was left.
     pub fn left_since(&self, before: &Self) -> Vec<String> {
         let named = [
             ("mount", &self.mounts, &before.mounts),
@@ -82,8 +81,8 @@ impl Host {
     }
 }
 
-/// The pid of a sandbox's agent, as the host numbers it: the process of its groups that is the
-/// first in its own pid namespace.
+/// The pid of a sandbox's agent on the host: the process in its groups that is the first in its own pid
+/// namespace.
 pub fn agent_of(id: &str) -> Option<u32> {
     numbered("/proc").find_map(|process| {
         let groups = fs::read_to_string(process.join("cgroup")).ok()?;
@@ -94,8 +93,8 @@ pub fn agent_of(id: &str) -> Option<u32> {
     })
 }
 
-/// The pid, as the host numbers it, of the process that makes nests in a sandbox: the first that its
-/// agent has forked.
+/// The pid on the host of the process that makes the namespaces of isolated sessions in a sandbox: the
+/// first that its agent has forked.
 pub fn nester_of(id: &str) -> Option<u32> {
     let agent = agent_of(id)?.to_string();
     numbered("/proc").find_map(|process| {
@@ -107,7 +106,7 @@ pub fn nester_of(id: &str) -> Option<u32> {
     })
 }
 
-/// The first process of the pid namespace that a process is in, as the host numbers it.
+/// The pid on the host of the first process in the pid namespace of a process.
 pub fn first_of_namespace(pid: u32) -> Option<u32> {
     let space = |process: &Path| fs::read_link(process.join("ns/pid")).ok();
     let wanted = space(&Path::new("/proc").join(pid.to_string()))?;
@@ -119,7 +118,7 @@ pub fn first_of_namespace(pid: u32) -> Option<u32> {
     })
 }
 
-/// The pids, as the host numbers them, of processes whose command line holds `text`.
+/// The pids on the host of processes whose command line contains `text`.
 pub fn processes_with(text: &str) -> Vec<u32> {
     numbered("/proc")
         .filter(|process| {
@@ -130,8 +129,8 @@ pub fn processes_with(text: &str) -> Vec<u32> {
         .collect()
 }
 
-/// Memory of the agent of a sandbox and of what it forked for file work, in bytes. Commands execute
-/// another program and are not counted.
+/// Memory of the agent of a sandbox and of its forks for file work, in bytes. Commands execute another
+/// program and are not counted.
 pub fn resident_in(id: &str) -> u64 {
     const PAGE: u64 = 4096;
     let Some(agent) = agent_of(id) else { return 0 };
@@ -146,8 +145,8 @@ pub fn resident_in(id: &str) -> u64 {
         .sum()
 }
 
-/// Mount points and their sources, of every mount namespace that some process is in: volumes
-/// are mounted where only the launcher sees them.
+/// Mount points and their sources, of every mount namespace with a process: volumes are mounted where only
+/// the launcher sees them.
 fn mounts() -> BTreeSet<String> {
     let mut seen = BTreeSet::new();
     let mut all = BTreeSet::new();
@@ -162,7 +161,7 @@ fn mounts() -> BTreeSet<String> {
     all
 }
 
-/// `POINT SOURCE ROOT OPTIONS`, without the numbers, which change from look to look.
+/// `POINT SOURCE ROOT OPTIONS`, without the numbers, which change from read to read.
 fn mount_words(line: &str) -> Option<String> {
     let (left, right) = line.split_once(" - ")?;
     let mut left = left.split(' ').skip(3);
@@ -177,7 +176,7 @@ fn groups() -> BTreeSet<String> {
     found
 }
 
-/// `PID PROGRAM COMMAND LINE GROUPS` of processes that are our binary or live in our groups.
+/// `PID PROGRAM COMMAND LINE GROUPS` of processes that run our binary or are in our groups.
 fn processes() -> BTreeSet<String> {
     numbered("/proc")
         .filter_map(|process| {

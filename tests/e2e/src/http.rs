@@ -1,14 +1,14 @@
-//! A small HTTP/1.1 client on one kept connection: enough to talk to the server, and nothing
-//! that would hide what it answers.
+//! A small HTTP/1.1 client on one kept connection. It does only what talking to the server needs, so that
+//! it hides nothing of the responses.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// How long a server may stay silent.
+/// How long a server may send nothing.
 const SILENCE: Duration = Duration::from_secs(150);
 
-/// One answer.
+/// One response.
 #[derive(Debug)]
 pub struct Response {
     pub status: u16,
@@ -28,17 +28,17 @@ impl Response {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    /// The body as JSON; it panics with the body when it is none.
+    /// The body as JSON; it panics with the body if that is not JSON.
     pub fn json(&self) -> serde_json::Value {
         serde_json::from_slice(&self.body)
             .unwrap_or_else(|error| panic!("status {}, no JSON ({error}): {}", self.status, self.text()))
     }
 }
 
-/// A connection that is kept between requests and made anew when the server closed it.
+/// A connection that is kept between requests and reopened if the server closed it.
 pub struct Client {
     address: String,
-    /// What it calls the server.
+    /// The value of the `Host` header.
     host: String,
     headers: Vec<(String, String)>,
     connection: Option<BufReader<TcpStream>>,
@@ -50,7 +50,7 @@ impl Client {
         Self { address, host, headers: Vec::new(), connection: None }
     }
 
-    /// Calls the server by another name than its address.
+    /// Uses another `Host` than the server's address.
     pub fn calling_it(mut self, host: &str) -> Self {
         self.host = host.to_owned();
         self
@@ -73,7 +73,7 @@ impl Client {
         self.request("POST", path, "application/json", body.to_string().as_bytes())
     }
 
-    /// Sends a request and reads the whole answer.
+    /// Sends a request and reads the whole response.
     pub fn request(&mut self, method: &str, path: &str, kind: &str, body: &[u8]) -> io::Result<Response> {
         let mut response = self.start(method, path, kind, body)?;
         let mut bytes = Vec::new();
@@ -89,7 +89,7 @@ impl Client {
         Ok(Response { status, headers, body: bytes })
     }
 
-    /// Sends a request and returns as soon as the head of the answer is there.
+    /// Sends a request and returns as soon as the head of the response has arrived.
     pub fn start(&mut self, method: &str, path: &str, kind: &str, body: &[u8]) -> io::Result<Streaming> {
         // A kept connection may have been closed meanwhile; a new one is tried once.
         if let Some(connection) = self.connection.take() {
@@ -104,7 +104,7 @@ impl Client {
         self.exchange(BufReader::new(stream), method, path, kind, body)
     }
 
-    /// Sends a body of this length from a reader, telling of each piece, and reads the whole answer.
+    /// Sends a body of this length from a reader, calling back for each piece, and reads the whole response.
     pub fn send(
         &mut self,
         path: &str,
@@ -162,7 +162,7 @@ impl Client {
     }
 }
 
-/// An answer whose body is still arriving.
+/// A response whose body is still arriving.
 pub struct Streaming {
     pub status: u16,
     pub headers: Vec<(String, String)>,
@@ -177,9 +177,9 @@ pub struct Body {
 
 #[derive(Clone, Copy)]
 enum Framing {
-    /// So many bytes are left.
+    /// This many bytes are left.
     Length(u64),
-    /// So many bytes are left in this chunk; zero means that a chunk's head comes next.
+    /// This many bytes are left in this chunk; zero means that the head of a chunk comes next.
     Chunk(u64),
     UntilClosed,
     Ended,
