@@ -1,8 +1,8 @@
-//! What is left of a request's body when it was answered.
+//! Drains the rest of a request body after the response.
 //!
-//! A handler that needs no body, or refuses before it reads one, leaves it on the connection.
-//! hyper then closes that connection, which its client finds out only when it asks for the next
-//! thing. So a short rest is read here first; for a long one the client is told of the end.
+//! A handler that needs no body, or refuses before reading it, leaves the body on the connection.
+//! hyper then closes that connection, which its client notices only at its next request. So a short
+//! rest is read here first; for a long one, the response announces that the connection closes.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,24 +17,24 @@ use http_body_util::BodyExt;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use tokio::time::timeout;
 
-/// A longer rest is not waited for.
+/// A longer rest is not drained.
 const SHORT: u64 = 256 << 10;
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Where a body comes back to that was not read to its end.
+/// Receives a body that was not read to its end.
 #[derive(Clone, Default)]
 pub(crate) struct Home(Arc<Mutex<Option<Incoming>>>);
 
-/// A body on loan.
+/// A body that is returned to its [`Home`] when dropped.
 struct Lent {
     body: Option<Incoming>,
     home: Home,
 }
 
 impl Home {
-    /// Lends the body of a request to whoever answers it.
+    /// Wraps the body of a request so that the unread rest is returned here.
     pub(crate) fn lend(&self, request: Request<Incoming>) -> Request<Body> {
-        // Who waits to be asked for the body has not sent it.
+        // A client that sent `Expect` has not sent the body yet.
         let held_back = request.headers().contains_key(header::EXPECT);
         request.map(|body| match held_back {
             true => Body::new(body),
@@ -42,7 +42,7 @@ impl Home {
         })
     }
 
-    /// Reads what is left, or tells the client that the connection ends.
+    /// Drains the rest, or sets `Connection: close` on the response.
     pub(crate) async fn settle(&self, response: &mut Response) {
         let left = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(left) = left else { return };

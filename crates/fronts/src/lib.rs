@@ -1,8 +1,8 @@
 //! The HTTP surface: compatible APIs, each in its own folder, on one listener.
 //!
-//! A front turns requests into calls of `service` and its answers into the words of one API. It
-//! knows nothing below `service`, and no front knows another. [`router`] puts them together,
-//! [`serve`] speaks HTTP.
+//! A front translates requests into calls to `service`, and its results into the format of one API.
+//! It depends on nothing below `service`, and no front depends on another. [`router`] combines the
+//! fronts, [`serve`] speaks HTTP.
 
 #![cfg_attr(test, expect(clippy::unwrap_used, reason = "a test may panic"))]
 

@@ -1,4 +1,4 @@
-//! What an operator can set about the HTTP surface.
+//! Operator settings for the HTTP surface.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -7,57 +7,57 @@ use std::time::Duration;
 use domain::Network;
 use metrics_exporter_prometheus::PrometheusHandle;
 
-/// Settings of the listener and its fronts, checked and with defaults in.
+/// Settings of the listener and its fronts, validated and with defaults applied.
 #[derive(Clone)]
 pub struct Settings {
-    /// Where the server listens; without a key only this address and loopback names are
+    /// The address the server listens on. Without a key, only this address and loopback names are
     /// accepted as `Host`.
     pub listen: SocketAddr,
-    /// `host[:port]` by which clients reach the server, if it is not what they put into `Host`.
+    /// `host[:port]` under which clients reach the server, if it differs from their `Host` header.
     pub public_address: Option<String>,
-    /// How output is cut into events where a sandbox does not say.
+    /// How output is split into events, unless a sandbox sets its own dialect.
     pub default_lines: Lines,
-    /// The network of a sandbox whose client names none.
+    /// The network mode of sandboxes whose request does not name one.
     pub default_network: Network,
-    /// The longest JSON body that is read, in bytes.
+    /// The maximum size of a JSON body, in bytes.
     pub json_body_limit: usize,
-    /// Requests in progress, streams included; past them the answer is 429.
+    /// The maximum number of requests in progress, streams included; further requests get 429.
     pub concurrent_requests: usize,
-    /// Connections that are open at once; past them the next ones wait until one is closed.
+    /// The maximum number of open connections; further ones wait until one is closed.
     pub connections: usize,
-    /// How ports of sandboxes are addressed beside the paths of the API.
+    /// How sandbox ports are addressed in addition to the paths of the API.
     pub gateway: Gateway,
-    /// How long a service inside a sandbox may take to begin its answer.
+    /// How long a service inside a sandbox may take to start its response.
     pub answer_timeout: Duration,
-    /// Accesses closer together than this renew a sandbox once.
+    /// Accesses within this interval renew a sandbox only once.
     pub renewal_interval: Duration,
-    /// Where `/metrics` takes its text from; see [`crate::install_metrics`].
+    /// The source of the `/metrics` text; see [`crate::install_metrics`].
     pub metrics: Option<PrometheusHandle>,
 }
 
-/// The two dialects in which output is cut into events.
+/// The two dialects for splitting output into events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Lines {
     /// `P`: each line with its terminator.
     #[default]
     Preserving,
-    /// `S`: each line without it.
+    /// `S`: each line without its terminator.
     Stripping,
 }
 
-/// The text is not a dialect.
+/// The text does not name a dialect.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a line dialect: write `P` or `S`")]
 pub struct NotADialect(String);
 
-/// How ports of sandboxes are addressed beside the paths of the API, and how addresses are signed.
+/// How sandbox ports are addressed in addition to the paths of the API, and how addresses are signed.
 #[derive(Clone, Debug, Default)]
 pub struct Gateway {
     pub mode: GatewayMode,
     pub api_ports: ApiPorts,
-    /// Whether services of sandboxes without secure access need no token there.
+    /// Whether ports of sandboxes without secure access are open without a token.
     pub public: bool,
-    /// Keys of signed routes. The first signs, all are good; without any the server has its own.
+    /// Keys of signed routes. The first one signs, all are accepted; without any, the server uses its own.
     pub keys: Vec<RouteKey>,
     pub short: Short,
 }
@@ -66,24 +66,23 @@ pub struct Gateway {
 pub enum GatewayMode {
     #[default]
     Off,
-    /// By hosts below `domain`, which is `host[:port]` as clients write it.
+    /// By host names below `domain`, which is `host[:port]` as clients write it.
     Wildcard { domain: String },
     /// By a header.
     Header,
 }
 
-/// How a sandbox's execution and egress APIs are addressed in answers about their ports.
+/// How endpoint responses address a sandbox's execution and egress APIs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ApiPorts {
-    /// In the form of the mode, as all other ports.
+    /// In the form of the mode, like all other ports.
     #[default]
     ByMode,
-    /// By path. SDKs connect to these ports by the address in the answer, so it must be one that
-    /// resolves for them.
+    /// By path. SDKs connect to these ports at the returned address, so it must resolve for them.
     ByPath,
 }
 
-/// A key of signed routes. It never prints its secret.
+/// A key of signed routes. Its `Debug` output never shows the secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RouteKey {
     /// A digit or a lower-case letter.
@@ -97,7 +96,7 @@ impl fmt::Debug for RouteKey {
     }
 }
 
-/// Whether signatures of 32 bits are made and accepted.
+/// Whether 32-bit signatures are created and accepted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Short {
     #[default]

@@ -1,5 +1,5 @@
-//! The OpenSandbox API: lifecycle under `/v1` and without it, and behind the proxy paths of
-//! each sandbox its execution API (port 44772), its egress API (port 18080) and its own ports.
+//! The OpenSandbox API: lifecycle routes, with and without `/v1`, and behind the proxy paths of each
+//! sandbox its execution API (port 44772), its egress API (port 18080) and its own ports.
 //!
 //! ```text
 //! /v1/sandboxes…                     lifecycle.rs   endpoints.rs   absent.rs
@@ -8,7 +8,7 @@
 //! /v1/sandboxes/{id}/proxy/44772/…   proxy.rs ─► execd/
 //! /v1/sandboxes/{id}/proxy/18080/…   proxy.rs ─► egress.rs
 //! /v1/sandboxes/{id}/proxy/{port}/…  proxy.rs ─► forward.rs ─► the port, through the agent
-//! {id}-{port} as a host or a header  address.rs ─► proxy.rs, as if it were a path
+//! {id}-{port} as a host or a header  address.rs ─► proxy.rs, handled like a path
 //! ```
 
 mod absent;
@@ -48,12 +48,12 @@ pub(crate) use operations::{SCHEMAS, sections};
 pub(crate) use proxy::Ports;
 use routes::table;
 
-/// The port under which clients look for the execution API. Nothing listens on it inside.
+/// The port of the execution API, as clients address it. Nothing listens on it inside the sandbox.
 const EXECD_PORT: u16 = 44772;
-/// The port under which clients look for the egress API.
+/// The port of the egress API, as clients address it.
 const EGRESS_PORT: u16 = 18080;
 
-/// What every handler of this front works with.
+/// The state shared by all handlers of this front.
 #[derive(Clone)]
 pub(crate) struct Front {
     service: Service,
@@ -63,7 +63,7 @@ pub(crate) struct Front {
     routes: Arc<signed::Routes>,
 }
 
-/// What is answered by path, and who answers for ports that are named otherwise.
+/// Builds the routes of this front, and the handler for ports named by host or header.
 pub(crate) fn router(service: Service, settings: Arc<Settings>) -> (Router, Ports) {
     let routes = signed::Routes::new(settings.gateway.keys.clone(), settings.gateway.short);
     let (terminals, samples, routes) = (Arc::default(), Arc::default(), Arc::new(routes));

@@ -1,4 +1,4 @@
-//! Starting a dead sandbox again.
+//! Restarts a dead sandbox.
 
 use axum::Json;
 use axum::extract::rejection::PathRejection;
@@ -14,8 +14,8 @@ use super::access::Caller;
 use super::sandboxes::{id_of, not_found};
 use crate::answer;
 
-/// `POST /coracle/v1/sandboxes/{id}/restart`: answers when it runs. One that runs already is left
-/// alone, and then the answer has no `restarted`.
+/// `POST /coracle/v1/sandboxes/{id}/restart`: responds once the sandbox runs. A running sandbox is
+/// left alone, and the response then has no `restarted`.
 pub(super) async fn restart(
     State(front): State<Front>,
     Caller(owner): Caller,

@@ -1,4 +1,4 @@
-//! The reverse proxy that the execution API has of its own: `/proxy/{port}/…` below it is that port.
+//! The reverse proxy of the execution API: `/proxy/{port}/…` below it forwards to that port.
 
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};

@@ -1,5 +1,5 @@
-//! What was printed so far, as events: lines are put together, and an unfinished one is shown
-//! when nothing more of it comes.
+//! Converts output to events: lines are assembled, and an unfinished line is sent when nothing more of
+//! it arrives.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use crate::opensandbox::lines::Splitter;
 use crate::opensandbox::sse::{Event, Missing};
 use crate::settings::Lines;
 
-/// How often a silent stream shows that it lives.
+/// How often a ping is sent.
 const PING: Duration = Duration::from_secs(3);
-/// After how long without output an unfinished line is shown.
+/// After how long without output an unfinished line is sent.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How much is gathered before it is sent, if it comes faster than it is taken.
+/// How many bytes are batched if output arrives faster than it is sent.
 const ENOUGH: usize = 64 << 10;
 
 pub(super) struct Transcript {
@@ -23,7 +23,7 @@ pub(super) struct Transcript {
     stderr: Splitter,
     buffer: Vec<u8>,
     ping: Interval,
-    /// When an unfinished line will be shown.
+    /// When an unfinished line will be sent.
     show_at: Instant,
 }
 
@@ -46,7 +46,7 @@ impl Transcript {
         }
     }
 
-    /// Adds what time brings while nothing else happens. It may be dropped and begun again.
+    /// Waits for the next timer and adds its events. Cancel-safe.
     pub(super) async fn pass_time(&mut self) {
         let unfinished = self.stdout.has_partial() || self.stderr.has_partial();
         tokio::select! {
@@ -59,7 +59,7 @@ impl Transcript {
         self.buffer.is_empty()
     }
 
-    /// Whether there is enough to be sent, though more may have come.
+    /// Whether the batch is large enough to be sent.
     pub(super) fn is_full(&self) -> bool {
         self.buffer.len() >= ENOUGH
     }
@@ -73,7 +73,7 @@ impl Transcript {
         match stream {
             Stream::Stdout | Stream::Terminal => self.stdout.push(bytes, &mut stdout(buffer)),
             Stream::Stderr => self.stderr.push(bytes, &mut stderr(buffer)),
-            // What a kernel tells is not printed.
+            // Kernel reports are not printed output.
             Stream::Tell => {}
         }
         self.show_at = Instant::now() + PAUSE;
@@ -90,12 +90,12 @@ impl Transcript {
         self.add(Event::Gap { text: &text, coracle: Missing { gap: (from.0, to.0) } });
     }
 
-    /// A word of our own among what was printed.
+    /// Adds a message of this server to the output.
     pub(super) fn note(&mut self, text: &str) {
         self.add(Event::Stderr { text });
     }
 
-    /// An event behind everything that was printed before.
+    /// Adds an event after all output so far.
     pub(super) fn add(&mut self, event: Event<'_>) {
         self.stdout.finish(&mut stdout(&mut self.buffer));
         self.stderr.finish(&mut stderr(&mut self.buffer));
@@ -105,7 +105,7 @@ impl Transcript {
     fn show_unfinished(&mut self) {
         self.stdout.flush(&mut stdout(&mut self.buffer));
         self.stderr.flush(&mut stderr(&mut self.buffer));
-        // What is left is a cut character; it waits for its rest.
+        // The rest is an incomplete character, which waits for its remaining bytes.
         self.show_at = Instant::now() + PING;
     }
 }
