@@ -1,10 +1,10 @@
-//! Finding programs as a shell does.
+//! Finds programs as a shell does.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// Where programs are when nobody says where.
+/// The search path if `PATH` is not set.
 const USUAL_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// The first program of this name in `PATH`.

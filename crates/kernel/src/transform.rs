@@ -1,11 +1,11 @@
-//! A cell of JavaScript or TypeScript as a script that leaves what it declares to the next one.
+//! Turns a cell of JavaScript or TypeScript into a script whose declarations the next cell can use.
 //!
 //! ```text
-//! TypeScript ─► types taken away ─┐
-//! JavaScript ─────────────────────┴─► edited in its text ─► a script for V8
+//! TypeScript ─► types removed ─┐
+//! JavaScript ──────────────────┴─► text edited in place ─► a script for V8
 //! ```
-//! With the script go two tables from its places to those of the cell, since it is the cell's
-//! lines that a traceback has to name.
+//! The script comes with two tables that map its positions to those of the cell, because a
+//! traceback has to name the lines of the cell.
 
 mod edits;
 mod imports;
@@ -26,24 +26,24 @@ use survey::Survey;
 
 pub(crate) use refused::Refused;
 
-/// What a cell is written in.
+/// The language of a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Language {
     JavaScript,
     TypeScript,
 }
 
-/// A script, ready to be run.
+/// A script that is ready to run.
 #[derive(Debug, Serialize)]
 pub(crate) struct Script {
     pub code: String,
-    /// What it assigns at the top.
+    /// The names it assigns at the top level.
     pub names: Vec<String>,
-    /// Whether its value is a promise to wait for.
+    /// Whether its value is a promise to await.
     pub waits: bool,
-    /// From places in `code` to places in the JavaScript it was made from.
+    /// Maps positions in `code` to positions in the JavaScript it was made from.
     pub positions: Vec<Position>,
-    /// From there to places in the TypeScript that the author wrote; empty for JavaScript.
+    /// Maps those to positions in the TypeScript that the author wrote; empty for JavaScript.
     pub types: Vec<Position>,
 }
 
@@ -51,7 +51,7 @@ pub(crate) fn prepare(code: &str, language: Language) -> Result<Script, Refused>
     if u32::try_from(code.len()).is_err() {
         return Err(Refused::plain("the code is too long"));
     }
-    // Who writes `{a: 1}` and nothing else means the object, not a block with a label in it.
+    // A cell `{a: 1}` means the object, not a block with a label in it.
     let trimmed = code.trim();
     if trimmed.starts_with('{')
         && trimmed.ends_with('}')
@@ -65,7 +65,7 @@ pub(crate) fn prepare(code: &str, language: Language) -> Result<Script, Refused>
 fn write(code: &str, language: Language) -> Result<Script, Refused> {
     match language {
         Language::JavaScript => rewrite(code, SourceType::mjs()).or_else(|refused| {
-            // Only sloppy code may say `with` or `delete name`.
+            // Only sloppy mode allows `with` and `delete name`.
             rewrite(code, SourceType::cjs()).map_err(|_also| refused)
         }),
         Language::TypeScript => {

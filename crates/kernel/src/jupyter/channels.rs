@@ -1,7 +1,7 @@
 //! The sockets to a Jupyter kernel.
 //!
-//! They are on the loopback of the sandbox, and each message is signed with a key that is known
-//! to whoever can read the connection file, which is the user that runs the code.
+//! They are on the loopback of the sandbox, and each message is signed with a key that is known to
+//! everyone who can read the connection file: the user that runs the code.
 
 use std::fs::{OpenOptions, Permissions};
 use std::io::Write;
@@ -18,12 +18,13 @@ use zeromq::{DealerSendHalf, DealerSocket, Socket, SocketRecv, SocketSend, SubSo
 use super::envelope::Signer;
 use super::message::Message;
 
-/// How many messages may wait to be read; the kernel waits beyond that.
+/// How many messages may wait to be read; beyond that the kernel blocks.
 const MOST_WAITING: usize = 64;
-/// The names of the ports in a connection file, in our order.
+/// The names of the ports in a connection file, in the order used here.
 const PORTS: [&str; 5] = ["shell_port", "iopub_port", "control_port", "stdin_port", "hb_port"];
 
-/// Where a kernel is to listen, and the file that tells it so. The file goes with this.
+/// The ports for a kernel, and the connection file that contains them. The file is removed with
+/// this value.
 #[derive(Debug)]
 pub(super) struct Place {
     ports: [u16; 5],
@@ -59,7 +60,7 @@ impl Place {
         self.directory.path().join("connection.json")
     }
 
-    /// Connects to the kernel, which may take its time to listen.
+    /// Connects to the kernel, which may take some time to listen.
     pub(super) async fn connect(&self) -> Result<Channels> {
         let [shell_port, output_port, control_port, ..] = self.ports;
         let signer = Signer::new(&self.key, random()?);
@@ -80,7 +81,7 @@ fn address(port: u16) -> String {
     format!("tcp://{}:{port}", Ipv4Addr::LOCALHOST)
 }
 
-/// Ports that were free a moment ago; there is no way to hand over more than that.
+/// Ports that were free a moment ago; the connection file cannot reserve them.
 fn free_ports() -> std::io::Result<[u16; 5]> {
     let listeners: Vec<TcpListener> =
         PORTS.iter().map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).collect::<Result<_, _>>()?;
@@ -97,32 +98,32 @@ fn random() -> Result<String> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// A kernel that listens.
+/// The connection to a kernel that listens.
 pub(super) struct Channels {
     shell: DealerSendHalf,
     control: DealerSocket,
     signer: Signer,
-    /// Answers to requests.
+    /// Replies to requests.
     pub replies: mpsc::Receiver<Message>,
-    /// Everything else that it says.
+    /// All other messages.
     pub output: mpsc::Receiver<Message>,
 }
 
 impl Channels {
-    /// Asks for nothing in particular, to hear whether the kernel answers.
+    /// Sends a request only to see whether the kernel answers.
     pub(super) async fn greet(&mut self) -> Result<()> {
         let (_, parts) = self.signer.request("kernel_info_request", &json!({}));
         Ok(self.shell.send(parts).await?)
     }
 
-    /// Has code run; returns what messages about it will name.
+    /// Requests that code is run; returns the id that messages about it will name.
     pub(super) async fn execute(&mut self, code: &str) -> Result<String> {
         let content = json!({
             "code": code,
             "silent": false,
             "store_history": true,
             "user_expressions": {},
-            // There is nobody to ask.
+            // The kernel cannot ask for input.
             "allow_stdin": false,
             "stop_on_error": true,
         });
@@ -137,12 +138,12 @@ impl Channels {
     }
 }
 
-/// Reads a socket in a task of its own, so that waiting for several loses nothing.
+/// Reads a socket in its own task, so that waiting for several sockets loses nothing.
 fn listen(mut socket: impl SocketRecv + Send + 'static, signer: Signer) -> mpsc::Receiver<Message> {
     let (sender, receiver) = mpsc::channel(MOST_WAITING);
     tokio::spawn(async move {
         while let Ok(parts) = socket.recv().await {
-            // What is not signed with our key, or is no message at all, is nobody's.
+            // Messages that are malformed or not signed with our key are ignored.
             let Some(message) = signer.open(&parts.into_vec()) else { continue };
             if sender.send(message).await.is_err() {
                 return;

@@ -1,9 +1,9 @@
-//! Static imports as what a script can do: load the module, and take its names.
+//! Translates static imports into statements that load the module and assign its names.
 
 use oxc_ast::ast::{ImportAttributeKey, ImportDeclaration, ImportDeclarationSpecifier};
 use serde_json::{Map, Value, json};
 
-/// The statement that stands for an import, and the names that it assigns.
+/// The statement that replaces an import, and the names that it assigns.
 pub(super) fn spell_out(import: &ImportDeclaration<'_>) -> (String, Vec<String>) {
     let mut names = Vec::new();
     let mut taken = Vec::new();

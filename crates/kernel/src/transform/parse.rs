@@ -1,4 +1,4 @@
-//! Reading a cell, with all errors that can be known before it runs.
+//! Parses a cell and reports all errors that can be found before it runs.
 
 use oxc_allocator::Allocator;
 use oxc_ast::ast::Program;
@@ -8,8 +8,8 @@ use oxc_span::SourceType;
 
 use super::refused::Refused;
 
-/// Brackets in brackets. The parser calls itself for each, and so does V8, which gives up
-/// sooner.
+/// The maximum nesting of brackets. The parser recurses for each level, and so does V8, whose limit
+/// is lower.
 const DEEPEST: usize = 1000;
 
 pub(super) struct Parsed<'a> {
@@ -37,8 +37,8 @@ pub(super) fn parse<'a>(
     Ok(Parsed { program: parsed.program, scoping })
 }
 
-/// How deep brackets nest at most. Those in strings count too; that errs on the safe side and
-/// needs no understanding of the text.
+/// The maximum nesting of brackets. Those in strings count too: that is on the safe side and needs
+/// no parsing.
 fn depth(source: &str) -> usize {
     let mut depth = 0_usize;
     let mut deepest = 0;

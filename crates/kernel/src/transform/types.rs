@@ -1,5 +1,5 @@
-//! TypeScript to JavaScript: types are taken away, what has a meaning at run time (enums,
-//! namespaces, parameter properties, decorators) is spelled out. Nothing is checked.
+//! TypeScript to JavaScript: types are removed, and constructs with a meaning at run time (enums,
+//! namespaces, parameter properties, decorators) are translated. Types are not checked.
 
 use std::path::{Path, PathBuf};
 
@@ -14,13 +14,13 @@ use super::edits::Position;
 use super::parse::{self, Parsed};
 use super::refused::Refused;
 
-/// JavaScript, and where its tokens came from.
+/// Returns the JavaScript, and the origins of its tokens.
 pub(super) fn strip(source: &str) -> Result<(String, Vec<Position>), Refused> {
     let allocator = Allocator::default();
     let Parsed { mut program, scoping } = parse::parse(&allocator, source, SourceType::ts())?;
     let options = TransformOptions {
         typescript: TypeScriptOptions {
-            // A later cell may use what this one imports.
+            // A later cell may use the imports of this one.
             only_remove_type_imports: true,
             ..TypeScriptOptions::default()
         },
