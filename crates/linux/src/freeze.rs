@@ -1,4 +1,4 @@
-//! Holding a filesystem still: FIFREEZE and FITHAW, see ioctl_fs(2) and fsfreeze(8).
+//! Freezing a filesystem: FIFREEZE and FITHAW, see ioctl_fs(2) and fsfreeze(8).
 
 use std::io;
 use std::os::fd::AsFd;
@@ -8,8 +8,8 @@ use rustix::ioctl::{self, Updater, opcode};
 
 const GROUP: u8 = b'X';
 
-/// Writes out all that the filesystem of `root` has in memory and stops every writer, until
-/// [`thaw`]. One that is frozen already stays so.
+/// Flushes the filesystem of `root` and blocks all writers until [`thaw`]. An already frozen
+/// filesystem stays frozen.
 pub fn freeze(root: impl AsFd) -> io::Result<()> {
     const FREEZE: u32 = opcode::read_write::<i32>(GROUP, 119);
     let mut unused = 0_i32;
@@ -20,7 +20,7 @@ pub fn freeze(root: impl AsFd) -> io::Result<()> {
     }
 }
 
-/// Lets writers go on. A filesystem that is not frozen is no error.
+/// Unblocks writers. It is not an error if the filesystem is not frozen.
 pub fn thaw(root: impl AsFd) -> io::Result<()> {
     const THAW: u32 = opcode::read_write::<i32>(GROUP, 120);
     let mut unused = 0_i32;

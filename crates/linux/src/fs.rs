@@ -1,8 +1,8 @@
-//! Files below a directory that somebody else may have filled.
+//! Access to files below a directory whose content is not trusted.
 //!
 //! A [`Root`] keeps the descriptor of a directory and resolves every path beneath it with
-//! openat2(2): no symbolic link is followed, no `..` leads out, whatever the tree holds and
-//! whoever changes it meanwhile. Names are never glued together into paths of the host.
+//! openat2(2): no symbolic link is followed and no `..` leads out, regardless of the content of the
+//! tree and of concurrent changes. Names are never joined into host paths.
 
 use std::ffi::{CString, OsStr};
 use std::fs::File;
@@ -14,14 +14,14 @@ use std::path::{Component, Path};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
-/// How often a lookup is tried again when the kernel saw the tree change under it.
+/// How often a lookup is retried when the tree changed during it.
 const ATTEMPTS: usize = 128;
-/// How many directories deep a removal descends before it brings deeper ones up.
+/// How many directories deep a removal descends before it moves deeper ones up.
 const DEPTH: usize = 64;
-/// How many names of a directory are held in memory during a removal.
+/// How many names of a directory a removal holds in memory.
 const BATCH: usize = 1024;
 
-/// A directory, and all that is opened beneath it.
+/// A directory and everything opened beneath it.
 #[derive(Debug)]
 pub struct Root {
     directory: OwnedFd,
@@ -35,33 +35,33 @@ pub struct Entry {
 }
 
 impl Root {
-    /// Opens a directory of the host by its path, which must come from ourselves.
+    /// Opens a host directory by its path, which must be trusted.
     pub fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(Self { directory: rustix::fs::openat(CWD, path, flags, Mode::empty())? })
     }
 
-    /// A directory that somebody else has opened.
+    /// Wraps a directory that the caller has opened.
     pub fn from_descriptor(directory: OwnedFd) -> Self {
         Self { directory }
     }
 
-    /// As [`Root::open`], but no part of the path may be a link: it was written without any, and
-    /// somebody else may have put one there since. The directory need not be readable.
+    /// Like [`Root::open`], but no part of the path may be a symlink: the path was written without
+    /// any, and one may have been placed there since. The directory need not be readable.
     pub fn open_plain(path: &Path) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let plain = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         Ok(Self { directory: rustix::fs::openat2(CWD, path, flags, Mode::empty(), plain)? })
     }
 
-    /// Opens what lies at `path` beneath; `mode` counts when `flags` may create it.
+    /// Opens the file at `path` beneath the root; `mode` applies if `flags` may create it.
     pub fn open_with(&self, path: &Path, flags: OFlags, mode: u32) -> io::Result<File> {
         let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(mode);
         for _ in 0..ATTEMPTS {
             match rustix::fs::openat2(&self.directory, path, flags, mode, beneath) {
-                // Something was renamed during the lookup, so `..` could not be judged.
+                // A rename happened during the lookup, so the kernel could not resolve `..` safely.
                 Err(Errno::AGAIN) => {}
                 result => return result.map(File::from).map_err(io::Error::from),
             }
@@ -70,17 +70,17 @@ impl Root {
     }
 
     pub fn read(&self, path: &Path) -> io::Result<File> {
-        // A pipe that somebody put there must not make us wait.
+        // A FIFO placed there must not make us wait.
         self.open_with(path, OFlags::RDONLY | OFlags::NONBLOCK, 0)
     }
 
-    /// The directory at `path` as a root of its own.
+    /// Opens the directory at `path` as a new root.
     pub fn directory(&self, path: &Path) -> io::Result<Self> {
         let file = self.open_with(path, OFlags::RDONLY | OFlags::DIRECTORY, 0)?;
         Ok(Self { directory: file.into() })
     }
 
-    /// Makes a file that did not exist.
+    /// Creates a new file; fails if it exists.
     pub fn create(&self, path: &Path, mode: u32) -> io::Result<File> {
         self.open_with(path, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL, mode)
     }
@@ -90,7 +90,7 @@ impl Root {
         Ok(rustix::fs::mkdirat(&parent, name, Mode::from_raw_mode(mode))?)
     }
 
-    /// Makes `path` and what is missing above it; those that exist are left as they are.
+    /// Creates `path` and its missing parents; existing directories are left unchanged.
     pub fn make_directories(&self, path: &Path, mode: u32) -> io::Result<()> {
         let mut so_far = std::path::PathBuf::new();
         for part in path.components() {
@@ -100,17 +100,17 @@ impl Root {
                 result => result?,
             }
         }
-        // What exists may be a link or a file; only a directory will do.
+        // An existing entry may be a link or a file; only a directory is accepted.
         if path == Path::new("") { Ok(()) } else { self.directory(path).map(drop) }
     }
 
-    /// Makes a symbolic link. Its target is only text and may be anything.
+    /// Creates a symbolic link. Its target is only text and may be anything.
     pub fn symlink(&self, target: &Path, path: &Path) -> io::Result<()> {
         let (parent, name) = self.parent(path)?;
         Ok(rustix::fs::symlinkat(target, &parent, name)?)
     }
 
-    /// Makes `path` a second name of `existing`, which is not followed if it is a link.
+    /// Creates `path` as a second name of `existing`, which is not followed if it is a symlink.
     pub fn hard_link(&self, existing: &Path, path: &Path) -> io::Result<()> {
         let (from, old) = self.parent(existing)?;
         let (to, new) = self.parent(path)?;
@@ -122,19 +122,19 @@ impl Root {
         Ok(rustix::fs::mknodat(&parent, name, FileType::Fifo, Mode::from_raw_mode(mode), 0)?)
     }
 
-    /// Makes what hides a name of the layers below in an overlay. Unlike other devices it may be
-    /// made by everybody. See mknod(2).
+    /// Creates a whiteout, which hides a name of the lower layers in an overlay. Unlike other
+    /// devices, it can be created without privileges. See mknod(2).
     pub fn make_whiteout(&self, path: &Path) -> io::Result<()> {
         let (parent, name) = self.parent(path)?;
         Ok(rustix::fs::mknodat(&parent, name, FileType::CharacterDevice, Mode::empty(), 0)?)
     }
 
-    /// Renames within this root; what was at `to` is replaced.
+    /// Renames within this root; an existing file at `to` is replaced.
     pub fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         self.rename_with(from, to, RenameFlags::empty())
     }
 
-    /// Renames within this root, unless something is at `to` already.
+    /// Renames within this root; fails if `to` exists.
     pub fn rename_new(&self, from: &Path, to: &Path) -> io::Result<()> {
         self.rename_with(from, to, RenameFlags::NOREPLACE)
     }
@@ -145,7 +145,7 @@ impl Root {
         Ok(rustix::fs::renameat_with(&from, old, &to, new, flags)?)
     }
 
-    /// What lies at `path` itself, links not followed.
+    /// Returns the status of `path` itself, without following a symlink.
     pub fn stat(&self, path: &Path) -> io::Result<Stat> {
         let (parent, name) = self.parent(path)?;
         Ok(rustix::fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)?)
@@ -156,20 +156,20 @@ impl Root {
         Ok(rustix::fs::readlinkat(&parent, name, Vec::new())?)
     }
 
-    /// Sets the owner of what lies at `path` itself.
+    /// Sets the owner of `path` itself, without following a symlink.
     pub fn set_owner(&self, path: &Path, uid: u32, gid: u32) -> io::Result<()> {
         let (parent, name) = self.parent(path)?;
         let (uid, gid) = (rustix::fs::Uid::from_raw(uid), rustix::fs::Gid::from_raw(gid));
         Ok(rustix::fs::chownat(&parent, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?)
     }
 
-    /// Sets the mode of a file or directory; a link has none.
+    /// Sets the mode of a file or directory; symlinks have none.
     pub fn set_mode(&self, path: &Path, mode: u32) -> io::Result<()> {
         let file = self.open_with(path, OFlags::PATH, 0)?;
         set_mode_of(file.as_fd(), mode)
     }
 
-    /// The names in this directory.
+    /// Lists the names in this directory.
     pub fn entries(&self) -> io::Result<Vec<Entry>> {
         entries(&self.directory, usize::MAX)
     }
@@ -179,9 +179,9 @@ impl Root {
         Ok(rustix::fs::unlinkat(&parent, name, AtFlags::empty())?)
     }
 
-    /// Removes whatever lies at `path`, with all below it. Nothing there is no error. It takes a
-    /// bounded number of descriptors however deep the tree is. A mount point in the tree fails the
-    /// removal with EXDEV: nothing of a mounted filesystem is ever removed.
+    /// Removes `path` and everything below it. A missing path is not an error. The number of open
+    /// descriptors is limited however deep the tree is. A mount point in the tree makes the removal
+    /// fail with EXDEV: nothing on a mounted filesystem is ever removed.
     pub fn remove_tree(&self, path: &Path) -> io::Result<()> {
         let (parent, name) = match self.parent(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -199,7 +199,7 @@ impl Root {
         Ok(rustix::fs::unlinkat(&parent, &name, AtFlags::REMOVEDIR)?)
     }
 
-    /// Opens the directory that holds `path`, and says the last name of it.
+    /// Opens the parent directory of `path` and returns it with the last name.
     fn parent<'path>(&self, path: &'path Path) -> io::Result<(OwnedFd, &'path OsStr)> {
         let Some(Component::Normal(name)) = path.components().next_back() else {
             return Err(Errno::INVAL.into());
@@ -214,7 +214,7 @@ impl Root {
 }
 
 impl From<OwnedFd> for Root {
-    /// A directory that is open already.
+    /// Wraps an open directory.
     fn from(directory: OwnedFd) -> Self {
         Self { directory }
     }
@@ -232,15 +232,15 @@ impl AsFd for Root {
     }
 }
 
-/// A tree that is being removed.
+/// A removal in progress.
 struct Removal<'top> {
     top: BorrowedFd<'top>,
     brought_up: u64,
 }
 
 impl Removal<'_> {
-    /// Empties `directory`. What is brought up from the depths meanwhile lands in the top one,
-    /// whose own turn ends only when nothing is left in it.
+    /// Empties `directory`. Directories moved up from below the depth limit end up in the top
+    /// directory, which is emptied until nothing is left in it.
     fn empty(&mut self, directory: BorrowedFd<'_>, depth: usize) -> io::Result<()> {
         loop {
             let batch = entries(directory, BATCH)?;
@@ -279,7 +279,7 @@ impl Removal<'_> {
     }
 }
 
-/// At most `most` names of a directory.
+/// Returns at most `most` names of a directory.
 fn entries(directory: impl AsFd, most: usize) -> io::Result<Vec<Entry>> {
     let mut found = Vec::new();
     for entry in Dir::read_from(directory)? {
@@ -294,12 +294,13 @@ fn entries(directory: impl AsFd, most: usize) -> io::Result<Vec<Entry>> {
     Ok(found)
 }
 
-/// Opens a directory below `parent` to be emptied, unless something is mounted on it. An overlay
-/// leaves ones with mode 0, which their owner must open up first.
+/// Opens a directory below `parent` in order to empty it, unless something is mounted on it.
+/// Overlays leave directories with mode 0 behind, whose mode must be changed first.
 fn open_directory(parent: BorrowedFd<'_>, name: &CString) -> io::Result<OwnedFd> {
     let open = |access: OFlags| {
         let flags = access | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        // Compares mounts and not device numbers, so a bind mount counts and a subvolume does not.
+        // Compares mounts and not device numbers, so a bind mount is rejected and a subvolume is
+        // not.
         let same_mount = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         rustix::fs::openat2(parent, name, flags, Mode::empty(), same_mount)
     };
@@ -313,7 +314,7 @@ fn open_directory(parent: BorrowedFd<'_>, name: &CString) -> io::Result<OwnedFd>
     }
 }
 
-/// Changes the mode of what a path descriptor stands for; fchmod(2) refuses those.
+/// Changes the mode of the file behind an `O_PATH` descriptor, which fchmod(2) rejects.
 fn set_mode_of(file: BorrowedFd<'_>, mode: u32) -> io::Result<()> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     Ok(rustix::fs::chmodat(CWD, path, Mode::from_raw_mode(mode), AtFlags::empty())?)

@@ -1,4 +1,4 @@
-//! Landlock: what a process gives up for itself and all it starts. See landlock(7).
+//! Landlock: restrictions that a process applies to itself and its children. See landlock(7).
 
 use std::io;
 use std::path::Path;
@@ -8,21 +8,21 @@ use landlock::{
     RulesetCreatedAttr, Scope,
 };
 
-/// The highest version of Landlock that we know.
+/// The newest Landlock version that we know.
 const NEWEST: ABI = ABI::V6;
 
-/// Forbids every change of the mount tree, device nodes, and signals or abstract sockets to
-/// outside, to this process and all it starts.
+/// Forbids changes of the mount tree, device nodes, and signals or abstract sockets to outside
+/// processes, for this process and all its children.
 ///
-/// Any Landlock domain makes mount(2) and its kin fail, whatever capabilities a nested user
-/// namespace would bring; that is the point. Renames across directories must be allowed by
-/// name, or the domain would forbid them.
+/// Any Landlock domain makes mount(2) and related calls fail, regardless of capabilities in a nested
+/// user namespace; that is the purpose. Renames across directories must be allowed explicitly, or
+/// the domain would forbid them.
 pub fn forbid_mounts() -> io::Result<()> {
     forbid(Scope::AbstractUnixSocket | Scope::Signal)
 }
 
-/// As [`forbid_mounts`], for a process in a pid namespace that keeps its signals from others anyway:
-/// those who are there may signal each other whoever started them.
+/// Like [`forbid_mounts`], for a process in a pid namespace that already isolates its signals:
+/// processes inside may signal each other regardless of which process started them.
 pub fn forbid_mounts_among_own() -> io::Result<()> {
     forbid(Scope::AbstractUnixSocket.into())
 }
@@ -46,8 +46,8 @@ fn forbid(scope: BitFlags<Scope>) -> io::Result<()> {
     }
 }
 
-/// Confines this process to reading `readable` and doing anything below `writable`. Returns
-/// whether the kernel enforces it.
+/// Confines this process to reading `readable` and full access below `writable`. Returns whether the
+/// kernel enforces it.
 pub fn confine(readable: &[&Path], writable: &[&Path]) -> io::Result<bool> {
     let mut ruleset = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
@@ -61,7 +61,7 @@ pub fn confine(readable: &[&Path], writable: &[&Path]) -> io::Result<bool> {
     for (path, access) in rules {
         match PathFd::new(path) {
             Ok(fd) => ruleset = ruleset.add_rule(PathBeneath::new(fd, access)).map_err(io::Error::other)?,
-            // What does not exist needs no permission.
+            // A missing path needs no permission.
             Err(landlock::PathFdError::OpenCall { .. }) => {}
             Err(error) => return Err(io::Error::other(error)),
         }

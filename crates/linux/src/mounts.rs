@@ -1,4 +1,4 @@
-//! Mounts: detached clones with attributes of their own, and where they go. See open_tree(2),
+//! Mounts: detached clones with their own attributes, and attaching them. See open_tree(2),
 //! mount_setattr(2), pivot_root(2).
 
 use std::ffi::{CStr, CString};
@@ -14,7 +14,7 @@ use rustix::mount::{
 
 use crate::check_long;
 
-/// Attributes of a mount; each is added, none is taken away.
+/// Attributes of a mount; they are only added, never removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Attributes(u64);
 
@@ -30,15 +30,15 @@ impl Attributes {
     }
 }
 
-/// Whether submounts come along.
+/// Whether submounts are included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Depth {
-    /// The one filesystem, so that nothing mounted below shows through.
+    /// Only the one filesystem, without anything mounted below it.
     Single,
     Recursive,
 }
 
-/// Makes a detached copy of the mount at `path`.
+/// Creates a detached copy of the mount at `path`.
 pub fn clone_tree(path: &Path, depth: Depth) -> io::Result<OwnedFd> {
     let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     if depth == Depth::Recursive {
@@ -47,8 +47,8 @@ pub fn clone_tree(path: &Path, depth: Depth) -> io::Result<OwnedFd> {
     rustix::mount::open_tree(CWD, path, flags).map_err(Into::into)
 }
 
-/// Makes a detached copy of what `source` is open on. Nothing is looked up by name, so the copy
-/// shows what was checked, whatever happened to its path since.
+/// Creates a detached copy of the directory that `source` is open on. No path is looked up, so the
+/// copy is the directory that was checked, whatever happened to its path since.
 pub fn clone_of(source: BorrowedFd<'_>, depth: Depth) -> io::Result<OwnedFd> {
     let mut flags =
         OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
@@ -58,8 +58,8 @@ pub fn clone_of(source: BorrowedFd<'_>, depth: Depth) -> io::Result<OwnedFd> {
     rustix::mount::open_tree(source, "", flags).map_err(Into::into)
 }
 
-/// Adds attributes to a mount and, with `owners`, shows its files through the id map of that
-/// user namespace.
+/// Adds attributes to a mount and, with `owners`, shows its files through the id map of that user
+/// namespace.
 pub fn set_attributes(
     mount: BorrowedFd<'_>,
     attributes: Attributes,
@@ -101,19 +101,19 @@ pub fn attach(mount: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     rustix::mount::move_mount(mount, "", CWD, path, flags).map_err(Into::into)
 }
 
-/// Attaches a detached mount on what `target` is open on.
+/// Attaches a detached mount on the directory that `target` is open on.
 pub fn attach_on(mount: BorrowedFd<'_>, target: BorrowedFd<'_>) -> io::Result<()> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     rustix::mount::move_mount(mount, "", target, "", flags).map_err(Into::into)
 }
 
-/// Keeps mounts made from here on out of every other mount namespace, and theirs out of here.
+/// Stops mount propagation between this mount namespace and all others, in both directions.
 pub fn make_private() -> io::Result<()> {
     rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
         .map_err(Into::into)
 }
 
-/// Mounts a filesystem by the classic call, which all supported kernels have.
+/// Mounts a filesystem with the classic call, which all supported kernels have.
 pub fn mount(kind: &str, target: &Path, attributes: Attributes, options: &str) -> io::Result<()> {
     let mut flags = MountFlags::empty();
     for (attribute, flag) in [
@@ -130,8 +130,8 @@ pub fn mount(kind: &str, target: &Path, attributes: Attributes, options: &str) -
     rustix::mount::mount(kind, target, kind, flags, Some(options.as_c_str())).map_err(Into::into)
 }
 
-/// Mounts a device without attaching it anywhere: no path leads to its files, only the descriptor
-/// does, and it is unmounted when the last descriptor of it is closed. See fsmount(2).
+/// Mounts a device without attaching it: its files are reachable only through the descriptor, and
+/// it is unmounted when the last descriptor is closed. See fsmount(2).
 pub fn mount_detached(kind: &CStr, device: &Path, attributes: Attributes) -> io::Result<OwnedFd> {
     let context = rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
     rustix::mount::fsconfig_set_string(context.as_fd(), "source", device)?;
@@ -140,38 +140,39 @@ pub fn mount_detached(kind: &CStr, device: &Path, attributes: Attributes) -> io:
     Ok(rustix::mount::fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
 }
 
-/// Shows the file or directory `source` also at `target`.
+/// Bind-mounts the file or directory `source` at `target`.
 pub fn bind(source: &Path, target: &Path) -> io::Result<()> {
     rustix::mount::mount_bind(source, target).map_err(Into::into)
 }
 
-/// One overlay: `upper` and `work` lie on one filesystem, `lowers` from the top down.
+/// Mounts an overlay: `upper` and `work` are on one filesystem, `lowers` are listed from the top
+/// down.
 ///
-/// The paths are ours and contain neither `:` nor `,` nor `\`. Whiteouts and opaque marks are
-/// kept in `user.` attributes, which is the only form a user namespace may write.
+/// The paths are our own and contain neither `:` nor `,` nor `\`. Whiteouts and opaque marks are
+/// kept in `user.` attributes, the only form that may be written in a user namespace.
 pub fn overlay(lowers: &[&str], upper: &str, work: &str, target: &Path) -> io::Result<()> {
     let options = format!("lowerdir={},upperdir={upper},workdir={work},userxattr", lowers.join(":"));
     mount("overlay", target, Attributes::default(), &options)
 }
 
-/// Makes `root` the root of this mount namespace and lets go of the old one.
+/// Makes `root` the root of this mount namespace and unmounts the old one.
 pub fn pivot(root: &Path) -> io::Result<()> {
-    // With both arguments the same directory the old root ends up on top of the new one, so no
-    // directory for it has to exist inside. See pivot_root(2).
+    // If both arguments are the same directory, the old root is stacked on top of the new one, so
+    // no directory for it has to exist inside. See pivot_root(2).
     rustix::process::chdir(root)?;
     rustix::process::pivot_root(".", ".")?;
     rustix::mount::unmount(".", UnmountFlags::DETACH)?;
     rustix::process::chdir("/").map_err(Into::into)
 }
 
-/// Takes away the mount whose root `mount` is open on, without looking it up by name. This
-/// process must be in a mount namespace that has it, and its directory changes.
+/// Unmounts the mount whose root `mount` is open on, without looking up a path. This process must
+/// be in a mount namespace that contains it, and its working directory changes.
 pub fn detach_of(mount: BorrowedFd<'_>) -> io::Result<()> {
     rustix::process::fchdir(mount)?;
     rustix::mount::unmount(".", UnmountFlags::DETACH).map_err(Into::into)
 }
 
-/// Takes a mount away, even while something still uses it.
+/// Unmounts a mount, even if it is still in use.
 pub fn detach(path: &Path) -> io::Result<()> {
     rustix::mount::unmount(path, UnmountFlags::DETACH).map_err(Into::into)
 }

@@ -1,4 +1,4 @@
-//! Namespaces: who owns them, their maps, going into one. See namespaces(7),
+//! Namespaces: creating them, their id maps, and entering one. See namespaces(7),
 //! user_namespaces(7).
 
 use std::fs;
@@ -45,11 +45,11 @@ pub struct Extent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Setgroups {
     Allow,
-    /// Must be said before an unprivileged process may write a gid map.
+    /// Required before an unprivileged process may write a gid map.
     Deny,
 }
 
-/// Gives the user namespace of `pid` its maps.
+/// Writes the id maps of the user namespace of `pid`.
 pub fn write_maps(pid: Pid, users: &[Extent], groups: &[Extent], setgroups: Setgroups) -> io::Result<()> {
     let text = |extents: &[Extent]| {
         let line = |e: &Extent| format!("{} {} {}\n", e.inside, e.outside, e.count);
@@ -63,8 +63,8 @@ pub fn write_maps(pid: Pid, users: &[Extent], groups: &[Extent], setgroups: Setg
     fs::write(format!("/proc/{pid}/gid_map"), text(groups))
 }
 
-/// Makes a user namespace with these maps that no process is in; it lives as long as the
-/// descriptor. Idmapped mounts take their maps from such a one.
+/// Creates a user namespace with these maps and without processes; it exists as long as the
+/// descriptor. Idmapped mounts take their maps from such a namespace.
 pub fn empty_user_namespace(
     thread: &SingleThread,
     users: &[Extent],
@@ -75,7 +75,7 @@ pub fn empty_user_namespace(
         Forked::Child => {
             drop(hold);
             let mut byte = [0];
-            // Ends when the parent closes its side, whatever happens to it.
+            // Ends when the parent closes its end, even if the parent dies.
             let ended = io::Read::read(&mut &wait, &mut byte).is_ok();
             spawn::exit_now(i32::from(!ended))
         }
@@ -96,7 +96,7 @@ pub fn enter(fd: BorrowedFd<'_>, kind: Namespaces) -> io::Result<()> {
     check(unsafe { libc::setns(fd.as_raw_fd(), kind) }).map(drop)
 }
 
-/// Takes this thread into new namespaces.
+/// Moves this thread into new namespaces.
 pub fn unshare(namespaces: Namespaces) -> io::Result<()> {
     let flags = libc::c_int::try_from(namespaces.0).map_err(io::Error::other)?;
     // SAFETY: the call takes one integer. No flag that unshares memory or descriptors is among
@@ -122,7 +122,7 @@ pub fn raise_loopback() -> io::Result<()> {
     check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) }).map(drop)
 }
 
-/// Asks the kernel to kill this process when its parent thread ends. Changing ids clears it.
+/// Makes the kernel kill this process when its parent thread ends. Changing ids resets this.
 pub fn die_with_parent() -> io::Result<()> {
     // SAFETY: the option takes one integer.
     check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong, 0, 0, 0) }).map(drop)
@@ -134,7 +134,7 @@ pub fn adopt_orphans() -> io::Result<()> {
     check(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1 as libc::c_ulong, 0, 0, 0) }).map(drop)
 }
 
-/// Takes on ids inside a user namespace, without supplementary groups where they may be given up.
+/// Switches to ids inside a user namespace, and drops supplementary groups where that is allowed.
 pub fn become_ids(uid: u32, gid: u32, setgroups: Setgroups) -> io::Result<()> {
     if setgroups == Setgroups::Allow {
         // SAFETY: a count of zero reads nothing from the pointer.
@@ -147,8 +147,8 @@ pub fn become_ids(uid: u32, gid: u32, setgroups: Setgroups) -> io::Result<()> {
     check(unsafe { libc::setresuid(uid, uid, uid) }).map(drop)
 }
 
-/// As [`SingleThread::fork`], but new namespaces belong to the user `uid`, and with them the
-/// kernel's counts of what is used inside. Our own capabilities stay as they are.
+/// Like [`SingleThread::fork`], but the new namespaces, and the kernel's resource counts for them,
+/// belong to the user `uid`. Our own capabilities are unchanged.
 pub fn fork_as(
     thread: &SingleThread,
     uid: u32,
@@ -157,8 +157,8 @@ pub fn fork_as(
 ) -> io::Result<Forked> {
     // SAFETY: the option takes no argument.
     let before = check(unsafe { libc::prctl(libc::PR_GET_SECUREBITS, 0, 0, 0, 0) })?;
-    // Otherwise the change of ids would take the capabilities away. A new user namespace begins
-    // with the default again, so nothing of this reaches the child.
+    // Otherwise changing ids would drop the capabilities. A new user namespace starts with the
+    // default again, so this does not affect the child.
     const KEEP_ON_CHANGE: libc::c_int = 1 << 2;
     let keep = libc::c_ulong::try_from(before | KEEP_ON_CHANGE).map_err(io::Error::other)?;
     // SAFETY: the option takes one integer.
@@ -173,8 +173,8 @@ pub fn fork_as(
     forked
 }
 
-/// The signal that this process gets when its parent dies. The kernel forgets it with every
-/// change of ids.
+/// The signal that this process gets when its parent dies. The kernel resets it with every change
+/// of ids.
 struct Bond {
     signal: libc::c_int,
     parent: Option<rustix::process::Pid>,
@@ -188,7 +188,7 @@ impl Bond {
         Ok(Self { signal, parent: rustix::process::getppid() })
     }
 
-    /// Asks for it again. A parent that died in between is made up for.
+    /// Restores the signal. If the parent died in between, raises the signal now.
     fn renew(&self) -> io::Result<()> {
         if self.signal == 0 {
             return Ok(());

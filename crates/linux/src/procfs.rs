@@ -1,4 +1,4 @@
-//! A `/proc` that tells of its own processes and little else. See proc(5).
+//! A `/proc` that shows its own processes and little else. See proc(5).
 
 use std::io;
 use std::path::Path;
@@ -6,15 +6,14 @@ use std::path::Path;
 use crate::mounts::{self, Attributes};
 use crate::readonly;
 
-/// Files that tell about the host, or change it.
+/// Files that expose information about the host, or change it.
 const HIDDEN: [&str; 8] =
     ["kcore", "keys", "key-users", "timer_list", "sysrq-trigger", "kmsg", "sched_debug", "latency_stats"];
 
-/// Directories with settings of the kernel.
+/// Directories with kernel settings.
 const READ_ONLY: [&str; 4] = ["sys", "irq", "bus", "fs"];
 
-/// Mounts a fresh `/proc` of this pid namespace, with what tells about the host covered. `null` is
-/// what covers it.
+/// Mounts a fresh `/proc` for this pid namespace, with the files about the host covered by `null`.
 pub fn mount(proc: &Path, null: &Path) -> io::Result<()> {
     let attributes = Attributes::NO_SUID.and(Attributes::NO_DEV).and(Attributes::NO_EXEC);
     mounts::mount("proc", proc, attributes, "")?;

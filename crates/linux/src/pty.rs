@@ -1,4 +1,4 @@
-//! Terminals: a master for us, a slave for the process. See pty(7).
+//! Terminals: we keep the master, the process gets the slave. See pty(7).
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -7,7 +7,8 @@ use rustix::fs::{Mode, OFlags};
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
-/// Both ends of a new terminal. Neither survives an exec, and neither becomes our own.
+/// Both ends of a new terminal. Both are close-on-exec, and neither becomes our controlling
+/// terminal.
 #[derive(Debug)]
 pub struct Terminal {
     pub master: OwnedFd,
@@ -15,8 +16,8 @@ pub struct Terminal {
 }
 
 impl Terminal {
-    /// Opens a terminal that belongs to `owner`. The slave is opened through the master, so
-    /// no name below `/dev/pts` has to be trusted.
+    /// Opens a terminal that belongs to `owner`. The slave is opened through the master, so no name
+    /// below `/dev/pts` has to be trusted.
     pub fn open(columns: u16, rows: u16, owner: rustix::fs::Uid) -> io::Result<Self> {
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
         let master = openpt(flags)?;
@@ -30,7 +31,7 @@ impl Terminal {
     }
 }
 
-/// Changes the size; the foreground processes are told with SIGWINCH.
+/// Changes the size; the kernel sends SIGWINCH to the foreground processes.
 pub fn resize(master: impl AsFd, columns: u16, rows: u16) -> io::Result<()> {
     let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
     Ok(tcsetwinsize(master, size)?)

@@ -17,7 +17,7 @@ impl Program {
         Self(instructions)
     }
 
-    /// Each instruction as its eight bytes in native order, to hand to another process.
+    /// Encodes each instruction as a 64-bit word in native order, to pass it to another process.
     pub fn to_words(&self) -> Vec<u64> {
         let word = |i: &libc::sock_filter| {
             u64::from(i.code) | u64::from(i.jt) << 16 | u64::from(i.jf) << 24 | u64::from(i.k) << 32
@@ -44,8 +44,8 @@ impl Program {
         self.0.is_empty()
     }
 
-    /// Adds the filter to this thread and all it will start. It cannot be taken off again.
-    /// Needs no_new_privs. Allocates nothing, so it may be called between fork and exec.
+    /// Adds the filter to this thread and everything it starts. It cannot be removed again. Needs
+    /// no_new_privs. Allocates nothing, so it may be called between fork and exec.
     pub fn install(&self) -> io::Result<()> {
         const UNUSED: libc::c_ulong = 0;
         let length = u16::try_from(self.0.len()).map_err(io::Error::other)?;

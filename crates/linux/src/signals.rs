@@ -1,5 +1,5 @@
-//! Signals: keeping all of them away, and hearing of them through a descriptor, for loops that
-//! wait on descriptors. See signalfd(2).
+//! Signals: blocking all of them, and receiving them through a descriptor for event loops. See
+//! signalfd(2).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -15,19 +15,19 @@ pub const HANG_UP: i32 = libc::SIGHUP;
 pub const QUIT: i32 = libc::SIGQUIT;
 pub const WINDOW: i32 = libc::SIGWINCH;
 
-/// Keeps every signal that can be kept away from this thread.
+/// Blocks every signal of this thread that can be blocked.
 pub fn block_all() -> io::Result<()> {
     set_mask(&full())
 }
 
-/// Lets every signal through again, as a program that is started expects.
+/// Unblocks every signal, as a newly started program expects.
 pub fn unblock_all() -> io::Result<()> {
     set_mask(&empty())
 }
 
-/// Gives every signal its default action, whatever was ignored before. Ignoring is inherited
-/// through exec, so this is done once for all that will be started. The C library hides two
-/// signals from its own functions, hence the kernel is asked directly.
+/// Resets every signal to its default action, including ignored ones. Ignored signals are inherited
+/// through exec, so this is done once for all programs started later. The C library hides two
+/// signals from its own functions, hence the direct system call.
 pub fn reset_actions() -> io::Result<()> {
     #[repr(C)]
     struct Action {
@@ -38,8 +38,8 @@ pub fn reset_actions() -> io::Result<()> {
     }
     let default = Action { handler: libc::SIG_DFL, flags: 0, restorer: 0, mask: 0 };
     for signal in (1..=64).filter(|signal| ![libc::SIGKILL, libc::SIGSTOP].contains(signal)) {
-        // SAFETY: the structure has the kernel's layout and outlives the call. The default
-        // action calls no code of ours, and the old one is not asked for.
+        // SAFETY: the structure has the kernel's layout and outlives the call. The default action
+        // calls no code of ours, and the old one is not requested.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_rt_sigaction,
@@ -54,29 +54,29 @@ pub fn reset_actions() -> io::Result<()> {
     Ok(())
 }
 
-/// Becomes readable when one of its signals arrives.
+/// A descriptor that becomes readable when one of its signals arrives.
 #[derive(Debug)]
 pub struct Signals(OwnedFd);
 
 impl Signals {
-    /// Keeps the signals from their usual effect and collects them instead. Programs that this
-    /// process starts inherit that they are blocked.
+    /// Blocks the signals and collects them instead. Programs started by this process inherit the
+    /// blocked mask.
     pub fn watch(numbers: &[i32]) -> io::Result<Self> {
         let mut mask = empty();
         for number in numbers {
-            // SAFETY: `mask` is an initialised set; a number that is no signal is refused.
+            // SAFETY: `mask` is an initialised set; a number that is not a signal is rejected.
             check(unsafe { libc::sigaddset(&raw mut mask, *number) })?;
         }
-        // SAFETY: the set is initialised and only read; the old one is not asked for.
+        // SAFETY: the set is initialised and only read; the old one is not requested.
         check(unsafe { libc::sigprocmask(libc::SIG_BLOCK, &raw const mask, std::ptr::null_mut()) })?;
-        // SAFETY: the kernel reads the set and gives a new descriptor, or fails.
+        // SAFETY: the kernel reads the set and returns a new descriptor, or fails.
         let fd =
             check(unsafe { libc::signalfd(-1, &raw const mask, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) })?;
-        // SAFETY: the descriptor is new and nobody else knows it.
+        // SAFETY: the descriptor is new and has no other owner.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// The next signal that arrived, if there is one.
+    /// Returns the next signal that arrived, if there is one.
     pub fn next(&self) -> io::Result<Option<i32>> {
         let mut record = [0; size_of::<libc::signalfd_siginfo>()];
         match rustix::io::retry_on_intr(|| rustix::io::read(&self.0, &mut record)) {
@@ -87,7 +87,8 @@ impl Signals {
         }
     }
 
-    /// Forgets what has arrived, so that the descriptor is quiet until the next signal.
+    /// Discards the signals that have arrived, so that the descriptor is not readable until the
+    /// next one.
     pub fn clear(&self) -> io::Result<()> {
         while self.next()?.is_some() {}
         Ok(())
@@ -117,6 +118,6 @@ fn full() -> libc::sigset_t {
 }
 
 fn set_mask(mask: &libc::sigset_t) -> io::Result<()> {
-    // SAFETY: the set is initialised and only read; the old one is not asked for.
+    // SAFETY: the set is initialised and only read; the old one is not requested.
     check(unsafe { libc::sigprocmask(libc::SIG_SETMASK, mask, std::ptr::null_mut()) }).map(drop)
 }

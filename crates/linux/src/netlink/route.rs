@@ -30,29 +30,29 @@ const LINK_HEADER: usize = 16;
 const ROUTE_HEADER: usize = 12;
 const ADDRESS_HEADER: usize = 8;
 
-/// The address of a link.
+/// The hardware address of a link.
 pub type Mac = [u8; 6];
 
-/// One end of a pair of links.
+/// One end of a veth pair.
 #[derive(Clone, Copy, Debug)]
 pub struct End<'a> {
     pub name: &'a str,
     pub mac: Mac,
 }
 
-/// What is known of a link.
+/// The state of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
     pub index: u32,
     pub up: bool,
 }
 
-/// The target of a route that exists.
+/// An existing route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
     pub target: IpAddr,
     pub prefix: u8,
-    /// The link it leads to.
+    /// The link it uses.
     pub link: Option<u32>,
 }
 
@@ -65,7 +65,7 @@ impl Routing {
         Socket::open(Family::Route).map(Self)
     }
 
-    /// Makes two linked ends, the second in the net namespace behind `place`.
+    /// Creates a veth pair, with the second end in the net namespace behind `place`.
     pub fn make_pair(&mut self, own: End<'_>, other: End<'_>, place: BorrowedFd<'_>) -> io::Result<()> {
         let number = place.as_raw_fd().cast_unsigned();
         let message = Message::new(NEW_LINK, CREATE | EXCLUSIVE, &link(0, 0))
@@ -84,7 +84,7 @@ impl Routing {
         self.0.request(vec![message])
     }
 
-    /// The link of this name, if there is one.
+    /// Returns the link with this name, if there is one.
     pub fn find(&mut self, name: &str) -> io::Result<Option<Link>> {
         let mut found = None;
         let request = Message::new(GET_LINK, 0, &link(0, 0)).text(LINK_NAME, name);
@@ -99,7 +99,7 @@ impl Routing {
         }
     }
 
-    /// The names of all links, with their indices.
+    /// Returns the names of all links with their indices.
     pub fn links(&mut self) -> io::Result<Vec<(u32, String)>> {
         let mut found = Vec::new();
         self.0.dump(Message::new(GET_LINK, 0, &link(0, 0)), |_, body| {
@@ -114,7 +114,7 @@ impl Routing {
         self.0.request(vec![Message::new(DELETE_LINK, 0, &link(index, 0))])
     }
 
-    /// Keeps the kernel from giving a link addresses on its own, where it has IPv6.
+    /// Prevents the kernel from assigning IPv6 addresses to a link automatically.
     pub fn forbid_own_addresses(&mut self, index: u32) -> io::Result<()> {
         const MODE: u16 = 8;
         const NONE: u8 = 1;
@@ -128,11 +128,12 @@ impl Routing {
         self.0.request(vec![Message::new(SET_LINK, 0, &link(index, UP))])
     }
 
-    /// Gives a link an address that shares its network with nobody.
+    /// Adds an address to a link, with a network of that single address.
     pub fn add_address(&mut self, index: u32, address: IpAddr) -> io::Result<()> {
         const LOCAL: u16 = 2;
         const ADDRESS: u16 = 1;
-        // Nobody else can have it on a link with two ends, so nobody has to be asked.
+        // On a link with two ends no other machine can have it, so duplicate detection is not
+        // needed.
         const NO_DUPLICATE_CHECK: u8 = 2;
         let (family, bytes, bits) = parts(address);
         let flags = if address.is_ipv6() { NO_DUPLICATE_CHECK } else { 0 };
@@ -144,7 +145,7 @@ impl Routing {
         self.0.request(vec![message])
     }
 
-    /// Leads one address over a link.
+    /// Routes one address over a link.
     pub fn add_route(&mut self, index: u32, target: IpAddr) -> io::Result<()> {
         const SCOPE_LINK: u8 = 253;
         let (_, bytes, bits) = parts(target);
@@ -152,7 +153,7 @@ impl Routing {
         self.0.request(vec![message])
     }
 
-    /// Leads everything else over a link, by way of `gateway`.
+    /// Routes everything else over a link, through `gateway`.
     pub fn add_default_route(&mut self, index: u32, gateway: IpAddr) -> io::Result<()> {
         const SCOPE_ALL: u8 = 0;
         let (_, bytes, _) = parts(gateway);
@@ -160,7 +161,7 @@ impl Routing {
         self.0.request(vec![message])
     }
 
-    /// Says for good which link address a neighbour has, so that nobody ever has to ask for it.
+    /// Adds a permanent neighbour entry, so that its link address never has to be resolved.
     pub fn add_neighbour(&mut self, index: u32, address: IpAddr, mac: Mac) -> io::Result<()> {
         const PERMANENT: u16 = 0x80;
         let (family, bytes, _) = parts(address);
@@ -172,7 +173,7 @@ impl Routing {
         self.0.request(vec![message])
     }
 
-    /// Where this namespace sends packets to, in every table.
+    /// Returns the routes of this namespace, in all tables.
     pub fn routes(&mut self) -> io::Result<Vec<Route>> {
         let mut found = Vec::new();
         for v6 in [false, true] {
@@ -194,7 +195,7 @@ impl Routing {
         Ok(found)
     }
 
-    /// The addresses of this namespace.
+    /// Returns the addresses of this namespace.
     pub fn addresses(&mut self) -> io::Result<Vec<IpAddr>> {
         let mut found = Vec::new();
         self.0.dump(Message::new(GET_ADDRESS, 0, &[0; ADDRESS_HEADER]), |_, body| {
@@ -209,13 +210,13 @@ impl Routing {
     }
 }
 
-/// The name in a message about a link.
+/// Returns the name in a message about a link.
 pub(super) fn link_name(body: &[u8]) -> Option<String> {
     let (_, name) = attributes(body, LINK_HEADER).find(|(kind, _)| *kind == LINK_NAME)?;
     Some(String::from_utf8_lossy(name.strip_suffix(&[0]).unwrap_or(name)).into_owned())
 }
 
-/// The fixed part of a message about a link; `flags` are those to be set.
+/// Returns the fixed part of a message about a link; `flags` are those to set.
 fn link(index: u32, flags: u32) -> Vec<u8> {
     let mut fixed = vec![0; 4];
     for number in [index, flags, flags] {
@@ -241,7 +242,7 @@ fn family_of_v6() -> u16 {
     u16::try_from(libc::AF_INET6).expect("families are small numbers")
 }
 
-/// The family, the bytes and the number of bits of an address.
+/// Returns the family, the bytes and the number of bits of an address.
 fn parts(address: IpAddr) -> (u8, Vec<u8>, u8) {
     let family = |number: libc::c_int| u8::try_from(number).expect("families are small numbers");
     match address {

@@ -1,4 +1,4 @@
-//! Hearing of changes that others make in the net namespace in which a watch was opened.
+//! Notifications of changes in the net namespace in which a watch was opened.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -10,14 +10,14 @@ use rustix::net::{RecvFlags, bind, recv};
 use super::message::messages;
 use super::{Family, Socket, route};
 
-/// Packets that are read at once. More come when the descriptor is looked at again.
+/// The number of packets read at once. The rest is read when the descriptor is polled again.
 const MOST: usize = 256;
 
-/// Hears of links; its descriptor is readable when there is news.
+/// Watches links; its descriptor is readable when there are notifications.
 #[derive(Debug)]
 pub struct LinkWatch(Socket);
 
-/// Hears of packet filters; its descriptor is readable when there is news.
+/// Watches packet filters; its descriptor is readable when there are notifications.
 #[derive(Debug)]
 pub struct FilterWatch(Socket);
 
@@ -27,7 +27,7 @@ impl LinkWatch {
         listen(Family::Route, LINKS).map(Self)
     }
 
-    /// The names of links that went away. Some are missing when too many did at once.
+    /// Returns the names of removed links. Some are missing if too many were removed at once.
     pub fn removed(&mut self) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         hear(&mut self.0, |packet| {
@@ -44,7 +44,7 @@ impl FilterWatch {
         listen(Family::Netfilter, TABLES).map(Self)
     }
 
-    /// Whether there was news; whoever is told so looks for himself.
+    /// Whether something may have changed; the caller then has to check what.
     pub fn changed(&mut self) -> io::Result<bool> {
         let mut changed = false;
         let lost = hear(&mut self.0, |_| changed = true)?;
@@ -70,14 +70,14 @@ fn listen(family: Family, groups: u32) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Shows what has come; `true` if something was lost.
+/// Calls `show` with each received packet; returns `true` if packets were lost.
 fn hear(socket: &mut Socket, mut show: impl FnMut(&[u8])) -> io::Result<bool> {
     let mut lost = false;
     for _ in 0..MOST {
         match recv(&socket.fd, &mut socket.buffer[..], RecvFlags::DONTWAIT) {
             Ok((length, _)) => show(&socket.buffer[..length]),
             Err(Errno::AGAIN) => break,
-            // What did not fit was dropped; the rest is still there.
+            // Packets that did not fit were dropped; the rest can still be read.
             Err(Errno::NOBUFS) => lost = true,
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
