@@ -1,7 +1,7 @@
 //! Metrics per owner, for a bounded number of owners.
 //!
-//! The first owners that are seen get a row of their own and keep it while the server runs, so that
-//! no counter ever decreases. All later owners share one row.
+//! The first owners that are seen get their own row and keep it while the server runs, so that no counter ever
+//! decreases. All later owners share one row.
 
 use std::collections::BTreeMap;
 
@@ -10,18 +10,18 @@ use domain::{Owner, Phase};
 use crate::Service;
 use crate::history::Used;
 
-/// Whose numbers a row has.
+/// The owner or owners of a row.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum OwnerLabel {
     Named(Owner),
-    /// All owners beyond the bound together.
+    /// All owners beyond the limit together.
     Other,
 }
 
 /// The numbers of one row.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnerMetrics {
-    /// Sandboxes that exist, by the name of their phase.
+    /// Existing sandboxes, by the name of their phase.
     pub phases: BTreeMap<&'static str, u64>,
     /// Sandboxes created since the server started.
     pub created: u64,
@@ -43,7 +43,7 @@ impl OwnerLabel {
     }
 }
 
-/// What owners used since the server started.
+/// The usage of owners since the server started.
 pub(crate) struct OwnerTotals {
     max_owners: usize,
     rows: BTreeMap<OwnerLabel, Used>,
@@ -54,7 +54,7 @@ impl OwnerTotals {
         Self { max_owners, rows: BTreeMap::new() }
     }
 
-    /// The row of an owner, which is reserved if it is new.
+    /// The label of an owner's row; a new owner gets a row if one is free.
     pub(crate) fn label(&mut self, owner: &Owner) -> OwnerLabel {
         let named = OwnerLabel::Named(owner.clone());
         let owners = self.rows.len() - usize::from(self.rows.contains_key(&OwnerLabel::Other));
@@ -69,7 +69,7 @@ impl OwnerTotals {
         self.rows.entry(label).or_default().add(used);
     }
 
-    /// All rows, without what is known only of sandboxes that exist.
+    /// All rows, without the numbers of existing sandboxes.
     pub(crate) fn rows(&self) -> BTreeMap<OwnerLabel, OwnerMetrics> {
         let row = |used: &Used| OwnerMetrics {
             created: used.created,

@@ -15,11 +15,11 @@ use crate::following::Place;
 use crate::registry::Handle;
 use crate::{Following, Input, OutputSettings, Service, ServiceError, faults, measure, translate};
 
-/// How a process ended, and what it used.
+/// How a process ended, and the resources it used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ended {
     pub exit: Exit,
-    /// The overall offset behind the last byte it printed.
+    /// The overall offset after the last byte it printed.
     pub written: u64,
     pub ended: SystemTime,
     pub duration: Duration,
@@ -32,17 +32,17 @@ pub struct Ended {
 pub struct ProcessStatus {
     pub process: ProcessId,
     pub tag: Option<String>,
-    /// The session it is a run of.
+    /// The session that this process is a run of.
     pub session: Option<SessionId>,
-    /// The shell text, or the words joined by blanks; cut after 4 KiB.
+    /// The shell text, or the arguments joined by spaces; cut after 4 KiB.
     pub command: String,
     pub started: SystemTime,
     pub written: u64,
-    /// How many bytes are kept of the beginning of its output.
+    /// How many bytes are kept from the beginning of its output.
     pub first: u64,
-    /// `None` while it runs.
+    /// `None` while the process runs.
     pub ended: Option<Ended>,
-    /// It has ended, and something that it started has not.
+    /// The process has ended, but a process that it started still runs.
     pub left: bool,
 }
 
@@ -56,11 +56,11 @@ pub struct ProcessTree {
     pub tag: Option<String>,
     /// The beginning of the command's text, the language of a context, or the kind of session.
     pub text: String,
-    /// Whether a command runs, or a run is on in a session or context.
+    /// Whether the command runs, or the session or context has an active run.
     pub busy: bool,
     pub started: Option<SystemTime>,
     pub ended: Option<Ended>,
-    /// It has ended, and something that it started has not.
+    /// The command has ended, but a process that it started still runs.
     pub left: bool,
     pub usage: Option<TreeUsage>,
 }
@@ -74,39 +74,39 @@ pub enum TreeKind {
     Context,
 }
 
-/// What a tree of processes uses now, as the agent says.
+/// The current usage of a process tree, as the agent reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TreeUsage {
     pub cpu: Duration,
-    /// Resident; pages that processes share count for each of them.
+    /// Resident memory; pages that processes share count for each of them.
     pub memory: domain::Bytes,
     pub processes: u32,
 }
 
-/// Which commands a list of trees has.
+/// Which commands a list of trees contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TreeFilter {
     Living,
-    /// Also those that have ended and are remembered.
+    /// Also commands that have ended and are still remembered.
     All,
 }
 
-/// Whom a signal reaches.
+/// Which processes a signal goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// The process's group, as a terminal would.
+    /// The process's group, as from a terminal.
     Group,
     /// Everything the process ever started.
     Tree,
 }
 
 impl Service {
-    /// What is kept of the output of commands where nobody says otherwise.
+    /// How much output of commands is kept unless the caller says otherwise.
     pub fn output_settings(&self) -> OutputSettings {
         self.0.config().output
     }
 
-    /// Starts a process; what it prints can be followed from the first byte.
+    /// Starts a process; its output can be read from the first byte.
     pub async fn launch(
         &self,
         owner: &Owner,
@@ -143,7 +143,7 @@ impl Service {
         Ok(Following::new(name, agent, connection, Place::At(0), commands, activity))
     }
 
-    /// A place among the commands that may run, asking the agent only if there seems to be none.
+    /// Takes a command slot; the agent is asked only if our count says that none is free.
     pub(crate) async fn slot(&self, handle: &Handle, process: &ProcessId) -> Result<Slot, ServiceError> {
         if let Some(slot) = handle.commands.take(process) {
             return Ok(slot);
@@ -153,7 +153,8 @@ impl Service {
         handle.commands.take(process).ok_or(ServiceError::TooManyCommands { id, limit })
     }
 
-    /// Follows a process from an overall offset, from the start of what is kept if there is a gap.
+    /// Reads the output of a process from an overall offset. If those bytes are gone, a gap is reported and reading
+    /// continues after it.
     pub async fn follow(
         &self,
         owner: &Owner,
@@ -196,7 +197,7 @@ impl Service {
         self.0.processes_of(&handle.agent).await
     }
 
-    /// What runs in a sandbox of one owner's, or of anybody's. Looking is no use of it.
+    /// The processes of a sandbox of one owner, or of any owner. This call does not count as a use.
     pub async fn process_trees(
         &self,
         owner: Option<&Owner>,
@@ -212,7 +213,7 @@ impl Service {
                 trees.map_err(|source| agent.failed("answer", source))
             }
             Ok(_) => Err(agent.unexpected()),
-            // An agent that was started by an older server measures nothing, but knows what runs.
+            // An agent that was started by an older server cannot measure usage, but knows what runs.
             Err(fault) if fault.kind == FaultKind::Unsupported => {
                 self.0.unmeasured_trees(agent, filter).await
             }
@@ -264,7 +265,7 @@ impl Service {
         of_process(&handle, process, request).await
     }
 
-    /// Drops a finished process and what it printed.
+    /// Drops a finished process and its output.
     pub async fn forget(
         &self,
         owner: &Owner,
@@ -315,7 +316,7 @@ impl From<ProcessStatus> for ProcessTree {
     }
 }
 
-/// A request about one process that is answered with nothing but success.
+/// Sends a request about one process whose only answer is success.
 async fn of_process(handle: &Handle, process: &ProcessId, request: Request) -> Result<(), ServiceError> {
     match handle.agent.ask(request).await? {
         Ok(Reply::Ok) => Ok(()),

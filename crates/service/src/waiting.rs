@@ -1,8 +1,8 @@
 //! Waiting for a process without killing it.
 //!
-//! A wait has two limits, and neither ends the process: a soft one, after which the caller is
-//! answered whatever happens, and a quiet one, after which a process that prints nothing is taken
-//! for one that waits itself. What kills is the deadline it was started with.
+//! A wait has two limits, and neither ends the process: a soft one, after which the wait returns in any case, and a
+//! quiet one, after which a process that prints nothing is assumed to be waiting for input. Only the deadline that the
+//! process was started with kills it.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use tokio::time::Instant;
 use crate::following::{Event, Following};
 use crate::{Ended, ServiceError};
 
-/// How long somebody waits.
+/// The limits of a wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Patience {
-    /// In all.
+    /// The total time.
     pub soft: Option<Duration>,
-    /// Without any output.
+    /// The time without any output.
     pub quiet: Option<Duration>,
 }
 
@@ -24,15 +24,15 @@ pub struct Patience {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Waited {
     Ended(Ended),
-    /// It still runs; the soft limit was reached.
+    /// The process still runs; the soft limit was reached.
     TooLong,
-    /// It still runs; it has printed nothing for the quiet limit.
+    /// The process still runs; it printed nothing for the quiet limit.
     TooQuiet,
 }
 
 impl Following {
-    /// Waits until the process has ended or patience has, handing each event before the end to
-    /// `each`. The process can be followed and waited for again afterwards.
+    /// Waits until the process ends or a limit is reached, and passes each event before the end to `each`. The process
+    /// can be followed and waited for again afterwards.
     pub async fn wait(
         &mut self,
         patience: Patience,
@@ -43,7 +43,7 @@ impl Following {
         loop {
             // All branches are safe to drop: `next` loses nothing, the others only wait.
             tokio::select! {
-                // What has arrived counts, even if a limit is reached at the same moment.
+                // An event that has arrived counts, even if a limit is reached at the same moment.
                 biased;
                 event = self.next() => match event? {
                     Event::Ended(ended) => return Ok(Waited::Ended(ended)),

@@ -1,9 +1,9 @@
-//! What a snapshot records of its sandbox besides the files, how a sandbox that is made from the
-//! snapshot inherits it, and what a sandbox inherits that takes the place of a dead one.
+//! The settings that a snapshot records besides the files, how a sandbox that is made from the snapshot inherits them,
+//! and what a sandbox inherits from the dead one that it replaces.
 //!
-//! The rule: a value that the caller names wins; one that it leaves open is that of the snapshot's
-//! or dead sandbox, never a default that might be weaker. From a snapshot, mounts, the entrypoint,
-//! hooks, nesting and the name are not inherited; from a dead sandbox they are.
+//! The rule: a value that the caller sets wins; for a value that it leaves open, the value of the snapshot's or the
+//! dead sandbox is used, never a default that might be weaker. From a snapshot, mounts, the entrypoint, hooks, nesting
+//! and the name are not inherited; from a dead sandbox they are.
 
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ use crate::core::Core;
 use crate::registry::Handle;
 use crate::{Create, Defaulted, Usage};
 
-/// The settings of a running sandbox. A limit that was not named but holds, because it is the
-/// server's default, is recorded as well: the default may have changed before the next fork.
+/// The settings of a running sandbox. A limit that was not set but applies as the server's default is recorded as well:
+/// the default may have changed before the next fork.
 pub(super) fn record_settings(handle: &Handle, in_force: &Usage) -> SandboxSettings {
     let sandbox = handle.current();
     let named = &sandbox.spec.resources;
@@ -38,8 +38,8 @@ pub(super) fn record_settings(handle: &Handle, in_force: &Usage) -> SandboxSetti
     }
 }
 
-/// Fills in what the caller left open. A recorded time to live that is longer than the server
-/// grants by now is cut to what it grants.
+/// Fills in the settings that the caller left open. A recorded time to live that is longer than the server allows now
+/// is shortened to the longest allowed.
 pub(super) fn inherit_settings(
     create: &mut Create,
     settings: SandboxSettings,

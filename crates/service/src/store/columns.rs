@@ -1,5 +1,5 @@
-//! The JSON columns. Their types ignore fields they do not know and default those they miss,
-//! so that rows of other versions keep reading.
+//! The JSON columns. Their types ignore unknown fields and give missing ones a default, so that rows of other versions
+//! can be read.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -59,7 +59,7 @@ pub(super) enum NetworkJson {
 
 #[derive(Serialize, Deserialize)]
 struct MountJson {
-    /// Of a directory of the host.
+    /// The path of a host directory.
     #[serde(default)]
     source: PathBuf,
     #[serde(default)]
@@ -222,7 +222,7 @@ impl MountJson {
         let (source, volume) = match &mount.source {
             Source::Host(path) => (path.clone(), None),
             Source::Volume(id) => (PathBuf::new(), Some(id.to_string())),
-            // Turned into the volume itself before a row is written.
+            // Claims are resolved to volumes before a row is written.
             Source::Claim(_) => (PathBuf::new(), None),
         };
         let writable = mount.access == Access::ReadWrite;

@@ -10,15 +10,15 @@ use super::rows::{json, wall_micros, wall_time};
 use crate::events::{Act, OperatorEvent, REMEMBERED, Recorded};
 use crate::{ActKind, LifeEvent, ThingKind};
 
-/// What the operator did, in the column of the phase: such a row has the subject of the act in the
-/// column of the sandbox. A server that does not know it leaves the row out.
+/// An action of the operator, in the phase column; the sandbox column of such a row has the subject of the action. A
+/// server that does not know this form skips the row.
 #[derive(Serialize, Deserialize)]
 struct ActJson {
     operator: String,
     thing: String,
 }
 
-/// Writes events and forgets the oldest, all or nothing.
+/// Writes events and deletes the oldest, all or nothing.
 pub(super) fn write(connection: &mut Connection, events: &[Recorded]) -> rusqlite::Result<()> {
     const INSERT: &str = "INSERT OR IGNORE INTO events (id, time, owner, sandbox, phase, cause) VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
     const FORGET: &str =
@@ -44,7 +44,7 @@ pub(super) fn write(connection: &mut Connection, events: &[Recorded]) -> rusqlit
     change.commit()
 }
 
-/// The oldest first. A row that cannot be read is left out: it is only a memory.
+/// Returns events oldest first. A row that cannot be read is skipped: events are only informational.
 pub(super) fn read(connection: &Connection) -> Result<Vec<Recorded>, StoreError> {
     let failed = |source| StoreError::Sqlite { action: "read the events", source };
     let sql = "SELECT id, time, owner, sandbox, phase, cause FROM events ORDER BY id";

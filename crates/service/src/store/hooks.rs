@@ -44,7 +44,7 @@ impl HooksJson {
         }
     }
 
-    /// A hook whose schedule no longer reads is left out: it can never be due.
+    /// A hook whose schedule can no longer be parsed is dropped: it can never be due.
     pub(super) fn into_domain(self) -> Hooks {
         let periodic = self.periodic.into_iter().filter_map(|periodic| {
             let schedule = Schedule::parse(&periodic.schedule).ok()?;

@@ -9,32 +9,32 @@ use super::StoreError;
 use super::columns::{InForceJson, PhaseJson, SpecJson};
 use crate::Sandbox;
 
-/// All that is durable about one sandbox.
+/// The durable state of one sandbox.
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
     pub(crate) sandbox: Sandbox,
-    /// The client's name for it.
+    /// The key that leads to the sandbox.
     pub(crate) key: Option<Key>,
-    /// The time to live that it was created with.
+    /// The time to live that the sandbox was created with.
     pub(crate) timeout: Option<Duration>,
-    /// When it expires on the boot clock of `boot_id`.
+    /// When the sandbox expires, on the boot clock of `boot_id`.
     pub(crate) expires_boot: Option<Duration>,
     pub(crate) idle_timeout: Option<Duration>,
-    /// The name under which its main process is started.
+    /// The id with which its main process is started.
     pub(crate) entrypoint: Option<ProcessId>,
-    /// Goes into every token; raising it would revoke them.
+    /// Part of every token; raising it would revoke them.
     pub(crate) epoch: u64,
     pub(crate) boot_id: String,
 }
 
 impl Record {
-    /// Whether it stands in a pool, and belongs to nobody yet.
+    /// Whether the sandbox is in a pool and has no owner yet.
     pub(crate) fn is_warm(&self) -> bool {
         self.sandbox.owner == Owner::nobody()
     }
 }
 
-/// The columns of `sandboxes`, in their order, and the key that leads there.
+/// The columns of `sandboxes`, in their order, and the key that leads to the row.
 pub(super) struct Row {
     pub(super) id: String,
     pub(super) owner: String,
@@ -54,7 +54,7 @@ pub(super) struct Row {
     pub(super) epoch: i64,
     pub(super) boot_id: String,
     pub(super) pool: Option<String>,
-    /// Space and name; the owner is the sandbox's.
+    /// Space and name; the owner is that of the sandbox.
     pub(super) key: Option<(String, String)>,
 }
 
@@ -113,7 +113,7 @@ impl Row {
             name: key.as_ref().and_then(crate::names::chosen_name),
             files: Files::Kept,
         };
-        // Rows of earlier versions do not say with which time to live a sandbox was created.
+        // Rows of earlier versions do not have the time to live that a sandbox was created with.
         let until_expiry = sandbox.expires.and_then(|expires| expires.duration_since(sandbox.created).ok());
         Ok(Record {
             sandbox,

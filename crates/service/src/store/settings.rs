@@ -1,5 +1,5 @@
-//! The settings that a snapshot records, as a JSON column. As in `columns`, unknown fields are
-//! ignored and missing ones have a default, so that rows of other versions can be read.
+//! The settings that a snapshot records, as a JSON column. As in `columns`, unknown fields are ignored and missing ones
+//! have a default, so that rows of other versions can be read.
 
 use std::collections::BTreeMap;
 
