@@ -1,16 +1,16 @@
-//! What the tests of all crates share: how one says that it was left out.
+//! Helpers shared by the tests of all crates for reporting skipped tests.
 //!
-//! A test that returns early looks like one that passed. So it says `SKIPPED NAME: WHY` in a line
-//! of its own, and `cargo xtask test` repeats these lines at its end.
+//! A test that returns early looks like one that passed. So it prints `SKIPPED NAME: WHY` on a
+//! separate line, and `cargo xtask test` repeats these lines at its end.
 
 use std::io::Write;
 
-/// Whether the tests may become other users, mount, and make control groups.
+/// Whether the tests may switch users, mount, and create control groups.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// `true` for root; anybody else is told that the test is left out.
+/// Returns `true` for root; otherwise reports the test as skipped.
 #[must_use]
 pub fn needs_root() -> bool {
     if !is_root() {
@@ -19,23 +19,23 @@ pub fn needs_root() -> bool {
     is_root()
 }
 
-/// Says that this test, or a part of it, is left out here, and why.
+/// Reports that this test, or a part of it, is skipped here, and why.
 ///
-/// It goes straight to standard error: what goes through `eprintln!` is only shown for tests
-/// that fail.
+/// The message goes directly to standard error, because `eprintln!` output is only shown for
+/// failing tests.
 pub fn skip(why: &str) {
     say("SKIPPED", why);
 }
 
-/// Says what is worth knowing of a test that passed, such as the seed of its choices.
+/// Prints a note about a test that passed, such as the seed of its random choices.
 pub fn tell(what: &str) {
     say("NOTE", what);
 }
 
 fn say(word: &str, what: &str) {
-    // The harness names the thread of a test after it.
+    // The test harness names each test's thread after the test.
     let thread = std::thread::current();
     let name = thread.name().unwrap_or("a test");
-    // Whoever closed standard error does not want to know.
+    // Ignores write errors: if standard error is closed, the message is not needed.
     writeln!(std::io::stderr(), "{word} {name}: {what}").unwrap_or_default();
 }
