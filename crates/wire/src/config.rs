@@ -1,7 +1,7 @@
-//! What the jail tells the agent when it starts it.
+//! The configuration that the jail passes to the agent when it starts it.
 //!
-//! The agent cannot read its own environment or binary (that is what makes it untraceable),
-//! so everything comes through descriptor [`CONFIG_FD`], a sealed memfd with this as JSON.
+//! The agent cannot read its own environment or binary, since it is untraceable, so everything
+//! comes through descriptor [`CONFIG_FD`]: a sealed memfd with this struct as JSON.
 
 use std::collections::BTreeMap;
 
@@ -19,44 +19,44 @@ pub struct AgentConfig {
     pub ready_fd: i32,
     /// A directory for journals, outside the sandbox's root.
     pub journal_fd: i32,
-    /// The v2 group `cmd`, in which the agent makes a group for each command; `None` means
-    /// that trees are killed by a subreaping runner instead.
+    /// The v2 group `cmd`, in which the agent makes a group for each command; `None` means that
+    /// trees are killed by a subreaping runner instead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commands_fd: Option<i32>,
     /// `tasks` files of v1 groups that every command joins by writing `0`.
     #[serde(default)]
     pub tasks_fds: Vec<i32>,
-    /// `tasks` files of v1 groups that share the processor equally. Each command joins the one
-    /// that the fewest others are in; the last is for file work.
+    /// `tasks` files of v1 groups that share the processor equally. Each command joins the group
+    /// that has the fewest commands; the last group is for file work.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shares_fds: Vec<i32>,
-    /// A file in which the word `oom_kill N` counts kills for lack of memory.
+    /// A file whose `oom_kill N` line counts kills for lack of memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub oom_fd: Option<i32>,
-    /// The filter for commands, each instruction as its eight bytes in native order.
+    /// The seccomp filter for commands, each instruction as its eight bytes in native order.
     pub command_filter: Vec<u64>,
     /// Capabilities (bit mask) that a command started as uid 0 keeps.
     pub command_capabilities: u64,
-    /// RLIMIT_NPROC of commands, where no group bounds their number.
+    /// RLIMIT_NPROC of commands, if no group limits their number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process_rlimit: Option<u64>,
     /// Whether other users than root exist (a single-uid map has none).
     pub single_user: bool,
     pub default_user: String,
     pub default_directory: String,
-    /// The environment of every process, before the request's own.
+    /// The environment of every process; a request's own variables override it.
     pub env: BTreeMap<String, String>,
-    /// A file inside that commands keep variables in; they come after those above and before
-    /// the request's own. It is read anew for each process, by that process.
+    /// A file in the sandbox in which commands keep variables. They override those above, and a
+    /// request's own variables override them. Each process reads the file anew when it starts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub env_file: Option<String>,
-    /// Whether sessions can have nests. The agent then confines itself, after it has forked the one
-    /// process that makes them.
+    /// Whether sessions can be isolated. The agent then confines itself after it has forked the one
+    /// process that creates their namespaces.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nesting: Option<Nesting>,
     /// How many processes may run at once.
     pub max_processes: u32,
-    /// Files inside that show the sandbox's limits in the place of the host's values.
+    /// Files in the sandbox that show its limits instead of the host's values.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_view: Option<LimitView>,
     /// The value of `OMP_NUM_THREADS` for processes that set none. The agent derives it from the
@@ -65,12 +65,13 @@ pub struct AgentConfig {
     pub threads: Option<u32>,
 }
 
-/// Where the agent reads the limits of its commands, and where it writes what is shown of them.
+/// The files from which the agent reads the limits of its commands, and those in which it shows
+/// them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LimitView {
     /// A directory in memory whose files cover those of `/proc` and `/sys`, which are read-only.
     pub files_fd: i32,
-    /// The host's own `/proc/stat` and `/proc/cpuinfo`, from before they were covered.
+    /// The host's own `/proc/stat` and `/proc/cpuinfo`, opened before they were covered.
     pub stat_fd: i32,
     pub cpuinfo_fd: i32,
     /// Files of the commands' group; `None` where no group limits memory.
@@ -81,7 +82,7 @@ pub struct LimitView {
     pub cpu_fd: Option<i32>,
 }
 
-/// The files in which a group tells its limit on memory, its use, and `memory.stat`.
+/// The files that contain a group's memory limit, its memory use, and `memory.stat`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MemoryFiles {
     pub limit_fd: i32,
@@ -89,16 +90,16 @@ pub struct MemoryFiles {
     pub stat_fd: i32,
 }
 
-/// What an agent needs to give up what its nester keeps.
+/// The confinement that the agent applies to itself after it has forked the namespace broker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Nesting {
-    /// The filter of the agent itself, and of all that its nester starts.
+    /// The seccomp filter of the agent itself and of everything that the namespace broker starts.
     pub agent_filter: Vec<u64>,
-    /// The filter of the nester.
+    /// The seccomp filter of the namespace broker.
     pub nester_filter: Vec<u64>,
     /// Capabilities (bit mask) that the agent keeps.
     pub agent_capabilities: u64,
-    /// A mount of a directory on the sandbox's disk, for what is changed in nests.
+    /// A mount of a directory on the sandbox's disk, for changes made in isolated sessions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_fd: Option<i32>,
 }

@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::process::Identity;
 
-/// A file operation and as whom it is done.
+/// A file operation and the user that it runs as.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FileRequest {
     pub identity: Identity,
-    /// The session in whose nest it is done.
+    /// The isolated session whose file tree the operation sees.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nest: Option<String>,
     pub operation: FileOperation,
@@ -19,7 +19,7 @@ pub struct FileRequest {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FileOperation {
-    /// Answered `Info`, one for each path in order; a missing one is a fault that names it.
+    /// Answered `Info`, one for each path in order; a missing path yields a fault that names it.
     Stat {
         paths: Vec<String>,
     },
@@ -31,14 +31,14 @@ pub enum FileOperation {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         length: Option<u64>,
     },
-    /// The server sends `Data` …, `End`; answered `Ok` when the file is in place under its name.
-    /// A connection that breaks before `End` leaves the old file, unless its directory may not be
-    /// changed: then it is written itself. Missing parents are made.
+    /// The server sends `Data` …, `End`; answered `Ok` when the file is in place under its name. If
+    /// the connection breaks before `End` the old file is unchanged, unless the directory is not
+    /// writable: then the file is overwritten in place. Missing parents are created.
     Write {
         path: String,
         attributes: Attributes,
     },
-    /// As `Write`, but behind what is there; concurrent appenders lose nothing.
+    /// Like `Write`, but the data is appended; concurrent appends lose nothing.
     Append {
         path: String,
         attributes: Attributes,
@@ -48,7 +48,7 @@ pub enum FileOperation {
         path: String,
         depth: u32,
     },
-    /// As `List`: files (not directories) below `path` whose base name matches the glob.
+    /// Like `List`: files (not directories) below `path` whose base name matches the glob.
     Search {
         path: String,
         pattern: String,
@@ -58,12 +58,12 @@ pub enum FileOperation {
         to: String,
         overwrite: bool,
     },
-    /// Answered `Ok` also if nothing was there.
+    /// Also answered `Ok` if the path does not exist.
     Remove {
         path: String,
         recursive: bool,
     },
-    /// With parents; attributes go to the directory itself, if it is newly made.
+    /// Creates parents too; the attributes apply to the directory itself, if it is new.
     MakeDirectory {
         path: String,
         attributes: Attributes,
@@ -89,13 +89,13 @@ pub enum FileOperation {
     },
 }
 
-/// What is left out stays as it is or gets its default.
+/// A field that is left out keeps its value, or its default on a new file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attributes {
     /// Permission bits, such as `0o644`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<u32>,
-    /// Those of a file that is newly written, where `mode` is left out.
+    /// Permission bits for a new file if `mode` is left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub new_mode: Option<u32>,
     /// The name of an account or a decimal uid.
@@ -122,7 +122,7 @@ pub struct FileInfo {
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
-    /// Names from the accounts inside, or decimal numbers.
+    /// The account's name in the sandbox, or the decimal id.
     pub owner: String,
     pub group: String,
     pub modified_ms: i64,
@@ -157,6 +157,6 @@ pub enum Change {
     Removed,
     Renamed,
     Attributes,
-    /// The kernel dropped events; the watcher should look again.
+    /// The kernel dropped events; the watcher should list the directory again.
     Overflow,
 }

@@ -1,4 +1,4 @@
-//! What the server and the agent inside a sandbox say to each other.
+//! The protocol between the server and the agent inside a sandbox.
 //!
 //! One connection carries one operation:
 //!
@@ -18,8 +18,8 @@
 //! raw frames. After `Reply::Ok` to a `Tunnel` the connection is no longer framed: it is the
 //! tunnelled byte stream itself.
 //!
-//! The agent lives among attackers: whoever reads from it bounds every length, and
-//! [`frame::Decoder`] refuses a frame that claims more than [`frame::MAX_PAYLOAD`].
+//! The agent runs next to untrusted code, so every reader of its frames bounds every length:
+//! [`frame::Decoder`] rejects a frame that claims more than [`frame::MAX_PAYLOAD`].
 
 pub mod config;
 pub mod files;

@@ -23,21 +23,21 @@ pub struct Greeting {
     pub version: u32,
 }
 
-/// What a server may ask of an agent.
+/// A request from the server to an agent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
-    /// Answered `Ok` by an agent whose loop turns.
+    /// Answered `Ok` by an agent whose event loop is running.
     Ping,
-    /// Answered `Ok` by an agent that has done nothing yet, and only once: from now on these
-    /// variables are in the environment of every process, before the request's own.
+    /// Answered `Ok` only once, and only by an agent that has done nothing yet. From then on these
+    /// variables are in the environment of every process; a request's own variables override them.
     Adopt {
         env: BTreeMap<String, String>,
-        /// Where its commands keep variables from now on, if not where they did.
+        /// The env file that commands use from now on; `None` keeps the present one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         env_file: Option<String>,
     },
-    /// Answered `Started`; with `follow` the output and `Ended` come after it.
+    /// Answered `Started`; with `follow` the output and then `Ended` come after it.
     Start(Start),
     /// Answered `Status`, then output from the overall offset `from`, then `Ended`.
     Follow {
@@ -50,15 +50,16 @@ pub enum Request {
     },
     /// Answered `Statuses`.
     Processes,
-    /// Answered `Trees`: what runs and what it uses; with `ended` also commands that have ended.
+    /// Answered `Trees`: what runs and which resources it uses. With `ended` the list includes
+    /// commands that have ended.
     Trees {
         #[serde(default)]
         ended: bool,
     },
-    /// To a process or, by its name, to what runs in a session.
+    /// Signals a process or, if the name is a session's, what runs in that session.
     Signal(SignalProcess),
-    /// Answered `Ok`, then the server sends `Data` until `End`, which closes the input. A
-    /// connection that just ends leaves the input open.
+    /// Answered `Ok`, then the server sends `Data` until `End`, which closes the input. If the
+    /// connection ends without `End`, the input stays open.
     Input {
         process: String,
     },
@@ -73,7 +74,8 @@ pub enum Request {
     },
 
     OpenSession(OpenSession),
-    /// Answered `Ok` when the kernel is ready, or with what it said before it ended.
+    /// Answered `Ok` when the kernel is ready, or with a fault that carries the output it had
+    /// printed when it ended.
     OpenKernel(OpenKernel),
     /// As `Start` with `follow`.
     Run(RunInSession),
@@ -81,14 +83,14 @@ pub enum Request {
     CloseSession {
         session: String,
     },
-    /// Answered `Ok` when the session's shell or kernel has ended, with everything in it. The next
-    /// run has a new one, which knows nothing of it.
+    /// Answered `Ok` when the session's shell or kernel, and everything started in it, has ended.
+    /// The next run starts a new one with no state of the old one.
     RestartSession {
         session: String,
     },
-    /// Answered `Ok` if sessions can have nests here, else a fault says why not.
+    /// Answered `Ok` if this sandbox supports isolated sessions; otherwise a fault says why not.
     Nesting,
-    /// Answered `Note`: what the session's nest was made with.
+    /// Answered `Note`: the note that the isolated session was created with.
     Note {
         session: String,
     },
@@ -99,14 +101,14 @@ pub enum Request {
     Tunnel {
         port: u16,
     },
-    /// Answered `Ok`: from now on somebody listens on `127.0.0.1:port`, who hangs up on whoever
-    /// connects, unless somebody did before.
+    /// Answered `Ok`. Unless the port is in use already, the agent from now on listens on
+    /// `127.0.0.1:port` and closes every connection at once.
     Occupy {
         port: u16,
     },
 }
 
-/// What an agent answers.
+/// A reply from the agent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reply {
@@ -129,11 +131,11 @@ pub enum Reply {
     Info(Vec<FileInfo>),
     /// One page of a listing; more pages follow until `End`.
     Entries(Vec<DirectoryEntry>),
-    /// A read begins: the whole size of the file, then `Data` and `End`.
+    /// A read begins: `size` is the size of the whole file; `Data` and `End` follow.
     Reading {
         size: u64,
     },
-    /// How often each file's text was replaced.
+    /// The number of replacements made in each file.
     Replaced(Vec<u64>),
     Watched(WatchEvent),
 }
@@ -142,12 +144,12 @@ pub enum Reply {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Fault {
     pub kind: FaultKind,
-    /// The kernel's error number, where one is behind it.
+    /// The kernel's error number, if a system call failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub errno: Option<i32>,
-    /// What was attempted, as a lower-case verb such as `open`.
+    /// The operation that was attempted, as a lower-case verb such as `open`.
     pub operation: String,
-    /// On what: a path, a process, a port.
+    /// The object of the operation: a path, a process, a port.
     pub subject: String,
 }
 

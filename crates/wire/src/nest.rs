@@ -1,57 +1,59 @@
-//! Messages about nests: namespaces of their own inside a sandbox, for one session.
+//! Messages about isolated sessions: sessions with their own namespaces inside a sandbox.
 
 use serde::{Deserialize, Serialize};
 
-/// What the shell of a session sees of its sandbox. Everything else is there to be read, but for
-/// processes, terminals and shared memory, which are its own.
+/// The parts of its sandbox that an isolated session can change. The rest of the file tree is
+/// read-only; processes, terminals and shared memory belong to the session alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Nest {
-    /// In any order; one that lies in another covers it there.
+    /// The order does not matter; a mount inside another one covers it there.
     #[serde(default)]
     pub mounts: Vec<NestMount>,
-    /// Whether `/tmp` is the sandbox's; otherwise it is empty at first and nobody else's.
+    /// Whether the session shares the sandbox's `/tmp`; otherwise it gets an empty one of its own.
     #[serde(default)]
     pub share_temporary: bool,
-    /// Whether the network is the sandbox's; otherwise there is a loopback and nothing else.
+    /// Whether the session shares the sandbox's network; otherwise it has only a loopback device.
     #[serde(default)]
     pub share_network: bool,
     #[serde(default)]
     pub screen: Screen,
-    /// After how long without a run it is closed.
+    /// The session is closed after this time without a run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_ms: Option<u64>,
-    /// Kept for whoever asks for it, and never looked at.
+    /// Stored for the client and returned on request; the agent does not interpret it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub note: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NestMount {
-    /// A path of the sandbox; made if it is missing.
+    /// A path in the sandbox; created if it is missing.
     pub source: String,
     pub target: String,
     pub view: View,
-    /// No link may lead to the source, since whoever named it was held to certain directories.
+    /// The path to the source must contain no symbolic link, because the client may only name
+    /// sources inside certain directories.
     #[serde(default)]
     pub without_links: bool,
 }
 
-/// How a directory is shown.
+/// How a directory appears in the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum View {
     ReadWrite,
     ReadOnly,
-    /// Changes stay in the nest and end with it: on the sandbox's disk, or in its memory.
+    /// Changes are visible only in the session and are discarded with it. They are stored on the
+    /// sandbox's disk if `kept`, else in its memory.
     Overlay {
         kept: bool,
     },
 }
 
-/// Which of the sandbox's variables come along. Patterns have `*` and ignore case.
+/// The sandbox's variables that a session inherits. Patterns may contain `*` and ignore case.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Screen {
-    /// Only these, if given, and the few without which no shell works.
+    /// If given, only these are inherited, and the few without which no shell works.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub only: Option<Vec<String>>,
     #[serde(default)]
@@ -63,9 +65,10 @@ pub struct NestStatus {
     pub created_ms: u64,
     /// When a run last began or ended.
     pub used_ms: u64,
-    /// How long it may still go unused; `None` if that does not matter, or while it is used.
+    /// The time left until the session is closed as idle; `None` without an idle limit and during a
+    /// run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_left_ms: Option<u64>,
-    /// Whether its namespaces are still there.
+    /// Whether its namespaces still exist.
     pub alive: bool,
 }

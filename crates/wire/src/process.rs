@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::nest::{Nest, NestStatus};
 
-/// Starts a process. The server chooses its name, so that it knows it even if the answer is lost.
+/// Starts a process. The server chooses its name, so that it knows the name even if the reply is
+/// lost.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Start {
     pub process: String,
@@ -17,10 +18,10 @@ pub struct Start {
     /// Added to the environment of the agent's configuration.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
-    /// A terminal of this size, or pipes.
+    /// The size of the terminal; `None` means pipes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub terminal: Option<TerminalSize>,
-    /// Keep input open for `Input`; otherwise it is `/dev/null`.
+    /// Whether input stays open for `Input`; otherwise it is `/dev/null`.
     #[serde(default)]
     pub stdin: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -28,7 +29,7 @@ pub struct Start {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline_ms: Option<u64>,
     pub retention: Retention,
-    /// Go on with output and `Ended` on this connection.
+    /// Whether output and `Ended` follow on this connection.
     #[serde(default)]
     pub follow: bool,
 }
@@ -37,7 +38,8 @@ pub struct Start {
 #[serde(rename_all = "snake_case")]
 pub enum Command {
     Argv(Vec<String>),
-    /// For `bash -c`, or `sh -c` without bash; `login` adds `-l`. Long text goes by memfd.
+    /// Run with `bash -c`, or `sh -c` if there is no bash; `login` adds `-l`. Long text is passed
+    /// in a memfd.
     Shell {
         text: String,
         #[serde(default)]
@@ -61,7 +63,8 @@ pub enum Missing {
     Ignore,
 }
 
-/// As whom; supplementary groups come from the account inside.
+/// The user that a process runs as; supplementary groups come from the account files in the
+/// sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Identity {
@@ -85,13 +88,14 @@ pub struct TerminalSize {
 pub struct Retention {
     pub first: u64,
     pub last: u64,
-    /// While the connection that started the process follows it, nothing is dropped that was not
-    /// sent there: the command waits for that reader, as it would with a pipe. Other followers
-    /// never hold it back.
+    /// While the connection that started the process follows it, no output is dropped before it was
+    /// sent there: the command blocks until that reader catches up, as with a pipe. Other followers
+    /// never delay it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hold: bool,
-    /// After so many milliseconds in which that reader took no byte, the command runs on until
-    /// the reader takes one again; what was dropped meanwhile is a gap. `None`: it waits forever.
+    /// If that reader takes no byte for this many milliseconds, the command continues without it
+    /// until the reader takes a byte again; the output dropped meanwhile is a gap. `None` means
+    /// that the command waits forever.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stall_ms: Option<u64>,
 }
@@ -100,7 +104,8 @@ pub struct Retention {
 pub struct SignalProcess {
     pub process: String,
     pub signal: i32,
-    /// To whom: the process's group as a terminal would, or everything it ever started.
+    /// The target: the process's group, as a terminal would signal it, or everything it ever
+    /// started.
     pub reach: Reach,
 }
 
@@ -117,30 +122,30 @@ pub struct ProcessStatus {
     pub pid: i32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tag: Option<String>,
-    /// The session it is a run of.
+    /// The session, if this process is a run in one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session: Option<String>,
     /// The shell text, or the words joined by blanks; cut after 4 KiB.
     pub command: String,
     pub started_ms: u64,
-    /// The overall offset of the first byte still kept after `Retention::first`, and of the end.
+    /// The overall offset behind the last byte written.
     pub written: u64,
-    /// How many bytes are kept of the beginning; a gap can begin no earlier.
+    /// How many bytes of the beginning are kept; a gap never starts before this offset.
     #[serde(default = "default_first")]
     pub first: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<Ended>,
-    /// It has ended, and something that it started has not.
+    /// The process has ended, but something that it started still runs.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub left: bool,
 }
 
-/// What every command kept of its beginning before the status said so.
+/// The value of `first` for statuses from agents that do not send it.
 fn default_first() -> u64 {
     1 << 20
 }
 
-/// A command, session or context with everything it has started, and what that uses now.
+/// A command, session or context with everything it has started, and the resources they use now.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TreeStatus {
     pub id: String,
@@ -154,15 +159,16 @@ pub struct TreeStatus {
     pub text: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<i32>,
-    /// Whether a command runs, or a run is on in a session or context.
+    /// Whether a command is running, or a run is in progress in a session or context.
     pub busy: bool,
     pub started_ms: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<Ended>,
-    /// It has ended, and something that it started has not.
+    /// The process has ended, but something that it started still runs.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub left: bool,
-    /// `None` for a run, which is counted with its session, and for what no longer runs.
+    /// `None` for a run, whose usage is counted with its session, and for a tree that no longer
+    /// runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<TreeUsage>,
 }
@@ -177,11 +183,11 @@ pub enum TreeKind {
     Context,
 }
 
-/// What a tree of processes uses.
+/// The resources that a tree of processes uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TreeUsage {
     pub cpu_ms: u64,
-    /// Resident; pages that processes share count for each of them.
+    /// Resident memory; shared pages count once for each process.
     pub memory_bytes: u64,
     pub processes: u32,
 }
@@ -223,13 +229,13 @@ pub struct OpenSession {
     pub env: BTreeMap<String, String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub terminal: Option<TerminalSize>,
-    /// Namespaces of its own.
+    /// The session's own namespaces, if it is isolated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nest: Option<Nest>,
 }
 
-/// Opens a session whose runs are given to a kernel: a program that keeps the state of one
-/// language between them. `docs/protocol.md` has what the two say to each other.
+/// Opens a session whose runs are given to a kernel: a program that keeps the state of one language
+/// between them. `docs/protocol.md` describes the protocol between agent and kernel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OpenKernel {
     pub open: OpenSession,
@@ -238,7 +244,7 @@ pub struct OpenKernel {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Kernel {
-    /// As the server calls it; told again in [`SessionStatus`].
+    /// The server's name for the language; repeated in [`SessionStatus`].
     pub language: String,
     pub program: Program,
 }
@@ -246,21 +252,21 @@ pub struct Kernel {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Program {
-    /// A program inside, found in the PATH of the session.
+    /// A program in the sandbox, found in the session's PATH.
     Argv(Vec<String>),
-    /// The agent's own program with these words behind its name, confined as any command.
+    /// The agent's own executable with these arguments, confined like any command.
     Own(Vec<String>),
     /// The shell of an ordinary session.
     Shell,
 }
 
-/// Runs text in a session; the run is a process of its own with its own journal.
+/// Runs text in a session; each run is a process with its own journal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunInSession {
     pub session: String,
     pub process: String,
     pub text: String,
-    /// Only for this run to start in.
+    /// The directory for this run only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub directory: Option<Directory>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -268,13 +274,14 @@ pub struct RunInSession {
     pub retention: Retention,
     #[serde(default)]
     pub follow: bool,
-    /// What happens while another run is on: refuse with `Busy`, or wait for its end.
+    /// Whether the run waits while another run is in progress; otherwise it is refused with `Busy`.
     #[serde(default)]
     pub queue: bool,
-    /// For this run alone.
+    /// Variables for this run only.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
-    /// Beside the session's shell, in its nest, with what the shell has exported by now.
+    /// Runs in a new process next to the isolated session's shell, with the variables that the
+    /// shell has exported so far.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub beside: bool,
 }
@@ -292,7 +299,7 @@ pub struct SessionStatus {
     pub kernel: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nest: Option<NestStatus>,
-    /// Something runs beside its shell, as a job in the background.
+    /// Something runs next to its shell, such as a background job.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub left: bool,
 }
