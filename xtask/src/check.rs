@@ -1,8 +1,8 @@
 //! `cargo xtask check`: the invariants of ARCHITECTURE.md that can be checked, as code.
 //!
-//! Who may depend on whom is read from cargo's own resolution; the rest is read from the
-//! sources, with comments and strings told apart from code. Each rule carries its reason, which
-//! is what a contributor reads when it fails.
+//! Allowed dependencies are checked with cargo's own resolution; the rest is read from the sources, with
+//! comments and strings separated from code. Each rule has a reason, which a contributor reads when it
+//! fails.
 
 mod crates;
 mod fronts;
@@ -14,7 +14,7 @@ use anyhow::{Result, bail};
 
 use crate::report::say;
 
-/// What one rule found: each as `place: what is wrong, and why that is a rule`.
+/// The findings of one rule: each is `location: the violation, and the reason for the rule`.
 type Findings = Vec<String>;
 
 pub(crate) fn check() -> Result<()> {

@@ -79,7 +79,7 @@ pub(crate) fn pack_and_verify(binary: &Path, report: &mut Report) -> Result<()> 
     Ok(())
 }
 
-/// What the archive is named after, and what its bytes depend on.
+/// The name of the archive and the inputs that determine its bytes.
 struct Release {
     version: String,
     /// As `rustc` names it.
@@ -112,7 +112,7 @@ impl Release {
         archive::pack(&self.name(), &files, self.time)
     }
 
-    /// Everything but the checksums.
+    /// All files except the checksums.
     fn files(&self, binary: &Path) -> Result<Files> {
         let mut files = Files::new();
         files.insert("coracle".to_owned(), (Kind::Program, read(binary)?));
@@ -157,7 +157,7 @@ fn digest(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The target of a binary: the directory above its profile, or else what `rustc` builds for here.
+/// The target of a binary: the directory above its profile, or else the host target of `rustc`.
 fn target(binary: &Path) -> Result<String> {
     let above = binary.parent().and_then(Path::parent).and_then(Path::file_name);
     let named = above.and_then(|name| name.to_str()).filter(|name| name.split('-').count() >= 3);

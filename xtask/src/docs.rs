@@ -20,7 +20,7 @@ use crate::{python, sdk};
 use extract::{Action, Block};
 use page::Tools;
 
-/// Pages that are run at once.
+/// The number of pages that run in parallel.
 const WORKERS: usize = 3;
 
 /// A page and its blocks.
@@ -29,7 +29,7 @@ struct Page {
     blocks: Vec<Block>,
 }
 
-/// Runs the pages named, or all if none is, with `binary` as `coracle`.
+/// Runs the given pages, or all if none is given, with `binary` as `coracle`.
 pub(crate) fn test(binary: &Path, pages: &[String], report: &mut Report) -> Result<()> {
     let pages = if pages.is_empty() { page::all()? } else { pages.to_vec() };
     let mut failures = Vec::new();
@@ -60,7 +60,7 @@ pub(crate) fn test(binary: &Path, pages: &[String], report: &mut Report) -> Resu
     if failures.is_empty() { Ok(()) } else { bail!("{}", failures.join("\n\n")) }
 }
 
-/// Why pages cannot be run on this host.
+/// The reason why pages cannot be run on this host.
 fn obstacle() -> Option<&'static str> {
     if !rustix::process::geteuid().is_root() {
         return Some("only root can give each page a network of its own");
@@ -68,7 +68,7 @@ fn obstacle() -> Option<&'static str> {
     (!has_python()).then_some("there is no python3 on this host")
 }
 
-/// Runs the pages side by side, and returns what failed.
+/// Runs the pages in parallel, and returns the failures.
 fn run_all(pages: Vec<Page>, tools: &Tools) -> Vec<String> {
     let runs = |block: &Block| !matches!(block.action, Action::NotRun(_) | Action::Show);
     let queue = Mutex::new(pages.into_iter().filter(|page| page.blocks.iter().any(runs)));

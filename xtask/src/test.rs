@@ -45,7 +45,7 @@ pub(crate) fn test() -> Result<bool> {
     Ok(report.finish())
 }
 
-/// Only the SDK tests, against a binary that was named or is built.
+/// Runs only the SDK tests, against the given binary or a new build.
 pub(crate) fn sdk_alone(args: &[String]) -> Result<bool> {
     let binary = match args {
         [] => build()?,
@@ -57,7 +57,7 @@ pub(crate) fn sdk_alone(args: &[String]) -> Result<bool> {
     Ok(report.finish())
 }
 
-/// Builds the one binary as it is shipped, and says where it is.
+/// Builds the one binary as it is shipped, and returns its path.
 pub(crate) fn build() -> Result<PathBuf> {
     run(&mut cargo(&["build", "--release", "--locked", "--package", "cli"]))?;
     let messages =

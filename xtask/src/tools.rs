@@ -1,4 +1,4 @@
-//! Programs that the chores start, and where things are.
+//! Programs that the chores start, and paths of the repository.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::report::say;
 
-/// How long nothing may be said before it is looked whether a command has ended.
+/// How long to wait for output before checking whether a command has ended.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The root of the repository.
@@ -19,14 +19,14 @@ pub(crate) fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace").to_owned()
 }
 
-/// Runs a command to its end and fails if it does.
+/// Runs a command to its end and returns an error if it fails.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let shown = shown(command);
     let status = command.status().with_context(|| format!("could not start {shown}"))?;
     if status.success() { Ok(()) } else { bail!("{shown} failed ({status})") }
 }
 
-/// Runs a command like [`run`], passes its output on and shows each line of it to `watch`.
+/// Like [`run`], passing each line of output to `watch` as well.
 pub(crate) fn run_watched(command: &mut Command, mut watch: impl FnMut(&str)) -> Result<()> {
     let shown = shown(command);
     let mut child = command
@@ -63,7 +63,7 @@ fn send_lines(stream: impl Read + Send + 'static, sender: mpsc::Sender<Vec<u8>>)
     thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
 }
 
-/// Runs a command to its end and returns what it printed.
+/// Runs a command to its end and returns its output.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let shown = shown(command);
     let output = command.output().with_context(|| format!("could not start {shown}"))?;
@@ -73,7 +73,7 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
     String::from_utf8(output.stdout).with_context(|| format!("{shown} did not print text"))
 }
 
-/// The words of a command, without its environment, which may hold a key.
+/// The words of a command, without its environment, which may contain a key.
 fn shown(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     let words: Vec<String> = words.map(|word| word.to_string_lossy().into_owned()).collect();

@@ -1,4 +1,4 @@
-//! The reference's own black-box suites, from a checkout that somebody has made.
+//! The reference's own black-box suites, from an existing checkout.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -12,10 +12,10 @@ use crate::tools::{run, workspace};
 
 const USAGE: &str = "usage: cargo xtask upstream CHECKOUT [--binary PATH] [smoke|python|javascript|go]...";
 const REQUIREMENTS: &str = "tests/upstream/requirements.txt";
-/// What the suites mount lies below this; one of them has the path written into it.
+/// The directories that the suites mount are below this; one of the suites has the path hard-coded.
 const SHARED: &str = "/tmp/opensandbox-e2e";
 
-/// Runs the suites that are named, or all, and prints how each test ended.
+/// Runs the given suites, or all, and prints the result of each test.
 pub(crate) fn upstream(args: &[String]) -> Result<bool> {
     let [checkout, rest @ ..] = args else { bail!(USAGE) };
     let (binary, suites) = match rest {

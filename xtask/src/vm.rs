@@ -1,10 +1,10 @@
 //! `cargo xtask vm`: the limit tests on a kernel with cgroup v2 only.
 //!
-//! The host at hand may have v1 groups, and a directory that imitates cgroup files would prove
-//! nothing. So Debian's kernel is booted under qemu's software emulation, with the real static
-//! binary and the end-to-end tests on its disk. The machine has no network; it reports over its
-//! serial console and switches itself off. At the end it is reset once and booted again from the
-//! same disk, to see what a reboot of the host leaves of a sandbox.
+//! The present host may have v1 groups, and a directory that imitates cgroup files would prove nothing. So
+//! Debian's kernel is booted under qemu's software emulation, with the real static binary and the
+//! end-to-end tests on its disk. The machine has no network; it reports over its serial console and
+//! switches itself off. At the end it is reset once and booted again from the same disk, to test what a
+//! reboot of the host leaves of a sandbox.
 //!
 //! ```text
 //!  kernel.rs: the package ─► vmlinuz, modules     disk.rs: userland, coracle, e2e ─► ext4 image
@@ -28,14 +28,14 @@ use crate::packages::apt_get;
 pub(crate) enum VmOutcome {
     Passed {
         checks: usize,
-        /// Tests that were left out there, and why.
+        /// Tests that were skipped there, and why.
         skipped: Vec<String>,
     },
     Failed {
         checks: usize,
         failures: Vec<String>,
     },
-    /// The machine could not be made here, and why.
+    /// The machine could not be made here; the text is the reason.
     Skipped(String),
 }
 
@@ -52,12 +52,12 @@ impl VmOutcome {
     }
 }
 
-/// Why there is no machine: the host lacks something, or something broke.
+/// The reason why there is no machine: the host lacks something, or something broke.
 ///
-/// Only the first is a reason to skip; the second is an error of ours.
+/// Only the first is a reason to skip; the second is our own error.
 pub(crate) struct Missing(pub(crate) String);
 
-/// Boots the machine, runs the limit tests in it and says how they ended.
+/// Boots the machine, runs the limit tests in it and returns their result.
 ///
 /// `--binary PATH` names the static binary; without it the release build is made and used.
 /// `--only WORD` leaves out the tests whose names do not contain it.
@@ -78,7 +78,7 @@ pub(crate) fn vm(args: &[String]) -> anyhow::Result<VmOutcome> {
     Ok(report.outcome())
 }
 
-/// What was asked for on the command line.
+/// The options from the command line.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Wishes {
     binary: Option<PathBuf>,
@@ -104,7 +104,7 @@ impl Wishes {
     }
 }
 
-/// What is tested in the machine, and with what.
+/// The programs that are tested in the machine.
 pub(crate) struct Programs {
     pub(crate) coracle: PathBuf,
     pub(crate) e2e: PathBuf,
@@ -123,7 +123,7 @@ fn programs(binary: Option<PathBuf>) -> anyhow::Result<Programs> {
     })
 }
 
-/// Runs cargo and returns where it put the executable of target `name`.
+/// Runs cargo and returns the path of the executable of target `name`.
 fn built(command: &[&str], name: &str) -> anyhow::Result<PathBuf> {
     let output = Command::new(env!("CARGO"))
         .args(command)
@@ -148,7 +148,7 @@ fn executable(messages: &str, name: &str) -> Option<PathBuf> {
     Some(PathBuf::from(path))
 }
 
-/// Makes sure that qemu, a static busybox and mke2fs are there, by apt if this is root.
+/// Makes sure that qemu, a static busybox and mke2fs are installed, by apt if this is root.
 fn install_tools() -> Result<(), Missing> {
     if !cfg!(target_arch = "x86_64") {
         return Err(Missing("the machine is made for x86-64 hosts only".to_owned()));
@@ -180,7 +180,7 @@ fn install_tools() -> Result<(), Missing> {
     Err(Missing(format!("apt-get could not install {} (as root it might)", packages.join(", "))))
 }
 
-/// Where a program is, in the usual directories.
+/// Finds a program in the usual directories.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
     ["/usr/bin", "/usr/sbin", "/bin", "/sbin"]
         .into_iter()

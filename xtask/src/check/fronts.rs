@@ -1,4 +1,4 @@
-//! Each front by itself: what compiles only together with another knows it.
+//! Builds each front by itself: a front that compiles only together with another depends on it.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -25,7 +25,7 @@ pub(super) fn check() -> Result<Findings> {
     Ok(findings)
 }
 
-/// The fronts by name: every feature but the one that says what is built by default.
+/// The names of the fronts: every feature except `default`.
 fn features(metadata: &Value) -> Option<Vec<String>> {
     let packages = metadata["packages"].as_array()?;
     let fronts = packages.iter().find(|package| package["name"] == "fronts")?;

@@ -1,4 +1,4 @@
-//! Packing files into a `.tar.gz` whose bytes depend on nothing but the files and the time.
+//! Packs files into a `.tar.gz` whose bytes depend only on the files and the time.
 
 use std::collections::BTreeMap;
 use std::io::Write;

@@ -1,6 +1,6 @@
 //! The software bill of materials: every crate that becomes part of the binary, as CycloneDX 1.5.
 //!
-//! It is read from cargo's own resolution, without crates that only tests use.
+//! It is made from cargo's own resolution, without crates that only tests use.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::digest;
 use crate::tools::workspace;
 
-/// Of what the binary is built.
+/// The package of the binary.
 const ROOT: &str = "cli";
 
 pub(super) fn cyclonedx(metadata: &Value, version: &str, time: u64) -> Result<Vec<u8>> {
@@ -81,7 +81,7 @@ fn component(package: &Value, checksums: &BTreeMap<(String, String), String>) ->
         "purl": purl(package),
     });
     if let Some(license) = package["license"].as_str() {
-        // Before SPDX, a slash stood for a choice.
+        // Before SPDX expressions, a slash meant a choice.
         component["licenses"] = json!([{ "expression": license.replace('/', " OR ") }]);
     }
     if let Some(checksum) = checksums.get(&(text("name"), text("version"))) {
@@ -98,7 +98,7 @@ fn purl(package: &Value) -> String {
     format!("pkg:cargo/{}@{}", text("name"), text("version").replace('+', "%2B"))
 }
 
-/// Who uses whom, except for tests.
+/// The dependencies of each package, except those of tests.
 fn edges(metadata: &Value) -> BTreeMap<&str, Vec<&str>> {
     let nodes = metadata["resolve"]["nodes"].as_array().into_iter().flatten();
     let is_built = |dependency: &&Value| {

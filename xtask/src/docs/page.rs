@@ -1,5 +1,5 @@
-//! Running one page: a fresh state directory, home and working directory, and namespaces of its
-//! own, so that its server has the default port and pages can run side by side.
+//! Runs one page with a fresh state directory, home and working directory, and its own namespaces, so that
+//! its server has the default port and pages can run in parallel.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -11,12 +11,12 @@ use super::extract::Block;
 use super::script;
 use crate::tools::workspace;
 
-/// After so many seconds a page is killed and counts as failed.
+/// A page is killed after this many seconds and counts as failed.
 const PAGE_TIMEOUT: &str = "300";
-/// So many lines of a failed block's output are shown.
+/// The number of lines shown of a failed block's output.
 const MAX_OUTPUT_LINES: usize = 60;
 
-/// What all pages are run with.
+/// The programs that all pages use.
 pub(super) struct Tools {
     pub(super) binary: PathBuf,
     /// The interpreter of the environment with the SDKs.
@@ -85,7 +85,7 @@ fn command(directory: &Path, tools: &Tools, instance: &str) -> Result<Command> {
     Ok(command)
 }
 
-/// Whether a variable would change what a page's clients or its server do.
+/// Whether a variable would change the behaviour of a page's clients or its server.
 fn is_of_a_client(name: &str) -> bool {
     ["CORACLE_", "OPEN_SANDBOX_", "OPENSANDBOX_", "XDG_"].iter().any(|start| name.starts_with(start))
 }
@@ -94,7 +94,7 @@ fn explain(page: &str, directory: &Path, status: std::process::ExitStatus) -> St
     let read = |name: &str| fs::read_to_string(directory.join(name)).unwrap_or_default();
     let failure = read("failure");
     let (line, command) = failure.split_once('\n').unwrap_or_default();
-    // Line 0 is a failure outside of the page's own text, and none at all a timeout or an `exit`.
+    // Line 0 is a failure outside of the page's own text; an empty file means a timeout or an `exit`.
     let block = read("block").trim().to_owned();
     let line = if line.is_empty() || line == "0" { &block } else { line };
     let what = match (command.trim(), status.code()) {
@@ -125,7 +125,7 @@ fn remove_groups(instance: &str) {
     }
 }
 
-/// Removes a group and those in it. One that is still in use stays, and the kernel says so.
+/// Removes a group and those in it. The kernel refuses for one that is still in use, which then stays.
 fn remove_group(group: &Path) {
     for entry in fs::read_dir(group).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {

@@ -34,7 +34,7 @@ pub(super) fn write(page: &str, blocks: &[Block], binary: &Path, directory: &Pat
     file("page.sh", &script)
 }
 
-/// What runs a block, or nothing for one that is not run.
+/// The call that runs a block, or nothing for one that is not run.
 fn call(page: &str, block: &Block) -> Option<String> {
     let path = format!("\"$DOCS_DIR/blocks/{}\"", block.line);
     match block.action {
@@ -46,8 +46,8 @@ fn call(page: &str, block: &Block) -> Option<String> {
     }
 }
 
-/// The text of a block. That of a shell has as many empty lines before it as the page has lines,
-/// so bash counts as the reader does.
+/// The text of a block. The text of a shell block has as many empty lines before it as the page has lines,
+/// so that bash reports the page's line numbers.
 fn content(block: &Block) -> String {
     match block.action {
         Action::Shell | Action::ShellOnHostNetwork => {
@@ -70,7 +70,7 @@ fn wait_for_server(line: &str) -> String {
     }
 }
 
-/// `coracle` as pages see it: what a server prints goes where the session waits for it.
+/// The `coracle` wrapper of pages: the output of a server goes to the file that the session watches.
 fn wrapper(binary: &Path) -> String {
     let binary = binary.display();
     format!(

@@ -15,7 +15,7 @@ use crate::packages::apt_get;
 /// The small kernel for virtual machines; it depends on the package of its newest version.
 const PACKAGE: &str = "linux-image-cloud-amd64";
 
-/// Where the modules that are loaded, and those they depend on, live in the kernel's tree.
+/// The directories in the kernel's tree with the modules that are loaded and their dependencies.
 const MODULE_TREES: [&str; 8] = [
     "kernel/drivers/virtio",
     "kernel/drivers/block",
@@ -56,7 +56,7 @@ pub(crate) fn unpack(directory: &Path) -> anyhow::Result<Result<Kernel, Missing>
     unpacked(&tree).map(Ok).with_context(|| format!("package `{package}` holds no kernel"))
 }
 
-/// Unpacks beside the final place and renames, so that a killed run leaves no half tree.
+/// Unpacks beside the final location and renames, so that a killed run leaves no partial tree.
 fn extract(directory: &Path, package: &str, tree: &Path) -> anyhow::Result<()> {
     let archive = fs::read_dir(directory)?
         .filter_map(|entry| entry.ok().map(|entry| entry.path()))
@@ -116,7 +116,7 @@ pub(crate) fn initramfs(kernel: &Kernel, directory: &Path) -> anyhow::Result<Pat
     Ok(path)
 }
 
-/// Copies a directory's files; one that this kernel does not have is built in, and needs no copy.
+/// Copies a directory's files; a module that this kernel does not have is built in, and needs no copy.
 fn copy_tree(from: &Path, to: &Path) -> anyhow::Result<()> {
     let Ok(entries) = fs::read_dir(from) else { return Ok(()) };
     fs::create_dir_all(to)?;
